@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,7 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
             return _compile_content(frontend, source, request, options)
         return compile_opened(frontend.open(source, request), options)
 
-    return _with_other_sizes(source, request, build)
+    return _with_other_sizes(source, request, build, dict)
 
 
 def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
@@ -97,23 +97,31 @@ def compile_opened(opened: Opened, options: Options) -> CompiledModel:
     if reopen is not None and opened.graph.symbols():
 
         def build(refused: SizesError) -> Any:
-            other = reopen(refused)
+            other = None if refused.fixed else reopen(refused)
             return None if other is None else compile_opened(other, options)
 
         model._other_sizes = OtherSizes(limits.with_current_limits(build))
     return model
 
 
-def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], CompiledModel]) -> CompiledModel:
-    """The model that `build` returns; calls with sizes beyond its bounds compile and run one for these sizes."""
+def _with_other_sizes(
+    source: Any,
+    request: Request,
+    build: Callable[[Request], CompiledModel],
+    open_axes: Callable[[], Mapping[str, Collection[int]]],
+) -> CompiledModel:
+    """The model that `build` returns; calls with sizes beyond its bounds compile and run one for these sizes.
+
+    open_axes: by input, the axes that the source leaves open; the program may know their sizes.
+    """
     model = build(request)
-    if model.refused is not None or not model.program.symbols:
+    if model.refused is not None:
         return model
     shapes = {spec.name: spec.shape for spec in model.inputs}
     stamps = _stamps(source)
 
     def recompile(refused: SizesError) -> Any:
-        from ingot.frontends.shared.dynamic import with_shapes, with_sizes
+        from ingot.frontends.shared.dynamic import with_axes, with_shapes, with_sizes
 
         if _stamps(source) != stamps:
             raise InputError(
@@ -122,7 +130,9 @@ def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], 
                 got="changed files",
                 fix="compile the model again",
             )
-        if refused.out_of_range:
+        if refused.fixed:
+            dynamic = with_axes(request.dynamic, refused.fixed, open_axes())
+        elif refused.out_of_range:
             dynamic = with_sizes(request.dynamic, refused.out_of_range, shapes)
         else:
             dynamic = with_shapes(request.dynamic, shapes, refused.shapes)
@@ -192,7 +202,12 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
             progress.report("read")
             return to_model(compiled_program(onnx_graph(source, asked, example), options), options)
 
-        return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request)
+        def open_axes() -> Mapping[str, Collection[int]]:
+            from ingot.frontends.onnx import open_axes
+
+            return open_axes(source)
+
+        return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request, open_axes)
 
     try:
         return build({}, None)
