@@ -10,7 +10,19 @@ from functools import partial
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, i8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, DequantizeBlocks, KernelGradient, Recurrent
+from ingot.ops import (
+    GRU,
+    LSTM,
+    RNN,
+    Attention,
+    AttentionGradients,
+    AttentionWithSums,
+    Dequantize,
+    DequantizeBlocks,
+    KernelGradient,
+    Recurrent,
+)
+from ingot.passes.model.attention_sums import keep_attention_sums
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -31,6 +43,7 @@ DEFAULT_ARCH = "sm_90a"
 MAX_SLICE_ELEMENTS = (
     1 << 17
 )  # of a group of channels: larger ones keep the GPU busy one channel at a time, which reads faster
+_ATTENTION = Attention, AttentionWithSums, AttentionGradients
 _NODES_PER_KERNEL = 16  # roughly; nodes of a MODEL graph
 
 
@@ -41,7 +54,9 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return node.op.depthwise
     if isinstance(node.op, Recurrent):
         return has_persistent_kernel(node, machine)
-    if not isinstance(node.op, Attention):
+    if isinstance(node.op, AttentionGradients) and not node.op.has_sums(node.inputs):
+        return False
+    if not isinstance(node.op, _ATTENTION):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
     return has_static_heads and 16 <= node.inputs[0].dtype.bits <= 32
@@ -53,7 +68,7 @@ POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
 )  # fmt: skip
-KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
+KEPT_OPS: frozenset[type[Op]] = frozenset({*_ATTENTION, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
 
 
 class CudaTarget:
@@ -100,6 +115,7 @@ class CudaTarget:
             levels=(f32, f16, bf16),
             blocks=False,
             same_operand_types=True,
+            target_passes=(("attention_sums", keep_attention_sums),),
         )
         return common_passes(options, choices)
 
