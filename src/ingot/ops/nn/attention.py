@@ -140,16 +140,12 @@ class Attention(Op):
 
     def lower(self, *inputs: Node) -> Node:
         e, total, _ = self.exponentials(self.scores(*inputs[:2]), inputs[3:])
-        return self.average(e, total, *inputs).node
-
-    def average(self, e: Term, total: Term, *inputs: Node) -> Term:
-        """The result from the exponentials of scores and their sums."""
         v, n = t.widen_narrow(inputs[2]), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         if self.guarded:
             y = t.term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
-        return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype)
+        return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
 
     def scores(self, query: Node, key: Node) -> Term:
         """The scaled and capped scores without masks, [B, Hk, G, Sq, Sk]; without G if no keys are shared."""
@@ -260,9 +256,8 @@ class AttentionWithSums(Op):
         return y.swapaxes(1, 2) if self.by_row else y, sums
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        forward = self.forward
-        e, total, level = forward.exponentials(forward.scores(*inputs[:2]), inputs[3:])
-        y = forward.average(e, total, *inputs)
+        y = Term(self.forward(*inputs))
+        _, total, level = self.forward.exponentials(self.forward.scores(*inputs[:2]), inputs[3:])
         is_zero = total.equals(0.0)
         if self.guarded:
             is_zero = is_zero | total.map(IsNan())

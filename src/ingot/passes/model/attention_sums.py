@@ -5,6 +5,8 @@
 
     y, sums = attention_with_sums(q, k, v)     ->    y, sums = attention_with_sums{by_row}(q, k, v), transpose(y)
 
+    y, sums = attention_with_sums(q, k, v)     ->    y = attention(q, k, v)       where nothing reads the sums
+
 A graph of the gradients alone computes y and sums again, unless it has them among its operands.
 """
 
@@ -23,6 +25,8 @@ def keep_attention_sums(graph: Graph) -> Graph:
     """attention, attention_gradients -> attention_with_sums, attention_gradients of its results (see module)"""
     gradients = [n for n in graph.nodes() if isinstance(n.op, ops.AttentionGradients)]
     lacks_sums = not all(ops.AttentionGradients.has_sums(n.inputs) for n in gradients)
+    if not lacks_sums:
+        graph = _without_unread_sums(graph)
     rules = (
         Rule("gradients-of-sums", ops.AttentionGradients, _of_sums),
         Rule("gradients-by-row", ops.AttentionGradients, _by_row),
@@ -30,6 +34,18 @@ def keep_attention_sums(graph: Graph) -> Graph:
         *((Rule("attention-with-sums", ops.Attention, _with_sums),) if lacks_sums else ()),
     )
     return rewrite(graph, RuleSet(rules))
+
+
+def _without_unread_sums(graph: Graph) -> Graph:
+    users, replacements = graph.uses(), dict[Node, Node]()
+    for n in graph.nodes():
+        op = n.op
+        if not isinstance(op, ops.AttentionWithSums) or op.by_row:
+            continue
+        y, sums = n.results
+        if not users.get(sums) and sums not in graph.outputs:
+            replacements[y] = op.forward(*n.inputs, loc=n.loc)
+    return graph.replace_nodes(replacements)
 
 
 def _with_sums(n: Node) -> Node:
