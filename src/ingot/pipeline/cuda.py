@@ -22,8 +22,9 @@ from ingot.ops import (
     KernelGradient,
     Recurrent,
 )
-from ingot.passes.model.attention_sums import keep_attention_sums
 from ingot.passes.fusion.policy import FusionPolicy
+from ingot.passes.model.attention_sums import keep_attention_sums
+from ingot.passes.model.transposed_concat import transpose_parts
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
@@ -67,6 +68,7 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
+    joins_epilogues=True,
 )  # fmt: skip
 KEPT_OPS: frozenset[type[Op]] = frozenset({*_ATTENTION, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
 
@@ -115,7 +117,7 @@ class CudaTarget:
             levels=(f32, f16, bf16),
             blocks=False,
             same_operand_types=True,
-            target_passes=(("attention_sums", keep_attention_sums),),
+            target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)
 

@@ -52,4 +52,8 @@ def test_the_results_of_both_passes(case: tuple) -> None:
         error = {16: 4e-3 if case[0] == f16 else 2e-2, 32: 3e-6}[case[0].bits]
         assert np.abs(x - y).max() <= error * max(1, np.abs(y).max())
     names = [kernel.name.rsplit("_", 1)[0] for kernel in planned(graph, H100)[1].values()]
-    assert [n for n in names if "attention" in n or "gradients" in n] == ["attention", "query_gradients", "key_gradients"]
+    assert [n for n in names if "attention" in n or "gradients" in n] == [
+        "attention",
+        "query_gradients",
+        "key_gradients",
+    ]

@@ -7,12 +7,14 @@ are merged: other stored values have readers of other kinds, which determine the
 
     m = rows{sum(x) / n};  v = rows{sum((x - m)^2)}(m)   ->   m, v = rows{sum(x) / n, sum((x - that)^2)}
 
-The same for moments that other nodes read too, if row kernels of the target can have several results.
+The same for moments that other nodes read too, if row kernels of the target can have several results; what is
+pointwise on the rows that were reduced, as a norm whose moments are kept, joins as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape
@@ -27,7 +29,9 @@ def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, 
     merged: dict[Node, tuple[Node, ...]] = {}
     outputs, depth = set(graph.outputs), _depths(graph)
     for reader in reversed(graph.nodes()):
-        can_join = _can_join if _is_group(reader, "pointwise") else _shares_rows
+        can_join = (
+            partial(_can_join, spreads=policy.joins_row_results) if _is_group(reader, "pointwise") else _shares_rows
+        )
         if reader in merged or not (
             _is_group(reader, "pointwise") or (policy.joins_row_results and _is_group(reader, "rows"))
         ):
@@ -72,8 +76,11 @@ def _is_group(n: Node, kind: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind == kind and len(n.types) == 1
 
 
-def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
-    """Whether a pointwise group needs each element of the producer for the same element of its result only."""
+def _can_join(producer: Node, reader: Node, outputs: Set[Node], spreads: bool = False) -> bool:
+    """Whether a pointwise group needs each element of the producer for the same element of its result only, or with
+    `spreads`, each value of a row for that row only."""
+    if spreads and _is_group(producer, "rows"):
+        return _shares_rows(producer, reader, outputs)
     if producer not in outputs or not _is_group(producer, "pointwise") or producer.shape != reader.shape:
         return False
     body = _body(reader)
@@ -81,10 +88,13 @@ def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
 
 
 def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
-    """Whether two groups reduce the same rows, and the reader needs the producer's value of a row for that row only."""
+    """Whether two groups reduce the same rows, or the reader is pointwise on those rows, and the reader needs the
+    producer's value of a row for that row only."""
     if not _is_group(producer, "rows") or len(boxes := _boxes(producer) | _boxes(reader)) != 1:
         return False
     ((box, reduced),) = boxes
+    if _is_group(reader, "pointwise") and reader.shape != box:
+        return False
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
     if _long_dims(producer.shape) != tuple(box[d] for d in result_dims):
         return False
@@ -153,9 +163,9 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
                 params[outer] = Input(f"p{len(params)}", p.type)()
             images_inside[p] = roots.get(outer) or params[outer]
         (roots[m],) = rebuild(_body(m).outputs, images_inside)
-    body, last = Graph(tuple(params.values()), tuple(roots.values())), members[-1].op
-    assert isinstance(last, Group)
-    return Group(body, last.kind)(*(images[n] for n in params), loc=members[-1].loc)
+    body = Graph(tuple(params.values()), tuple(roots.values()))
+    kind = "rows" if any(_is_group(m, "rows") for m in members) else "pointwise"
+    return Group(body, kind)(*(images[n] for n in params), loc=members[-1].loc)
 
 
 __all__ = ["join_results"]

@@ -368,14 +368,10 @@ def _heads(node: Node, operands: int, masks: Sequence[Node], results: Sequence[D
     return Rule((*own, *map(mask_dims, masks)), tuple(results))
 
 
-@_sharding(ops.Attention)
-def _attention(op: ops.Attention, node: Node) -> Rule:
-    return _heads(node, 3, node.inputs[3:], (_HEADS,))
-
-
-@_sharding(ops.AttentionWithSums)
-def _attention_with_sums(op: ops.AttentionWithSums, node: Node) -> Rule:
-    return _heads(node, 3, node.inputs[3:], (_ROWS if op.by_row else _HEADS, _HEADS[:3]))
+@_sharding(ops.Attention, ops.AttentionWithSums)
+def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule:
+    results = (_HEADS,) if isinstance(op, ops.Attention) else (_ROWS if op.by_row else _HEADS, _HEADS[:3])
+    return _heads(node, 3, node.inputs[3:], results)
 
 
 @_sharding(AttentionGradients)

@@ -28,9 +28,9 @@ class AttentionGradients(Op):
     """The gradients (dq, dk, dv) of attention(q, k, v[, mask]) for the gradient g[B,Hq,Sq,Dv] of its result.
 
     Operands: q, k, v, g[, y, sums][, mask]; y and sums are what `AttentionWithSums` gives of the others. Attributes are
-    those of `Attention`, and most: the maximal number of scores in memory, unless one row of all heads has more; by_row:
-    the results have the heads behind queries or keys, [B,Sq,Hq,D], as the projections in front of attention read them.
-    Rows that give 0 (no visible key, or guarded) have gradients of 0.
+    those of `Attention`, and most: the maximal number of scores in memory, unless one row of all heads has more.
+    by_row: the results have the heads behind queries or keys, [B,Sq,Hq,D], as projections in front of attention read
+    them. Rows that give 0 (no visible key, or guarded) have gradients of 0.
 
     Scores are recomputed by blocks of queries, so that none are stored between the passes (FlashAttention, Dao et al.
     2022, algorithm 4). The lowering has blocks of complete rows, which need neither y nor sums; kernels read both. The

@@ -306,7 +306,11 @@ class _Flash:
             )
             kt = k.spread(kt, (depth_rows.position.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
-            s = s if self.scores.scales_in_exponent else self.scores.softcapped(k.mul(s, k.lit(self.scores.op.scale, f32)))
+            s = (
+                s
+                if self.scores.scales_in_exponent
+                else self.scores.softcapped(k.mul(s, k.lit(self.scores.op.scale, f32)))
+            )
             s = self.scores.masked(block, s, (b, h, span.position, keys.position), keys.in_bounds)
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")

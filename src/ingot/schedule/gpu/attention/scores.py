@@ -9,7 +9,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import boolean, f32
 from ingot.ops import Attention, AttentionGradients, AttentionWithSums
 from ingot.schedule import index as ix
@@ -42,8 +42,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of the queries q[B,Hq,Sq,D] and keys k[B,Hk,Sk,D]. depth, width: the head size of queries and keys, and
-    of values. is_narrow: whether weights are rounded to 16 bits, the type of the values."""
+    """The scores of the queries q[B,Hq,Sq,D] and keys k[B,Hk,Sk,D]. depth, width: the head size of queries and keys,
+    and of values. is_narrow: whether weights are rounded to 16 bits, the type of the values."""
 
     op: Attention
     q: Node
