@@ -36,8 +36,9 @@ from ingot.schedule.gpu.rows import MAX_ROW_ELEMENTS
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 from ingot.targets.cuda import workers
-from ingot.targets.cuda.assemble import CubinAssembler, capability
-from ingot.targets.cuda.triton import print_kernel
+from ingot.targets.cuda.assemble import CubinAssembler
+from ingot.targets.cuda.codegen import capability
+from ingot.targets.cuda.triton import EXACT_FUNCTIONS, Functions, print_kernel
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 DEFAULT_ARCH = "sm_90a"
@@ -73,10 +74,9 @@ POLICY = FusionPolicy(
 KEPT_OPS: frozenset[type[Op]] = frozenset({*_ATTENTION, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
 
 
-class CudaTarget:
-    """See `ingot.pipeline.target.Target`."""
+class GpuTarget:
+    """See `ingot.pipeline.target.Target`. GPUs whose kernels Triton compiles."""
 
-    name = "cuda"
     policy = POLICY
     forms = ("triton",)
     export = None
@@ -84,13 +84,21 @@ class CudaTarget:
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 
+    def __init__(
+        self, name: str, machines: Mapping[str, Machine], default_arch: str, kept_ops: frozenset[type[Op]],
+        functions: Functions,
+    ) -> None:  # fmt: skip
+        """machines: by architecture. functions: those of a library that kernels call, by name and type."""
+        self.name, self._machines, self._default_arch = name, machines, default_arch
+        self._kept_ops, self._functions = kept_ops, functions
+
     def features(self, asked: str) -> Features:
-        """ "sm_90a", or several separated by commas; schedules target the first."""
-        archs = [a.strip() for a in (asked or DEFAULT_ARCH).split(",")]
-        unknown = [a for a in archs if a not in ARCHS]
-        if unknown:
-            raise InputError("target", expected=f"cuda:ARCH with some of {', '.join(ARCHS)}", got=f"cuda:{asked}")
-        return Features(archs[0], tuple(archs[1:]), target="cuda")
+        """An architecture, "sm_90a", or several separated by commas; schedules target the first."""
+        archs = [a.strip() for a in (asked or self._default_arch).split(",")]
+        if any(a not in self._machines for a in archs):
+            expected = f"{self.name}:ARCH with some of {', '.join(self._machines)}"
+            raise InputError("target", expected=expected, got=f"{self.name}:{asked}")
+        return Features(archs[0], tuple(archs[1:]), target=self.name)
 
     def prepare(self, nodes: int) -> None:
         workers.start(nodes // _NODES_PER_KERNEL)
@@ -98,7 +106,7 @@ class CudaTarget:
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
         """Describe the first architecture, limited to the shared memory, box copies and 8-bit floats that all of them
         have."""
-        machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
+        machines = [self._machines[arch] for arch in (features.arch, *features.features)]
         shared_bytes = min(m.shared_bytes for m in machines)
         boxes, f8 = all(m.has_box_copies for m in machines), all(m.has_f8_products for m in machines)
         return replace(
@@ -109,7 +117,7 @@ class CudaTarget:
         has_kernel = partial(_has_kernel, machine=self.machine(features, 1, {}))
         choices = Choices(
             POLICY,
-            KEPT_OPS,
+            self._kept_ops,
             has_kernel,
             int8_dot=i8,
             f8_dot=True,
@@ -122,10 +130,12 @@ class CudaTarget:
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
-        return CubinAssembler(features)
+        return CubinAssembler(features, self._functions)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
-        return print_kernel(kernel).text
+        return print_kernel(kernel, self._functions).text
 
 
-TARGET = CudaTarget()
+TARGET = GpuTarget(
+    "cuda", {arch: MACHINES[capability(arch)] for arch in ARCHS}, DEFAULT_ARCH, KEPT_OPS, EXACT_FUNCTIONS
+)
