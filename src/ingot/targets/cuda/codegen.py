@@ -89,11 +89,10 @@ def compile_kernel(source: Source, arch: str) -> KernelCode:
     backend.add_stages(stages, options, ast.language)
     for kind, stage in stages.items():
         module = stage(module, metadata)
+        if kind in ("ptx", "amdgcn"):
+            check_parameters(source, module)
         if kind == "ptx":
-            check_parameters(source, _ptx_parameters(module))
             module = split_packed_halves(module)
-        elif kind == "amdgcn":
-            check_parameters(source, len(_HIP_PARAMETER.findall(module)))
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
     threads, is_cooperative = warp * metadata["num_warps"], "meet(" in source.text
@@ -105,15 +104,11 @@ def compile_kernel(source: Source, arch: str) -> KernelCode:
     )
 
 
-def _ptx_parameters(ptx: str) -> int | None:
-    entry = _ENTRY.search(ptx)
-    return entry[1].count(".param") if entry else None
-
-
-def check_parameters(source: Source, actual: int | None) -> None:
+def check_parameters(source: Source, assembly: str) -> None:
     """Raise CompileError if a kernel's parameters are not those that a launch passes (`runtime/cuda/launch.py`): its
     own, four more after each matrix, and two of Triton's at the end. Another version of Triton may differ."""
-    expected = len(source.parameters) + 4 * len(source.matrices) + 2
+    expected, entry = len(source.parameters) + 4 * len(source.matrices) + 2, _ENTRY.search(assembly)
+    actual = entry[1].count(".param") if entry else len(_HIP_PARAMETER.findall(assembly))
     if actual != expected:
         version = import_module("triton").__version__
         raise CompileError(

@@ -67,8 +67,8 @@ class Source:
 
 
 def print_kernel(kernel: k.Kernel, functions: Functions = EXACT_FUNCTIONS) -> Source:
-    """Print `kernel`. functions: those of a library that it may call, by name and type. Raises CompileError for vectors without a tile and for scratch memory, which Triton does not
-    have."""
+    """Print `kernel`. functions: those of a library that it may call, by name and type. Raises CompileError for vectors
+    without a tile and for scratch memory, which Triton does not have."""
     has_rounds = kernel.rounds != k.integer(1)
     if kernel.scratch_bytes or (has_rounds and kernel.barrier is None):
         raise CompileError(f"kernel {kernel.name}", expected="no scratch memory, and rounds that meet", got="others")

@@ -257,9 +257,9 @@ class _Flash:
         if self.scores.op.guarded:
             value = k.select(k.binary("ne", sums.total, sums.total), k.lit(0.0, f32), value)
         em = self.group.emitter()
+        value = block.let(k.cast(value, self.anchor.types[0].dtype), "result")
         columns = head_span(block, self.scores.width, 1)
         b, h, span = place
-        value = block.let(k.cast(value, self.anchor.types[0].dtype), "result")
         if isinstance(self.anchor.op, AttentionWithSums):
             by_row = self.anchor.op.by_row
             indices = (
