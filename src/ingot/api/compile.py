@@ -63,7 +63,8 @@ def compile(
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
             "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
-            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "c": a `.c` and a `.h` file.
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "hip:gfx942": AMD's, which nobody has
+            run yet. "c": a `.c` and a `.h` file.
         dynamic: the sizes that vary from call to call. ONNX: by default the sizes that the file leaves open;
             False or {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} fixes axis 2 of input x.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.

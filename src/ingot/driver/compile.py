@@ -82,7 +82,7 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
 def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
     """The sizes that a target without open ones takes from the model's file, by symbol: those of its tensors' shapes
     that the file leaves open and the request does not speak of."""
-    if target.partition(":")[0] in ("native", "cpu", "cuda"):  # without the compiler, for programs in the cache
+    if target.partition(":")[0] in ("native", "cpu", "cuda", "hip"):  # without the compiler, for programs in the cache
         return {}
     from ingot.pipeline.target import parse_target
 

@@ -34,6 +34,7 @@ NAMES = (
     "cpu",
     "c",
     "cuda",
+    "hip",
     "null",
     "wasm",
     "verilog",
