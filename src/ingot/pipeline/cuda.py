@@ -99,6 +99,7 @@ class CudaTarget:
             max_slice_elements=MAX_SLICE_ELEMENTS,
             levels=(f32, f16, bf16),
             blocks=False,
+            byte_rows=False,
             same_operand_types=True,
         )
         return common_passes(options, choices)

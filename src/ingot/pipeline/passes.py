@@ -44,7 +44,8 @@ class Choices:
     instruction multiplies with i8, None without such an instruction. depthwise_sums: the type of depthwise
     convolutions' sums of levels. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
-    products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
+    products. blocks: whether these also read block formats as they are. byte_rows: whether they read values that are
+    rounded to bytes. same_operand_types: products need operands of
     one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
     them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
     height: see `keep_blocks`."""
@@ -58,6 +59,7 @@ class Choices:
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
     blocks: bool = True
+    byte_rows: bool = True
     same_operand_types: bool = False
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
@@ -72,6 +74,8 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
+        rounds=options.activations == "int8",
+        byte_rows=choices.byte_rows,
     )  # fmt: skip
     narrow = partial(narrow_weights, types=choices.widens)
 
