@@ -8,6 +8,7 @@ from functools import partial
 from ingot.ir.node import Graph, Node, Op
 from ingot.ir.types import DType, f32
 from ingot.passes.bodies import in_bodies
+from ingot.passes.core.block_quantized import round_floats
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.dtypes.narrow_integers import narrow_integers
@@ -71,11 +72,11 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
+    rounds = options.activations == "int8"
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
-        rounds=options.activations == "int8",
-        byte_rows=choices.byte_rows,
+        rounds=rounds,
     )  # fmt: skip
     narrow = partial(narrow_weights, types=choices.widens)
 
@@ -113,6 +114,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
+        *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),
         ("share_kernels", share_kernels),

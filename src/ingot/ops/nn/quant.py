@@ -10,8 +10,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op, Samples, deferred_const
-from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
+from ingot.ir.node import Cropped, Node, Op, Samples, deferred_const
+from ingot.ir.types import Box, DType, TensorType, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.nn.index import Take
@@ -161,6 +161,9 @@ class RoundToBytes(Op):
         self.expect(x.dtype == f32, f"expected f32, got {x}")
         self.expect(bool(self.dims) and all(0 <= d < x.rank for d in self.dims), f"expected dims of {x}")
         return x
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return (self, (box,)) if all(box[d] == (0, inputs[0].shape[d]) for d in self.dims) else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs

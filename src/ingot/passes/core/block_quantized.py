@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir.layout import Layout, reshape_groups
-from ingot.ir.node import Node, const, deferred_const, splat_of
+from ingot.ir.node import Graph, Node, const, deferred_const, rebuild, splat_of
 from ingot.ir.types import DType, Shape, TensorType, f32, static_shape, u4
 from ingot.ops.core.base import inverse
 from ingot.ops.views import BIJECTIVE_VIEWS, base_of
@@ -78,6 +78,35 @@ def _rounded(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) ->
         if inner * place <= MAX_ROUNDED_LEVELS and all(map(is_split, w.op.parts(w.inputs[1:]))):
             dims = axes[0][-2:]
     return ops.RoundToBytes(dims)(x, loc=x.loc)
+
+
+def round_floats(graph: Graph, bytes_kept: bool = True) -> Graph:
+    """Lower the rounding to bytes wherever no product of levels reads it directly.
+
+        y = slice(round_to_bytes(x)); dot(y, dequantize(q, ..))   ->   y = slice(round(x / d) * d)
+
+    bytes_kept: whether products multiply bytes; else all of it is lowered."""
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        if not any(isinstance(x.op, ops.RoundToBytes) for x in inputs) or (bytes_kept and _reads_bytes(n)):
+            return n.with_inputs(inputs)
+        return n.with_inputs([_lowered(x) if isinstance(x.op, ops.RoundToBytes) else x for x in inputs])
+
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
+
+
+def _reads_bytes(n: Node) -> bool:
+    """Whether `n` is a product of levels, whose blocks are those of its rounded operand."""
+    if not isinstance(n.op, ops.DotGeneral) or not is_product_of_levels(n, (f32,)):
+        return False
+    rounding = n.inputs[0].op
+    return isinstance(rounding, ops.RoundToBytes) and n.op.contract[0][-len(rounding.dims) :] == rounding.dims
+
+
+def _lowered(n: Node) -> Node:
+    lowered = n.op.lower(*n.inputs)
+    assert isinstance(lowered, Node)
+    return lowered
 
 
 def _block_shapes(levels: Node, size: int, rounds: bool) -> Iterator[tuple[int, ...]]:

@@ -55,7 +55,6 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
     depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,), rounds: bool = False,
-    byte_rows: bool = True,
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
@@ -63,8 +62,7 @@ def lower_quantized(
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
     product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
     convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
-    types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes.
-    byte_rows: whether products read it as bytes."""
+    types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -84,7 +82,7 @@ def lower_quantized(
     graph = graph.with_outputs(rebuild(graph.outputs, rule=_levels_first))
     graph = _drop_bounds(_concatenate_levels(graph))
     graph = graph.with_outputs(rebuild(graph.outputs, rule=image))
-    return graph.with_outputs(rebuild(graph.outputs, rule=partial(_as_arithmetic, floats, byte_rows)))
+    return graph.with_outputs(rebuild(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
 
 def _one_scale(n: Node, inputs: Sequence[Node]) -> Node:
@@ -227,11 +225,7 @@ def _is_positive(scale: Node) -> bool:
     return value is not None and float(value) > 0
 
 
-def _as_arithmetic(floats: tuple[DType, ...], byte_rows: bool, n: Node, inputs: Sequence[Node]) -> Node:
-    if isinstance(n.op, ops.RoundToBytes):
-        rounded = n.with_inputs(inputs) if byte_rows else n.op.lower(*inputs)
-        assert isinstance(rounded, Node)
-        return rounded
+def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -> Node:
     if is_product_of_levels(n, floats):
         return n.op(inputs[0], n.inputs[1], loc=n.loc)
     if isinstance(n.op, ops.Quantize):

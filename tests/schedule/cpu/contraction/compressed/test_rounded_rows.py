@@ -8,7 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, f32, i8, u4, u8
+from ingot.ir.types import DType, TensorType, f32, i8, u4
 from ingot.passes.core.block_quantized import product_of_levels
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import check, compile_graph
