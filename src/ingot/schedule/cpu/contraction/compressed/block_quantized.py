@@ -265,7 +265,8 @@ class BlockQuantizedPanels:
                     shift = b.let(k.splat(k.cast(bit, u32), lanes), "h")
                     words = [k.binary("lshr", word, shift) for word in words]
                 planes.append([b.let(word, "w") for word in words])
-                for v in range(at.vectors[0], at.vectors[-1] + lanes, 16) if ahead and shared == 1 else ():
+                is_shared = isinstance(w_in_block, Lit) and int(w_in_block.value) % shared != 0  # prefetched before
+                for v in range(at.vectors[0], at.vectors[-1] + lanes, 16) if ahead and not is_shared else ():
                     b.stmts.append(k.Prefetch(self.b.words, add(line, integer(PREFETCH_DISTANCE_BYTES // 4 + v))))
                 plane_start += rows
             visit(b, mul(w, integer(each)), [list(words) for words in zip(*planes, strict=True)], places)
