@@ -201,6 +201,11 @@ IG_UNUSED static uint32_t ig_load4(const void *p) {
   return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 #endif
+IG_UNUSED static void ig_store4(void *p, uint32_t w) {
+  uint8_t *b = (uint8_t *)p;
+  int i;
+  for (i = 0; i < 4; i++) b[i] = (uint8_t)(w >> (8 * i) & 0xffU);
+}
 #if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
 /* halves of the even bytes and of the odd ones; assembly, as compilers move an intrinsic's saturation flag around */
 IG_UNUSED static inline uint32_t ig_even(uint32_t x) {
