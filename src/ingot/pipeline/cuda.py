@@ -44,7 +44,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     if not isinstance(node.op, Attention):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
-    return has_static_heads and 16 <= node.inputs[0].dtype.bits <= 32
+    is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
+    return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
 
 
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a

@@ -12,7 +12,7 @@ from ingot.passes.core.block_quantized import round_floats
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.dtypes.narrow_integers import narrow_integers
-from ingot.passes.core.dtypes.narrow_products import narrow_products, narrow_weights
+from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
@@ -49,7 +49,7 @@ class Choices:
     rounded to bytes. same_operand_types: products need operands of
     one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
     them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
-    height: see `keep_blocks`."""
+    height: see `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -61,6 +61,7 @@ class Choices:
     levels: tuple[DType, ...] = (f32,)
     blocks: bool = True
     byte_rows: bool = True
+    narrow_caches: bool = False
     same_operand_types: bool = False
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
@@ -113,6 +114,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("simplify_layout", simplified),
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
+        *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         ("dce", dce),

@@ -78,6 +78,23 @@ def test_narrow_storage() -> None:
         check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
 
 
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) -> None:
+    """In 16 bits, and as levels with a scale for each key and value."""
+    q, key, value = operands(*sizes)
+    b, hq, hk, sq, sk, *_ = sizes
+    narrow = [q, key.astype(np.float16), value.astype(np.float16)]
+    check(op_graph(Attention("lower_right", 0.2), narrow), narrow, machine=machine)
+    levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
+    scales = [np.random.default_rng(i).random((b, hk, sk, 1)).astype(np.float32) / 30 for i in range(2)]
+    for op in (Attention("lower_right", 0.2, scaled=True), Attention("none", 0.2, 3.0, scaled=True)):
+        given = [q, *levels, *scales]
+        check(op_graph(op, given), given, machine=machine)
+    given = [q, *levels, normal(hq, sq, sk), *scales]
+    check(op_graph(Attention("none", 0.2, scaled=True), given), given, machine=machine)
+
+
 @pytest.mark.parametrize("sq", [3, 20])
 def test_nan_and_infinity(sq: int) -> None:
     q, k, v = operands(1, 2, 2, sq, 40, 16, 16)
