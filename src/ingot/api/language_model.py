@@ -88,8 +88,8 @@ class LanguageModel:
         Raises ImportModelError for a file that is malformed or of a model that is not supported, and InputError for
         arguments that do not fit.
         """
-        settings = {"precision": precision, "activations": activations}
-        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), target, threads, settings)
+        settings = target, threads, precision, activations
+        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), *settings)
         self._start(self._program_of("generate"), threads)
 
     @classmethod
@@ -367,7 +367,8 @@ def _compiler(
     adapters: list[tuple[Path, float]],
     target: str,
     threads: int | None,
-    settings: Mapping[str, str],
+    precision: str,
+    activations: str,
 ) -> Callable[[Any], Program]:
     """The programs of a file, by what they do."""
 
@@ -376,7 +377,7 @@ def _compiler(
             from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
             from ingot.driver.language import language_program
 
-            options = Options(target, thread_count(threads), **settings)
+            options = Options(target, thread_count(threads), precision=precision, activations=activations)
             return language_program(path, what, context, cache, adapters, options)
 
     return program

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -64,8 +65,8 @@ def bench(
     with command_context(as_json, limit):
         source = open_source(model)
         if source.kind in LANGUAGE:
-            settings = {"precision": precision, "activations": activations, "target": target}
-            _bench_language(model, threads, settings, rounds, as_json)
+            lm = partial(LanguageModel, threads=threads, precision=precision, activations=activations, target=target)
+            _bench_language(model, lm, rounds, as_json)
             return
         if activations != "float32":
             raise InputError("--activations", expected="a language model", got=model.name)
@@ -86,9 +87,9 @@ def bench(
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
 
 
-def _bench_language(model: Path, threads: int | None, settings: Mapping[str, str], rounds: int, as_json: bool) -> None:
+def _bench_language(model: Path, load: Callable[[Path], LanguageModel], rounds: int, as_json: bool) -> None:
     start = time.perf_counter()
-    lm = LanguageModel(model, threads=threads, **settings)
+    lm = load(model)
     seconds = time.perf_counter() - start
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds)

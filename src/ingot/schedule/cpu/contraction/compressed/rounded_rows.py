@@ -8,6 +8,7 @@ A part is what one block of B's levels covers. The sum of a part's levels multip
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -56,7 +57,7 @@ def rounded_levels(a: Node) -> int:
     """The levels that share a scale, if `a` is rounded; else 0."""
     if not isinstance(a.op, ops.RoundToBytes):
         return 0
-    return product(static_shape(tuple(a.shape[d] for d in a.op.dims)))
+    return prod(static_shape(tuple(a.shape[d] for d in a.op.dims)))
 
 
 def rounded_loops(loops: Loops, c: Contraction) -> Loops:
