@@ -11,7 +11,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph
 from ingot.ops import Attention, Reshape, Slice, Transpose
 from ingot.passes.fusion.fuse import fuse
-from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, slow
+from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, run, slow
 
 SIZES = {
     "decode": (1, 4, 4, 1, 130, 64, 64),
@@ -93,6 +93,24 @@ def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) 
         check(op_graph(op, given), given, machine=machine)
     given = [q, *levels, normal(hq, sq, sk), *scales]
     check(op_graph(Attention("none", 0.2, scaled=True), given), given, machine=machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("window", [1, 40, 200])
+def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
+    """A sliding window, queries that see nothing, and keys that nothing sees: their values are NaN."""
+    q, key, value = operands(1, 4, 2, 300, 700, 32, 24)
+    at, row = np.arange(700), np.arange(300)[:, None] + 400
+    mask = (at <= row) & (at > row - window)
+    mask[:70] = mask[:, 640:660] = False
+    for causal in ("none", "lower_right"):
+        xs = [q, key, value, mask]
+        check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+    hidden = np.array(value)
+    hidden[:, :, :16] = np.nan
+    if window == 1:
+        got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, mask], machine)[0]
+        assert not np.isnan(got).any()
 
 
 @pytest.mark.parametrize("sq", [3, 20])
