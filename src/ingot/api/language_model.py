@@ -71,6 +71,7 @@ class LanguageModel:
         adapters: str | os.PathLike[str] | Mapping[Any, float] | Sequence[Any] = (),
         target: str = "native",
         precision: str = "float32",
+        activations: str = "float32",
         threads: int | None = None,
     ) -> None:
         """Compile a model, or take it from the disk cache.
@@ -82,12 +83,13 @@ class LanguageModel:
             cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
-            target, precision, threads: as in `ingot.compile`.
+            target, precision, activations, threads: as in `ingot.compile`.
 
         Raises ImportModelError for a file that is malformed or of a model that is not supported, and InputError for
         arguments that do not fit.
         """
-        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), target, precision, threads)
+        settings = target, threads, precision, activations
+        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), *settings)
         self._start(self._program_of("generate"), threads)
 
     @classmethod
@@ -364,8 +366,9 @@ def _compiler(
     cache: str,
     adapters: list[tuple[Path, float]],
     target: str,
-    precision: str,
     threads: int | None,
+    precision: str,
+    activations: str,
 ) -> Callable[[Any], Program]:
     """The programs of a file, by what they do."""
 
@@ -374,7 +377,7 @@ def _compiler(
             from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
             from ingot.driver.language import language_program
 
-            options = Options(target, thread_count(threads), precision=precision)
+            options = Options(target, thread_count(threads), precision=precision, activations=activations)
             return language_program(path, what, context, cache, adapters, options)
 
     return program

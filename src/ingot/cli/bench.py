@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
 from ingot.bench.language import pace
 from ingot.cli.console import FAILED, UNSUPPORTED, command_context, err, escape, out, plain_table, print_json
-from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import Activations, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
@@ -22,6 +23,7 @@ from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
 from ingot.support import progress, timing
+from ingot.support.errors import InputError
 
 PROMPT, TOKENS = 128, 64  # of a language model
 # the default engines for each kind of model
@@ -39,6 +41,7 @@ def bench(
     ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
+    activations: Activations = "float32",
     target: Target = "native",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
@@ -62,8 +65,11 @@ def bench(
     with command_context(as_json, limit):
         source = open_source(model)
         if source.kind in LANGUAGE:
-            _bench_language(model, threads, precision, target, rounds, as_json)
+            lm = partial(LanguageModel, threads=threads, precision=precision, activations=activations, target=target)
+            _bench_language(model, lm, rounds, as_json)
             return
+        if activations != "float32":
+            raise InputError("--activations", expected="a language model", got=model.name)
         names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
@@ -81,9 +87,9 @@ def bench(
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
 
 
-def _bench_language(model: Path, threads: int | None, precision: str, target: str, rounds: int, as_json: bool) -> None:
+def _bench_language(model: Path, load: Callable[[Path], LanguageModel], rounds: int, as_json: bool) -> None:
     start = time.perf_counter()
-    lm = LanguageModel(model, threads=threads, precision=precision, target=target)
+    lm = load(model)
     seconds = time.perf_counter() - start
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds)

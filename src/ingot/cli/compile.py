@@ -173,7 +173,7 @@ def _language_model(model: Path, context: int | None, cache: str | None, setting
         raise InputError("--fast-math", expected="none for a language model", got="it")
     lm = LanguageModel(
         model, context=context, cache=cache or "float16", target=settings.target, precision=settings.precision,
-        threads=settings.threads,
+        activations=settings.activations, threads=settings.threads,
     )  # fmt: skip
     return lm.program
 

@@ -66,7 +66,7 @@ Compiled = Callable[..., Any]
 Compile = Callable[..., Compiled]
 
 
-OPTIONS = ("precision", "threads", "cache", "fast_math")
+OPTIONS = ("precision", "activations", "threads", "cache", "fast_math")
 
 
 # with this setting tokens, which order checks, are values of the graph instead of inputs

@@ -88,6 +88,7 @@ def cpu_passes(
             depthwise_sums=machine.depthwise_sums,
             widens=widens,
             height=height,
+            narrow_caches=True,
             narrow_integers=machine.in_order,
         ),
     )

@@ -43,11 +43,13 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Options:
-    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in."""
+    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in.
+    activations: what weights of few bits are multiplied with, see `ingot.compile`."""
 
     threads: int = 1
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
 
 
 DEFAULT_OPTIONS = Options()

@@ -66,7 +66,7 @@ class SamplingOptions:
 
 
 def open_language_model(
-    path: Path, context: int | None, cache: str, threads: int | None, template: Path | None = None
+    path: Path, context: int | None, cache: str, activations: str, threads: int | None, template: Path | None = None
 ) -> LanguageModel:
     """Raises what `LanguageModel` and `ingot.load` raise, InputError for another model."""
     progress.report("read")
@@ -80,8 +80,11 @@ def open_language_model(
         if context is not None and context != model.context:
             fix = "compile the model again"
             raise InputError("--context", expected=f"{model.context}, as it was compiled", got=context, fix=fix)
+        if activations != "float32":
+            got, fix = f"{activations} for a compiled model", "compile the model again"
+            raise InputError("--activations", expected="none", got=got, fix=fix)
     elif kind in LANGUAGE:
-        model = LanguageModel(path, context=context, cache=cache, threads=threads)
+        model = LanguageModel(path, context=context, cache=cache, activations=activations, threads=threads)
     else:
         got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"
         expected = "a GGUF file, a folder with config.json and safetensors, or a compiled language model"
