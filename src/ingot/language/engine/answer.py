@@ -1,8 +1,8 @@
 """What a request to the engine becomes: pieces of text, taken by any thread while the engine computes the next.
 
-    answer = engine.submit(ids, Request(most=64))
-    for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
-    answer.subscribe(wake);  answer.take()          never blocks: for an event loop
+answer = engine.submit(ids, Request(most=64))
+for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
+answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 """
 
 from __future__ import annotations
