@@ -16,7 +16,6 @@ from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import i64
 from ingot.language.architecture import Architecture
 from ingot.language.cache import (
-    PAGE,
     Position,
     in_pages,
     read,
@@ -26,6 +25,7 @@ from ingot.language.cache import (
     through_ring,
     written,
 )
+from ingot.language.paging import PAGE
 from ingot.support.dataclass import dataclass
 
 Kept = tuple[Node, ...]  # caches with the tokens of a step

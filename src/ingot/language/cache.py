@@ -10,11 +10,11 @@ from ingot.ir.dims import DimLike, ceildiv, dim_max
 from ingot.ir.node import Input, Node
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8, i64
 from ingot.language.architecture import Architecture
+from ingot.language.paging import PAGE
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 DTYPES = (f32, f16, bf16, i8)
-PAGE = 16  # positions of a page
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class CacheForm:
     batch: int
     context: int
     layers: tuple[tuple[tuple[str, TensorType], ...], ...]
+    pages: int = 0  # of pools
 
     @staticmethod
     def of(
@@ -67,7 +68,7 @@ class CacheForm:
             tuple((name, t.with_shape((t.shape[1], pages * PAGE, t.shape[3])) if t.rank == 4 else t) for name, t in own)
             for own in form.layers
         )
-        return CacheForm(sequences, context, layers)
+        return CacheForm(sequences, context, layers, pages)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,21 +13,39 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, f32, i32, i64
+from ingot.language.architecture import Architecture
 from ingot.language.attention import Rows, loop
-from ingot.language.cache import PAGE, CacheForm
+from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
+from ingot.language.paging import Steps, page_count
 from ingot.language.sampler import SETTINGS, Sampler
+from ingot.support.errors import InputError
 
 ROWS, SAMPLES = symbol("rows"), symbol("samples")
+_CACHE_BYTES = 1 << 30  # unless asked otherwise
 
 
-def step(network: Network, form: CacheForm, most_rows: int) -> Graph:
+def pool(steps: Steps, architecture: Architecture, context: int, dtype: DType) -> CacheForm:
+    """Raises InputError for a pool that has not room for one sequence."""
+    least = page_count(context)
+    empty, one = (CacheForm.paged(architecture, steps.sequences, context, n, dtype).nbytes for n in (0, 1))
+    page_bytes = max(one - empty, 1)
+    if steps.cache_bytes is None:
+        pages = max(least, _CACHE_BYTES // page_bytes)
+    elif (pages := (steps.cache_bytes - empty) // page_bytes) < least:
+        needed, fix = empty + least * page_bytes, "or a smaller context"
+        expected = f"{needed} or more, for a sequence of {context} tokens"
+        raise InputError("cache_bytes", expected=expected, got=steps.cache_bytes, fix=fix)
+    return CacheForm.paged(architecture, steps.sequences, context, min(pages, steps.sequences * least), dtype)
+
+
+def step(network: Network, form: CacheForm) -> Graph:
     """(what each row is: ids, positions, sequences, slots: i64[rows]; the pages of each sequence: i64[sequences,
     pages]; singles, chunks: i64[]; starts, lengths: i64[sequences]: see `Rows`; sampled: i64[samples], rows; bias:
     f32[sequences, vocabulary]; counts: i32[sequences, 2, vocabulary]; SETTINGS...: [samples]) -> (tokens: i64[samples],
     logits: f32[samples, vocabulary], before the sampler). State: the pools.
     """
-    sequences, pages = form.batch, -(-form.context // PAGE)
+    sequences, pages = form.batch, page_count(form.context)
 
     def given(name: str, dtype: DType, *shape: object) -> Node:
         return Input(name, TensorType(dtype, shape))()  # type: ignore[arg-type]
@@ -52,7 +70,7 @@ def step(network: Network, form: CacheForm, most_rows: int) -> Graph:
         inputs,
         (*after, tokens, logits),
         (*(f"next {name}" for name in form.names), "tokens", "logits"),
-        bounds=(("rows", 1, most_rows), ("samples", 1, most_rows)),
+        bounds=(("rows", 1, None), ("samples", 1, None)),
         state=form.names,
     )
 
