@@ -25,7 +25,7 @@ from ingot.language.cache import (
     through_ring,
     written,
 )
-from ingot.language.paging import PAGE
+from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 
 Kept = tuple[Node, ...]  # caches with the tokens of a step
