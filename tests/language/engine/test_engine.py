@@ -212,10 +212,11 @@ def test_refused(lm: ingot.LanguageModel) -> None:
     assert [answer.finish_reason for answer in answers[1:]] == ["cancelled"] * 2
     with pytest.raises(BusyError, match="closed"):
         engine.submit([1], request)
-    for options, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"sequences": 0}, "sequences"), ({"prefill_chunk": 8}, "prefill_chunk"), ({"speculate": "luck"}, "speculate"),
         ({"cache_bytes": 100}, "cache_bytes"), ({"queue": -1}, "queue"), ({"proposals": 0}, "proposals"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for options, message in wrong:
         with pytest.raises(InputError, match=message):
             lm.engine(**options)
 

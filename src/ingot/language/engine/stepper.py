@@ -44,7 +44,7 @@ class Stepper:
         self._tables = np.zeros((self.sequences, self._pages), np.int64)
         self._bias = np.zeros((self.sequences, self.vocabulary), np.float32)
         self._counts = np.zeros((self.sequences, 2, self.vocabulary), np.int32)
-        self._is_biased, self._is_counted = set[int](), set[int]()
+        self._is_weighed = np.zeros(self.sequences, np.bool_)
 
     def run(self, parts: Sequence[Part]) -> list[Sampled]:
         """What follows the sampled rows of each part."""
@@ -63,9 +63,8 @@ class Stepper:
 
     def forget(self, slot: int) -> None:
         """A sequence leaves its slot."""
-        if slot in self._is_counted:
-            self._counts[slot] = 0
-            self._is_counted.remove(slot)
+        if self._is_weighed[slot]:
+            self._bias[slot], self._counts[slot], self._is_weighed[slot] = 0, 0, False
 
     def _call(self, call: Sequence[_Rows]) -> tuple[np.ndarray, np.ndarray]:
         ids, positions, sequences, sampled = list[int](), list[int](), list[int](), list[int]()
@@ -89,7 +88,7 @@ class Stepper:
             "sequences": np.pad(of, (0, padding)), "slots": np.pad(slots, (0, padding), constant_values=-1),
             "tables": self._tables, "singles": np.array(0 if chunks else len(ids)), "chunks": np.array(chunks),
             "starts": starts, "lengths": lengths, "sampled": np.array(sampled or [0], np.int64),
-            "bias": self._bias, "counts": self._counts,
+            "is_weighed": self._is_weighed, "bias": self._bias, "counts": self._counts,
         }  # fmt: skip
         samplings = samplings or [call[0].part.transcript.request.sampling]  # of a row that nobody asked for
         values |= {name: np.array([getattr(s, name) for s in samplings], t) for name, t in _SETTINGS.items()}
@@ -98,18 +97,14 @@ class Stepper:
 
     def _weigh(self, part: Part) -> None:
         """Tell the sampler a sequence's bias, and how often its tokens were there."""
-        bias, slot = part.bias, part.slot
-        if bias is not None:
-            self._bias[slot] = bias
-            self._is_biased.add(slot)
-        elif slot in self._is_biased:
-            self._bias[slot] = 0
-            self._is_biased.remove(slot)
+        slot = part.slot
+        if part.bias is not None:
+            self._bias[slot], self._is_weighed[slot] = part.bias, True
         if part.transcript.request.sampling.has_penalties:
             ids, prompt = part.transcript.ids, part.transcript.prompt
             for kind, own in enumerate((ids[:prompt], ids[prompt:])):
                 self._counts[slot, kind] = np.bincount(own, minlength=self.vocabulary)
-            self._is_counted.add(slot)
+            self._is_weighed[slot] = True
 
 
 def _calls(parts: Sequence[Part]) -> Iterator[list[_Rows]]:
