@@ -36,7 +36,12 @@ def byte_tokens() -> list[str]:
 
 
 def write(
-    path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None
+    path: Path,
+    *,
+    template: str | None = CHATML,
+    seed: int = 0,
+    added: Mapping[str, np.ndarray] | None = None,
+    context: int = CONTEXT,
 ) -> Path:
     """added: to tensors by name."""
     tokens = [*byte_tokens(), *SPECIAL]
@@ -59,7 +64,7 @@ def write(
         format, shape, values = tensors[name]
         tensors[name] = format, shape, values + delta
     numbers = {
-        "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
+        "context_length": context, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
         "attention.head_count": HEADS, "attention.head_count_kv": KEY_HEADS,
     }  # fmt: skip
     ids = {"bos_token_id": 256, "eos_token_id": 257, "eot_token_id": 259}

@@ -276,15 +276,15 @@ class LanguageModel:
 
     # --- what is not generated
 
-    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """f32[texts, width], of length 1; of one text f32[width]. A decoder gives the mean of its tokens, unless the
-        file says otherwise."""
-        if isinstance(texts, str):
-            return self.embed([texts])[0]
+    def embed(self, texts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+        """f32[texts, width], of length 1; of one text f32[width]. A text is a str or a list of token ids. A decoder
+        gives the mean of its tokens, unless the file says otherwise."""
+        if isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer)):
+            return self.embed(cast(Any, [texts]))[0]
         model = self._model if self._kind == "embed" else self._embedder
         rows: list[np.ndarray] = []
-        for text in texts:
-            ids = self.tokenizer.encode(text)
+        for text in cast(Sequence[str | Sequence[int]], texts):
+            ids = self.tokenizer.encode(text) if isinstance(text, str) else _ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
@@ -320,6 +320,11 @@ class LanguageModel:
     @property
     def threads(self) -> int:
         return self._model.threads
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it embeds texts and generates none."""
+        return self._kind == "embed"
 
     @property
     def vocabulary(self) -> int:

@@ -13,6 +13,7 @@ from ingot.api.language_model import LanguageModel
 from ingot.api.load import load
 from ingot.driver.open import file_kind
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime import artifact
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -63,6 +64,12 @@ class SamplingOptions:
         if self.schema is not None:
             given["schema"] = _schema(self.schema)
         return given
+
+
+def is_language_model(path: Path) -> bool:
+    """Whether `open_language_model` opens it."""
+    kind = file_kind(path)
+    return kind in LANGUAGE or (kind == "artifact" and artifact.LANGUAGE in artifact.load(path).meta)
 
 
 def open_language_model(
