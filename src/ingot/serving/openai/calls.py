@@ -51,7 +51,7 @@ def format_of(template: str) -> CallFormat:
     # <function=NAME> is a form of its own inside the same marks
     if "<tool_call>" in template and "<function=" not in template and "<arg_key>" not in template:
         return HERMES
-    if '"parameters"' in template and '{"name":' in template:
+    if '"parameters":' in template and '{"name":' in template:
         return LLAMA
     expected = (
         'calls as JSON: <tool_call>{"name": ...}</tool_call>, [TOOL_CALLS][...] or {"name": ..., "parameters": ...}'

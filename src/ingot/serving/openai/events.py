@@ -21,7 +21,8 @@ _ERROR_SECONDS = 1.0  # to send an error to a client that may not read any more
 
 
 class EventStream(Response):
-    """events: ends early when the client goes away. An error of theirs, or no end in time, is the last event. close: called in the end."""
+    """events: ends early when the client goes away. An error of theirs, or no end in time, is the last event. close:
+    called in the end."""
 
     media_type = "text/event-stream"
 
