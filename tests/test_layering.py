@@ -49,6 +49,7 @@ LAZY = {
     ("api", "exporters"),
     ("api", "transform"),
     ("api/load", "api"),  # what needs tokenizers
+    ("cli", "cli"),  # a command imports no other one
     ("cli/compile", "pipeline"),  # what C for microcontrollers needs
     ("cli/export", "exporters"),  # what needs flatbuffers
     ("cli/export", "transform"),

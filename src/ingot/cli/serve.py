@@ -79,8 +79,9 @@ def serve(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Serve models over HTTP with the Open Inference Protocol (KServe V2), and language models with OpenAI's routes, on
-    this machine's loopback unless told.
+    """Serve models over HTTP, on this machine's loopback unless told.
+
+    Models have the routes of the Open Inference Protocol (KServe V2), language models those of OpenAI.
 
     Requests that wait for the same model are joined along its batch where each row then has the bits of a single call.
 
