@@ -11,12 +11,13 @@ from typing import Literal
 from ingot.driver.compile import Options, cached_program, digest_of
 from ingot.driver.recognize import files_of, language_model
 from ingot.ir.node import Graph
+from ingot.language.paging import Steps
 from ingot.runtime.artifact import LANGUAGE
 from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.errors import InputError
 
-What = Literal["generate", "embed", "score"]
+What = Literal["generate", "embed", "score"] | Steps
 
 
 def language_program(

@@ -1,8 +1,8 @@
 """What a request to the engine becomes: pieces of text, taken by any thread while the engine computes the next.
 
-    answer = engine.submit(ids, Request(most=64))
-    for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
-    answer.subscribe(wake);  answer.take()          never blocks: for an event loop
+answer = engine.submit(ids, Request(most=64))
+for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
+answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Answer:
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back for each piece and for a failure, on the engine's thread, and at once if one is there already. A
-        callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`."""
+        callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`. One that raises cancels the answer, as
+        for an event loop that is gone."""
         with self._changed:
             self._subscribers.append(callback)
             is_late = bool(self._pieces) or self.is_finished
         if is_late:
-            callback()
+            self._tell([callback])
 
     def take(self) -> list[Piece]:
         """The pieces that came since the last call, without waiting. Raises what the engine failed with."""
@@ -84,14 +85,17 @@ class Answer:
             self.generated_tokens += len(piece.tokens)
             self._finish_reason = piece.finish
             self._changed.notify_all()
-        self._tell()
+        self._tell([*self._subscribers])
 
     def fail(self, error: Exception) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()
-        self._tell()
+        self._tell([*self._subscribers])
 
-    def _tell(self) -> None:
-        for callback in [*self._subscribers]:
-            callback()
+    def _tell(self, callbacks: list[Callable[[], None]]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                self.cancel()
