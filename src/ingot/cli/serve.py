@@ -7,18 +7,30 @@ from typing import Annotated
 
 import typer
 
+from ingot.api.language_model import LanguageModel
 from ingot.cli.console import command_context, err, escape, out, print_json
-from ingot.cli.language.options import Cache, Context, Template, is_language_model, open_language_model
+from ingot.cli.language.options import (
+    Cache,
+    CacheMemory,
+    Context,
+    Sequences,
+    Template,
+    is_language_model,
+    open_language_model,
+)
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, grouped
 from ingot.debug.source import compile_source, open_source, runnable
+from ingot.driver.open import file_kind
 from ingot.serving.engines import ENGINES, check_installed, is_loopback, start, write
 from ingot.serving.repository import model_files
 from ingot.serving.scheduler import Queueing
 from ingot.serving.service import NamedLanguageModel, NamedModel, Service
 from ingot.support import progress
+from ingot.support.errors import InputError
 
 _MIB = 1 << 20
 _SECONDS, _LANGUAGE_SECONDS = 60, 600
+_SEQUENCES = 8  # of a language model at a time
 
 
 @grouped
@@ -67,9 +79,8 @@ def serve(
             help="Refuse requests without it. The environment hides it from other users of this machine.",
         ),
     ] = None,
-    sequences: Annotated[
-        int, typer.Option(min=1, max=1024, help="Of a language model, those that are computed at a time.")
-    ] = 8,
+    sequences: Sequences = None,
+    cache_memory: CacheMemory = None,
     context: Context = None,
     cache: Cache = "float16",
     template: Template = None,
@@ -102,7 +113,7 @@ def serve(
         for done, (label, number, path) in enumerate(files):
             progress.report(f"compile {label}", done, len(files))
             if is_language_model(path):
-                lm = open_language_model(path, context, cache, settings.threads, template)
+                lm = _language_model(path, context, cache, settings, template, sequences, cache_memory)
                 language_models.append(NamedLanguageModel(label, lm))
                 continue
             model = runnable(compile_source(open_source(path, about.words), cache=True, **vars(settings)))
@@ -111,16 +122,7 @@ def serve(
         queueing = Queueing(queue, max_batch if max_batch > 1 else 0, delay / 1e3, instances)
         seconds = (_LANGUAGE_SECONDS if language_models else _SECONDS) if timeout is None else timeout
         service = Service(
-            served,
-            host,
-            port,
-            queueing,
-            join,
-            int(max_body * _MIB),
-            seconds,
-            language_models,
-            sequences,
-            api_key or None,
+            served, host, port, queueing, join, int(max_body * _MIB), seconds, language_models, api_key or None
         )
         if to is not None:
             folders = write(to, service)
@@ -149,3 +151,22 @@ def serve(
             out.file.flush()
 
         start(engine, service, ready)
+
+
+def _language_model(
+    path: Path,
+    context: int | None,
+    cache: str,
+    settings: CompileOptions,
+    template: Path | None,
+    sequences: int | None,
+    cache_memory: float | None,
+) -> LanguageModel:
+    """A compiled one has its number of sequences."""
+    is_compiled = file_kind(path) == "artifact"
+    if is_compiled and (sequences, cache_memory) != (None, None):
+        fix = "ingot compile MODEL --sequences 16"
+        raise InputError(f"{path} is compiled: its sequences are settled", fix=fix)
+    count = None if is_compiled else sequences or _SEQUENCES
+    cache_bytes = None if cache_memory is None else int(cache_memory * _MIB)
+    return open_language_model(path, context, cache, settings.threads, template, count, cache_bytes)

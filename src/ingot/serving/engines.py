@@ -88,10 +88,7 @@ def _asgi(service: Service, ready: Ready) -> None:
         for m in service.models
     ]
     served = LanguageModels(
-        [
-            ServedLanguageModel(m.name, m.model, sequences=service.sequences, queue=service.queueing.capacity)
-            for m in service.language_models
-        ]
+        [ServedLanguageModel(m.name, m.model, queue=service.queueing.capacity) for m in service.language_models]
     )
     limits = RequestLimits(service.body_bytes, seconds=service.seconds)
     added = routes(served, limits, metrics)

@@ -26,8 +26,8 @@ class NamedLanguageModel:
 @dataclass(frozen=True)
 class Service:
     """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
-    tensors share; "": none. body_bytes, seconds: limits of one request. language_models: behind OpenAI's routes, each
-    with so many `sequences` at a time. api_key: without it requests are refused; None: nobody needs one."""
+    tensors share; "": none. body_bytes, seconds: limits of one request. language_models: behind OpenAI's routes.
+    api_key: without it requests are refused; None: nobody needs one."""
 
     models: Sequence[NamedModel]
     host: str
@@ -37,5 +37,4 @@ class Service:
     body_bytes: int = 64 << 20
     seconds: float = 60.0
     language_models: Sequence[NamedLanguageModel] = ()
-    sequences: int = 8
     api_key: str | None = None

@@ -31,7 +31,9 @@ TOOLS_TEMPLATE = (
 
 
 def language_model(folder: Path, template: str | None = TOOLS_TEMPLATE) -> ingot.LanguageModel:
-    return ingot.LanguageModel(tiny.write(folder / "tiny.gguf", template=template, context=1024), threads=1)
+    return ingot.LanguageModel(
+        tiny.write(folder / "tiny.gguf", template=template, context=1024), threads=1, sequences=4
+    )
 
 
 @contextmanager

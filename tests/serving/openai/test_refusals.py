@@ -222,16 +222,16 @@ def test_a_failure_inside_is_no_secret_told(lm, monkeypatch: pytest.MonkeyPatch)
 
 
 def paused(model: ServedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Each call of the program takes 10 ms, until the list is emptied."""
+    """Each step takes 10 ms, until the list is emptied."""
     seconds = [0.01]
-    program = model.model.program
-    run = program.run
+    stepper = model.engine._stepper
+    run = stepper.run
 
-    def slow(inputs):
+    def slow(parts):
         time.sleep(sum(seconds))
-        return run(inputs)
+        return run(parts)
 
-    monkeypatch.setattr(program, "run", slow)
+    monkeypatch.setattr(stepper, "run", slow)
     return seconds
 
 

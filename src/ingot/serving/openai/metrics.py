@@ -25,10 +25,14 @@ class LanguageMetrics:
         self._generated = Counter("ingot_generated_tokens", "tokens of answers", _LABELS, registry=registry)
         waiting = Gauge("ingot_waiting_sequences", "sequences in the queue", _LABELS, registry=registry)
         running = Gauge("ingot_running_sequences", "sequences that are computed", _LABELS, registry=registry)
+        used = Gauge("ingot_cache_pages_used", "pages of keys and values", _LABELS, registry=registry)
+        pages = Gauge("ingot_cache_pages", "pages that there are", _LABELS, registry=registry)
         for model in models:
             if not model.model.is_encoder:
                 waiting.labels(model.name).set_function(lambda engine=model.engine: engine.statistics().waiting)
                 running.labels(model.name).set_function(lambda engine=model.engine: engine.statistics().running)
+                used.labels(model.name).set_function(lambda engine=model.engine: engine.statistics().pages_used)
+                pages.labels(model.name).set(model.engine.statistics().pages)
 
     def count_prompt(self, model: str, tokens: int) -> None:
         self._prompt.labels(model).inc(tokens)

@@ -24,7 +24,6 @@ from ingot.serving.openai.protocol import (
     SchemaFormat,
     Tool,
 )
-from ingot.serving.openai.serial import SerialEngine, request_of
 from ingot.support.dataclass import dataclass
 
 _COMPLETION_TOKENS = 16  # of OpenAI's completions, where a request does not say
@@ -43,12 +42,12 @@ class Prompt:
 
 
 class ServedLanguageModel:
-    """sequences: those that are computed at a time. queue: requests that may wait for that. Of a model that embeds
-    alone there is no engine."""
+    """sequences: answers that are computed at a time, by default as many as the model was compiled for. queue: requests
+    that may wait for that. A model that embeds alone has no engine."""
 
-    def __init__(self, name: str, model: LanguageModel, *, sequences: int = 8, queue: int = 64) -> None:
+    def __init__(self, name: str, model: LanguageModel, *, sequences: int | None = None, queue: int = 64) -> None:
         self.name, self.model, self.created = name, model, int(time.time())
-        self._engine = None if model.is_encoder else SerialEngine(model, queue)
+        self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
         self._template = threading.Lock()  # a template counts its steps
         self._embeds = threading.Lock()
 
@@ -131,8 +130,8 @@ class ServedLanguageModel:
         try:
             for prompt in prompts:
                 for seed in seeds:
-                    request = request_of(
-                        self.model, max_tokens=most, seed=seed, logprobs=logprobs, **options, **prompt.constraint
+                    request = self.model.request(
+                        max_tokens=most, seed=seed, logprobs=logprobs, **options, **prompt.constraint
                     )
                     answers.append(self.engine.submit(prompt.ids, request))
         except BaseException:
