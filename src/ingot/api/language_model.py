@@ -113,6 +113,7 @@ class LanguageModel:
             facts = json.loads(program.meta[artifact.LANGUAGE])
             self.name, self.context = str(facts["name"]), int(facts["context"])
             self._kind, rewinds = str(facts["kind"]), bool(facts["rewinds"])
+            self._vocabulary = int(facts["vocabulary"])
             self._defaults = {k: facts["sampling"][k] for k in SAMPLING if k in facts.get("sampling", {})}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError("a language model", expected="its description", got=str(error)) from error
@@ -418,6 +419,8 @@ class LanguageModel:
             ids = self.tokenizer.encode(text) if isinstance(text, str) else _ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
+            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
         width = model.outputs[0].shape[-1]
         return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
@@ -461,8 +464,7 @@ class LanguageModel:
     @property
     def vocabulary(self) -> int:
         """Token ids are below it."""
-        self._check_generates()
-        return int({spec.name: spec for spec in self._model.outputs}["logits"].shape[1])  # type: ignore[arg-type]
+        return self._vocabulary
 
     def reset(self) -> None:
         """Forget what was computed for the last call."""

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,6 @@ class ServedLanguageModel:
         self.name, self.model, self.created = name, model, int(time.time())
         self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
         self._template = threading.Lock()  # a template counts its steps
-        self._embeds = threading.Lock()
 
     @property
     def engine(self):
@@ -142,10 +140,6 @@ class ServedLanguageModel:
 
     # --- embeddings
 
-    @cached_property
-    def width(self) -> int:
-        return len(self.model.embed([0]))
-
     def embedding_ids(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
         rows = [self.model.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
         for ids in rows:
@@ -153,9 +147,8 @@ class ServedLanguageModel:
         return rows
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
-        """f32[width] of a text: texts come one after another, as each takes all threads."""
-        with self._embeds:
-            return self.model.embed(ids)
+        """f32[width] of a text."""
+        return self.model.embed(ids)
 
 
 class LanguageModels:
