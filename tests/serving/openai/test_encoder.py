@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
 pytest.importorskip("uvicorn")
-pytest.importorskip("openai")
+openai = pytest.importorskip("openai")
 
 import ingot  # noqa: E402
 from ingot.serving.openai.model import ServedLanguageModel  # noqa: E402

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import openai
 import pytest
 
 pytest.importorskip("uvicorn")
-pytest.importorskip("openai")
+openai = pytest.importorskip("openai")
 
 from ingot.serving.application import RequestLimits
 from ingot.serving.openai.model import ServedLanguageModel
