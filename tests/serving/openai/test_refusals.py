@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("uvicorn")
 openai = pytest.importorskip("openai")
 
-from ingot.serving.application import RequestLimits
-from ingot.serving.openai.model import ServedLanguageModel
-from tests.language import tiny
-from tests.serving.openai.server import client, language_model, served
+from ingot.serving.application import RequestLimits  # noqa: E402
+from ingot.serving.openai.model import ServedLanguageModel  # noqa: E402
+from tests.language import tiny  # noqa: E402
+from tests.serving.openai.server import client, language_model, served  # noqa: E402
 
 CHAT = [{"role": "user", "content": "Hello"}]
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com"}}]}

@@ -14,10 +14,11 @@ from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
 from ingot.bench.language import pace
 from ingot.cli.console import FAILED, UNSUPPORTED, command_context, err, escape, out, plain_table, print_json
-from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import Feeds, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
-from ingot.debug.feeds import Feeds
+from ingot.debug.feeds import Feeds as Arrays
+from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
@@ -40,6 +41,7 @@ def bench(
     threads: Threads = None,
     precision: Precision = "float32",
     target: Target = "native",
+    feed: Feeds = None,
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
@@ -68,7 +70,7 @@ def bench(
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
-        feeds = inputs_of(source, compiled.program, size, 0)
+        feeds = inputs_of(source, compiled.program, size, 0, read_feeds(compiled.program, feed or []))
         results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision, target)
     failed = [r for r in results if r.failed]
     if as_json:
@@ -95,7 +97,7 @@ def _bench_language(model: Path, threads: int | None, precision: str, target: st
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
 
 
-def _print_bench(results: Sequence[benching.Result], feeds: Feeds, threads: int) -> None:
+def _print_bench(results: Sequence[benching.Result], feeds: Arrays, threads: int) -> None:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     out.print(f"{threads} threads; {escape(shapes)}", highlight=False)
     heads = ("engine", "median", "best", "ingot is faster by", "compile", "first call", "error")
