@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from ingot.language.engine import Answer, Draft, Engine, Limits, Lookup, Stepper
-from ingot.language.paging import PAGE, Steps
+from ingot.language.engine import Answer, Engine, Stepper, open_engine
+from ingot.language.engine.paging import Steps
 from ingot.language.session import SAMPLING, Sampling, Session
-from ingot.language.text.generation import Generation, Piece, Request, generate, log_softmax
+from ingot.language.text.arguments import is_several, stop_texts, token_ids
+from ingot.language.text.generation import Request, generate, log_softmax, parts, whole
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
 from ingot.language.text.tokenizer import Tokenizer
@@ -24,7 +26,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.runtime.state import entropy
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, ImportModelError, InputError, check_number
+from ingot.support.errors import ArtifactError, ImportModelError, InputError
 from ingot.support.garbage import no_collection
 
 # where neither the caller nor the file says how to sample: llama.cpp's defaults
@@ -97,7 +99,12 @@ class LanguageModel:
         Raises ImportModelError for a file that is malformed or of a model that is not supported, and InputError for
         arguments that do not fit.
         """
-        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), target, precision, threads)
+        with no_collection():
+            from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
+            from ingot.driver.language import language_programs
+
+            options = Options(target, thread_count(threads), precision=precision)
+            self._program_of = language_programs(Path(model), context, cache, adapters, options)
         what = "generate" if sequences is None else Steps(sequences, cache_bytes)
         self._start(self._program_of(what), threads)
 
@@ -218,15 +225,12 @@ class LanguageModel:
             logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
             speculate=speculate, draft=draft,
         )  # fmt: skip
-        if _is_several(prompt):
-            kinds = {isinstance(one, str) for one in prompt}
-            if len(kinds) > 1:
-                raise InputError("prompts", expected="texts, or lists of token ids", got="both")
-            return self._answers([self._prompt_ids(one) for one in prompt], kinds == {True}, **options)
+        if is_several(prompt):
+            return self._answers([*map(self._prompt_ids, prompt)], isinstance(prompt[0], str), **options)
         return self._answer(self._prompt_ids(prompt), isinstance(prompt, str), **options)
 
     def _prompt_ids(self, prompt: Any) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def chat(
         self,
@@ -264,14 +268,13 @@ class LanguageModel:
         """See `generate`. is_text: the result is one."""
         request = self.request(stream=stream, logprobs=logprobs, **options)
         if self._session is None or speculate is not None or draft is not None:
-            pieces = _watched(self._shared_engine(speculate, draft).submit(ids, request))
+            pieces = self._shared_engine(speculate, draft).submit(ids, request).until_left()
         else:
             tokenizer = self.tokenizer if is_text or request.stop or request.constraint else None
             self._session.check(ids)  # now, not when the first part of a stream is asked for
             pieces = generate(self._session, tokenizer, ids, request)
-        if stream:
-            return pieces if logprobs is not None else _parts(pieces, is_text)
-        return _result(_joined(pieces, len(ids)), is_text, logprobs)
+        kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
+        return parts(pieces, kind) if stream else whole(pieces, kind, len(ids))
 
     def _answers(
         self,
@@ -291,10 +294,8 @@ class LanguageModel:
         try:
             for ids in prompts:
                 answers.append(engine.submit(ids, self.request(logprobs=logprobs, **options)))
-            return [
-                _result(_joined(iter(answer), len(ids)), is_text, logprobs)
-                for answer, ids in zip(answers, prompts, strict=True)
-            ]
+            kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
+            return [whole(answer, kind, answer.prompt_tokens) for answer in answers]
         finally:
             for answer in answers:
                 answer.cancel()
@@ -321,25 +322,12 @@ class LanguageModel:
             speculate: "prompt" proposes what came behind the last tokens when they were there before. draft: a smaller
                 model with the same vocabulary proposes. proposals: of one step, at most. Answers have the same tokens.
         """
-        check_number("queue", queue, "0 or more", lambda n: n >= 0, whole=True)
-        check_number("proposals", proposals, "1 to 64", lambda n: 1 <= n <= 64, whole=True)
-        fits = f"a multiple of {PAGE}"
-        check_number("prefill_chunk", prefill_chunk, fits, lambda n: n > 0 and n % PAGE == 0, whole=True)
-        if speculate not in (None, "prompt") or (speculate is not None and draft is not None):
-            raise InputError("speculate, draft", expected="'prompt', or a draft, or neither", got=repr(speculate))
-        stepper, facts = self._stepper(sequences, cache_bytes)
-        speculator = Lookup() if speculate else None
-        if draft is not None:
-            own, of_draft = draft._stepper(stepper.sequences, None, is_whole=True)
-            speculator = Draft(own, stepper.vocabulary, int(of_draft["context"]), prefill_chunk)
-        if speculator is not None and not facts["rewinds"]:
-            raise InputError(f"{self.name} has convolutions, which cannot go back", fix="leave speculation off")
-        tokenizer = self.tokenizer if "tokenizer" in self._facts else None
-        limits = Limits(
-            self.context, int(facts["pages"]), int(facts["cache_bytes"]), prefill_chunk, queue, proposals,
-            shares=bool(facts["rewinds"]),
+        model, tokenizer = self._stepper(sequences, cache_bytes), self.tokenizer if "tokenizer" in self._facts else None
+        of_draft = None if draft is None else draft._stepper(model[0].sequences, None, is_whole=True)
+        return open_engine(
+            model, tokenizer, queue=queue, prefill_chunk=prefill_chunk, speculate=speculate, draft=of_draft,
+            proposals=proposals,
         )  # fmt: skip
-        return Engine(stepper, tokenizer, limits, speculator)
 
     def _stepper(
         self, sequences: int | None, cache_bytes: int | None, *, is_whole: bool = False
@@ -363,7 +351,8 @@ class LanguageModel:
         """Of calls of `generate`."""
         key = speculate, draft
         if key not in self._shared_engines:
-            self._shared_engines[key] = self.engine(queue=_WHOLE, speculate=speculate, draft=draft)
+            self._shared_engines[key] = engine = self.engine(queue=_WHOLE, speculate=speculate, draft=draft)
+            weakref.finalize(self, engine.close)
         return self._shared_engines[key]
 
     def request(
@@ -389,7 +378,7 @@ class LanguageModel:
         return Request(
             self.context if max_tokens is None else max_tokens, self._sampling(sampling),
             () if ignore_ends else self._ends,
-            _texts(stop), logit_bias or {}, logprobs, constraint, stream,
+            stop_texts(stop), logit_bias or {}, logprobs, constraint, stream,
         )  # fmt: skip
 
     def _sampling(self, given: Mapping[str, Any]) -> Sampling:
@@ -498,84 +487,8 @@ class LanguageModel:
     def _grammars(self) -> Grammars:
         return Grammars(self.tokenizer, self.vocabulary)
 
-    def _other(self, what: str) -> CompiledModel:
+    def _other(self, what: Literal["embed", "score"]) -> CompiledModel:
         if self._program_of is None:
             fix = "LanguageModel(the file that it was compiled from)"
             raise InputError(f"a saved model has the program that generates, and none to {what}", fix=fix)
         return CompiledModel(self._program_of(what), threads=self._threads)
-
-
-def _compiler(
-    path: Path,
-    context: int | None,
-    cache: str,
-    adapters: list[tuple[Path, float]],
-    target: str,
-    precision: str,
-    threads: int | None,
-) -> Callable[[Any], Program]:
-    """The programs of a file, by what they do."""
-
-    def program(what: Any) -> Program:
-        with no_collection():
-            from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
-            from ingot.driver.language import language_program
-
-            options = Options(target, thread_count(threads), precision=precision)
-            return language_program(path, what, context, cache, adapters, options)
-
-    return program
-
-
-def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        return (stop,)
-    if stop is not None and not isinstance(stop, Sequence):
-        raise InputError("stop", expected="a text or several", got=repr(stop))
-    return tuple(stop or ())
-
-
-def _scaled(adapters: Any) -> list[tuple[Path, float]]:
-    if isinstance(adapters, str | os.PathLike):
-        adapters = [adapters]
-    pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]
-    return [(Path(adapter), float(scale)) for adapter, scale in pairs]
-
-
-def _ids(values: Sequence[int]) -> list[int]:
-    ids = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
-        raise InputError("the prompt", expected="a text or a list of token ids", got=repr(values)[:80])
-    return [int(i) for i in ids]
-
-
-def _is_several(prompt: Any) -> bool:
-    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-        return False
-    return any(isinstance(one, str | Sequence | np.ndarray) for one in prompt)
-
-
-def _watched(answer: Answer) -> Iterator[Piece]:
-    """Its pieces; who looks at no more of them needs no more."""
-    try:
-        yield from answer
-    finally:
-        answer.cancel()
-
-
-def _result(generation: Generation, is_text: bool, logprobs: int | None) -> Any:
-    return generation if logprobs is not None else generation.text if is_text else generation.ids
-
-
-def _joined(pieces: Iterator[Piece], prompt: int) -> Generation:
-    all_ = [*pieces]
-    tokens = tuple(token for piece in all_ for token in piece.tokens)
-    return Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
-
-
-def _parts(pieces: Iterator[Piece], is_text: bool) -> Iterator[Any]:
-    for piece in pieces:
-        if not is_text:
-            yield from (token.id for token in piece.tokens)
-        elif piece.text:
-            yield piece.text

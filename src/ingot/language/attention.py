@@ -25,7 +25,7 @@ from ingot.language.cache import (
     through_ring,
     written,
 )
-from ingot.language.paging import PAGE
+from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 
 Kept = tuple[Node, ...]  # caches with the tokens of a step
@@ -79,8 +79,8 @@ class Chunk(Position):
 
 
 ROW_END, CHUNK_END, CHUNK_ROWS = symbol("$row_end"), symbol("$chunk_end"), symbol("$chunk_rows")
-# (values, a sequence, the first of its rows, where they begin, how many) -> values
-_Turn = Callable[[Sequence[Node], Node, Node, Chunk, DimLike], tuple[Node, ...]]
+_Place = tuple[Node, Node, Chunk, DimLike]  # a sequence, the first of its rows, where they begin, how many
+_Turn = Callable[[Sequence[Node], Sequence[Node], _Place], tuple[Node, ...]]  # (what is read, values) -> values
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,9 @@ class Rows:
         pools = (*in_pages(caches[:half], k, self.slots), *in_pages(caches[half:], v, self.slots))
         heads, width = a.heads, a.head_width
 
-        def turn(values: Sequence[Node], sequence: Node, row: Node, at: Chunk, tokens: DimLike) -> tuple[Node, ...]:
-            q, tables, y, *pools = values
+        def turn(read: Sequence[Node], values: Sequence[Node], place: _Place) -> tuple[Node, ...]:
+            (q, tables, *pools), (y,) = read, values
+            sequence, row, at, tokens = place
             zero = ops.scalar(0, i64)
             own = ops.DynamicSlice((1, heads, tokens, width))(q, zero, zero, row, zero)
             table = ops.reshape(ops.DynamicSlice((1, tables.shape[1]))(tables, sequence, zero), (tables.shape[1],))
@@ -121,61 +122,61 @@ class Rows:
                 read_pages(part, table, at, tokens, window) for part in (pools[:half], pools[half:])
             )
             done = _attention(a, at, window, own, seen, taken, first, None, is_cut=False)
-            return q, tables, ops.DynamicUpdateSlice()(y, done, zero, zero, row, zero), *pools
+            return (ops.DynamicUpdateSlice()(y, done, zero, zero, row, zero),)
 
-        y = ops.full(q.shape, 0.0)
-        return self._for_each(turn, (q, self.tables, y, *pools))[2], pools
+        (y,) = self._for_each(turn, (q, self.tables, *pools), (ops.full(q.shape, 0.0),))
+        return y, pools
 
     def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, Kept]:
         width, size = taps.shape
 
-        def turn(values: Sequence[Node], sequence: Node, row: Node, at: Chunk, tokens: DimLike) -> tuple[Node, ...]:
-            x, taps, y, cache = values
+        def turn(read: Sequence[Node], values: Sequence[Node], place: _Place) -> tuple[Node, ...]:
+            (x, taps), (y, cache) = read, values
+            sequence, row, at, tokens = place
             zero = ops.scalar(0, i64)
             own = ops.DynamicSlice((1, tokens, width))(x, zero, row, zero)
             past = recent(ops.DynamicSlice((1, size - 1, width))(cache, sequence, zero, zero), at)
             done, kept = _convolution(past, own, taps)
             update = ops.DynamicUpdateSlice()
-            return x, taps, update(y, done, zero, row, zero), update(cache, kept, sequence, zero, zero)
+            return update(y, done, zero, row, zero), update(cache, kept, sequence, zero, zero)
 
-        _, _, y, cache = self._for_each(turn, (x, taps, ops.full(x.shape, 0.0), caches[0]))
+        y, cache = self._for_each(turn, (x, taps), (ops.full(x.shape, 0.0), caches[0]))
         return y, (cache,)
 
-    def _for_each(self, turn: _Turn, values: Sequence[Node]) -> tuple[Node, ...]:
-        """The values after a turn for each single row, then for each chunk."""
+    def _for_each(self, turn: _Turn, read: Sequence[Node], values: Sequence[Node]) -> tuple[Node, ...]:
+        """The values after a turn for each single row, then for each chunk. read: what all turns read."""
         most = self.tables.shape[1] * PAGE
 
-        def single(i: Node, facts: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-            positions, sequences = facts
+        def single(i: Node, read: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+            positions, sequences, *read = read
             position = _at(positions, i)
-            after = turn(values, _at(sequences, i), i, Chunk(ROW_END - 1, position), 1)
+            after = turn(read, values, (_at(sequences, i), i, Chunk(ROW_END - 1, position), 1))
             return after, (ops.add(position, 1),)
 
-        def chunk(i: Node, facts: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-            positions, sequences, starts, lengths = facts
+        def chunk(i: Node, read: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+            positions, sequences, starts, lengths, *read = read
             row, rows = _at(starts, i), _at(lengths, i)
             position = _at(positions, row)
-            after = turn(values, _at(sequences, row), row, Chunk(CHUNK_END - CHUNK_ROWS, position), CHUNK_ROWS)
-            return after, (rows, ops.add(position, rows))
+            at = Chunk(CHUNK_END - CHUNK_ROWS, position)
+            return turn(read, values, (_at(sequences, row), row, at, CHUNK_ROWS)), (rows, ops.add(position, rows))
 
         facts = (self.positions, self.sequences)
-        values = loop(self.singles, facts, values, single, ((str(ROW_END), most),))
-        facts = (*facts, self.starts, self.lengths)
+        values = loop(self.singles, (*facts, *read), values, single, ((str(ROW_END), most),))
         sizes = ((str(CHUNK_ROWS), self.positions.shape[0]), (str(CHUNK_END), most))
-        return loop(self.chunks, facts, values, chunk, sizes)
+        return loop(self.chunks, (*facts, self.starts, self.lengths, *read), values, chunk, sizes)
 
 
 def loop(
     count: Node,
-    facts: Sequence[Node],
+    read: Sequence[Node],
     values: Sequence[Node],
     body: Callable[[Node, Sequence[Node], Sequence[Node]], tuple[tuple[Node, ...], tuple[Node, ...]]],
     sizes: tuple[tuple[str, DimLike], ...] = (),
 ) -> tuple[Node, ...]:
-    """The values after `count` turns. body: (the turn, facts, values) -> (values, what `sizes` are)."""
-    before = (ops.scalar(0, i64), count, *facts, *values)
+    """The values after `count` turns. body: (the turn, what all turns read, values) -> (values, what `sizes` are)."""
+    before = (ops.scalar(0, i64), count, *read, *values)
     i, last, *rest = inputs = [Input(f"value {n}", node.type)() for n, node in enumerate(before)]
-    own, rest = rest[: len(facts)], rest[len(facts) :]
+    own, rest = rest[: len(read)], rest[len(read) :]
     after, found = body(i, own, rest)
     cond = Graph(tuple(inputs), (ops.compare("LT", i, last),))
     turn = Graph(tuple(inputs), (ops.add(i, 1), last, *own, *after, *found), sizes=sizes)

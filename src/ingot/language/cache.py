@@ -10,7 +10,7 @@ from ingot.ir.dims import DimLike, ceildiv, dim_max
 from ingot.ir.node import Input, Node
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8, i64
 from ingot.language.architecture import Architecture
-from ingot.language.paging import PAGE
+from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -76,7 +76,7 @@ class CacheForm:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for layer in self.layers for _, t in layer)
+        return sum(int(t.nbytes) for layer in self.layers for _, t in layer)
 
     def inputs(self) -> tuple[Node, ...]:
         return tuple(Input(name, type)() for layer in self.layers for name, type in layer)

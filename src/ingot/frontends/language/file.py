@@ -18,12 +18,12 @@ from ingot.ir.types import DType, bf16, f16, f32, i8
 from ingot.language.architecture import Architecture
 from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
+from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
 from ingot.language.lora import MergedWeights
 from ingot.language.metadata import from_metadata
-from ingot.language.paging import Steps
 from ingot.language.programs import POOLINGS, chunk, embed, score
 from ingot.language.settings import Settings
 from ingot.language.weights import Weights

@@ -12,7 +12,7 @@ request: `language.text.generation.Request` (most, sampling, ends, stop, bias, l
 
 from ingot.language.engine.answer import Answer, BusyError
 from ingot.language.engine.engine import Engine, Limits, Statistics
-from ingot.language.engine.speculation import Draft, Lookup
+from ingot.language.engine.open import open_engine
 from ingot.language.engine.stepper import Stepper
 
-__all__ = ["Answer", "BusyError", "Draft", "Engine", "Limits", "Lookup", "Statistics", "Stepper"]
+__all__ = ["Answer", "BusyError", "Engine", "Limits", "Statistics", "Stepper", "open_engine"]

@@ -77,6 +77,13 @@ class Answer:
                 return
             yield from pieces
 
+    def until_left(self) -> Iterator[Piece]:
+        """The same, for one reader: who stops reading cancels the answer."""
+        try:
+            yield from self
+        finally:
+            self.cancel()
+
     # --- of the engine
 
     def put(self, piece: Piece) -> None:

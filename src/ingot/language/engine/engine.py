@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 from ingot.language.engine.answer import CANCELLED, Answer, BusyError
 from ingot.language.engine.pages import Pages
+from ingot.language.engine.paging import PAGE, page_count
 from ingot.language.engine.sequence import Part, Running, Sampled
 from ingot.language.engine.speculation import Speculator
 from ingot.language.engine.stepper import Stepper
-from ingot.language.paging import PAGE, page_count
 from ingot.language.text.generation import Request, Transcript
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
@@ -121,6 +121,12 @@ class Engine:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- on the engine's thread
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ingot.language.paging import PAGE
+from ingot.language.engine.paging import PAGE
 
 _Key = tuple[int, tuple[int, ...]]  # the number of the page before, -1: none; tokens
 

@@ -16,8 +16,8 @@ from ingot.ir.types import DType, TensorType, f32, i32, i64
 from ingot.language.architecture import Architecture
 from ingot.language.attention import Rows, loop
 from ingot.language.cache import CacheForm
+from ingot.language.engine.paging import Steps, page_count
 from ingot.language.layers import Network
-from ingot.language.paging import Steps, page_count
 from ingot.language.sampler import SETTINGS, Sampler
 from ingot.support.errors import InputError
 
@@ -50,7 +50,7 @@ def step(network: Network, form: CacheForm) -> Graph:
     def given(name: str, dtype: DType, *shape: object) -> Node:
         return Input(name, TensorType(dtype, shape))()  # type: ignore[arg-type]
 
-    ids, *own = (given(name, i64, ROWS) for name in ("ids", "positions", "sequences", "slots"))
+    ids, positions, owners, slots = (given(name, i64, ROWS) for name in ("ids", "positions", "sequences", "slots"))
     tables = given("tables", i64, sequences, pages)
     singles, chunks = given("singles", i64), given("chunks", i64)
     starts, lengths = given("starts", i64, sequences), given("lengths", i64, sequences)
@@ -60,12 +60,13 @@ def step(network: Network, form: CacheForm) -> Graph:
     settings = tuple(given(name, dtype, SAMPLES) for name, (dtype, _) in SETTINGS.items())
     caches = form.inputs()
 
-    rows = Rows(*own, tables, singles, chunks, starts, lengths)
+    rows = Rows(positions, owners, slots, tables, singles, chunks, starts, lengths)
     x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
     places = (ops.add(ops.Take(0)(rows.positions, sampled), 1), ops.Take(0)(rows.sequences, sampled))
     tokens = _sampled(logits, places, bias, counts, settings)
-    inputs = (ids, *own, tables, singles, chunks, starts, lengths, sampled, bias, counts, *settings, *caches)
+    own = (ids, positions, owners, slots)
+    inputs = (*own, tables, singles, chunks, starts, lengths, sampled, bias, counts, *settings, *caches)
     return Graph(
         inputs,
         (*after, tokens, logits),

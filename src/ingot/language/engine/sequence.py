@@ -79,7 +79,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Behind the sampled rows of a part: tokens, and f32[rows, vocabulary] before the sampler."""
+    """Behind the sampled rows of a part: tokens, and f32[vocabulary] before the sampler of each."""
 
     tokens: list[int]
-    logits: np.ndarray
+    logits: list[np.ndarray]

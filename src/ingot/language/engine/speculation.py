@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ingot.language.engine.paging import page_count
 from ingot.language.engine.sequence import Part, Running
 from ingot.language.engine.stepper import Stepper
-from ingot.language.paging import page_count
 from ingot.support.errors import InputError
 
 LONGEST = 4  # tokens that a lookup looks for

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ingot.language.engine.paging import PAGE
 from ingot.language.engine.sequence import Part, Sampled
-from ingot.language.paging import PAGE
 from ingot.language.session import SAMPLING, Program
 
 _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for name in SAMPLING}
@@ -67,7 +67,7 @@ class Stepper:
         for n, part in enumerate(of_samples):
             first.setdefault(part.slot, n)
         places = [slice(n := first.get(part.slot, 0), n + part.sampled) for part in parts]
-        return [Sampled(tokens[place].tolist(), logits[place]) for place in places]
+        return [Sampled(tokens[place].tolist(), [*logits[place]]) for place in places]
 
     def forget(self, slot: int) -> None:
         """A sequence leaves its slot."""

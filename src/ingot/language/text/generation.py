@@ -6,8 +6,9 @@ A schema and logprobs look at each token. Stop strings do not: what was generate
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,6 +56,28 @@ class Generation:
         return [token.id for token in self.tokens]
 
 
+Kind = Literal["text", "ids", "pieces"]  # what a caller gets of an answer; "pieces": all that is known
+
+
+def whole(pieces: Iterable[Piece], kind: Kind, prompt: int) -> Any:
+    """A text, a list of ids or a `Generation`. prompt: its tokens."""
+    all_ = [*pieces]
+    tokens = tuple(token for piece in all_ for token in piece.tokens)
+    result = Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
+    return {"text": result.text, "ids": result.ids, "pieces": result}[kind]
+
+
+def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
+    """Texts, ids or pieces as they come."""
+    match kind:
+        case "pieces":
+            return pieces
+        case "text":
+            return (piece.text for piece in pieces if piece.text)
+        case "ids":
+            return (token.id for piece in pieces for token in piece.tokens)
+
+
 @dataclass(frozen=True)
 class Request:
     """most: tokens. ends: ids that end the answer and are no part of it. stop: texts that do. bias: added to the logits
@@ -87,7 +110,9 @@ class Transcript:
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request, context: int, vocabulary: int
     ) -> None:
         """tokenizer: None for ids alone. context: the most tokens of a sequence. Raises InputError for a bias of tokens
-        that are not there."""
+        that are not there, and for texts that stop an answer of ids."""
+        if tokenizer is None and request.stop:
+            raise InputError("stop", expected="a model with a tokenizer", got="ids alone")
         self.request, self.prompt, self.ids = request, len(prompt), list(prompt)
         self.left, self.finish = min(request.most, context - len(prompt) + 1), ""
         self._tokenizer, self._bias = tokenizer, _bias(request.bias, vocabulary)
