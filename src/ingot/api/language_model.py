@@ -405,7 +405,7 @@ class LanguageModel:
         model = self._model if self._kind == "embed" else self._embedder
         rows: list[np.ndarray] = []
         for text in cast(Sequence[str | Sequence[int]], texts):
-            ids = self.tokenizer.encode(text) if isinstance(text, str) else _ids(text)
+            ids = self._prompt_ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
             if not 0 <= min(ids) <= max(ids) < self.vocabulary:
