@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -486,6 +487,31 @@ def test_bench_runs_each_engine_in_its_process(model: Path):
     ours, theirs = facts["results"]
     assert ours["engine"] == "ingot" and ours["seconds"] > 0 and ours["ratio"] is None
     assert theirs["engine"] == "ort" and theirs["ratio"] > 0 and theirs["error"] < 1e-5
+
+
+def test_bench_tells_percentiles_of_streams_and_writes_a_table(model: Path, tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "figures.csv"
+    options = ("--streams", 2, "--rounds", 2, "--seconds", 0.01, "--warm-up", 0.01, "--dim", "batch=2", "--csv", file)
+    facts = told(call("bench", model, "--against", "ort", *options, "--json"))
+    assert facts["inputs"] == {"image": [2, 1, 8, 8]} and facts["streams"] == 2
+    for r in facts["results"]:
+        assert r["best"] <= r["seconds"] and r["p50"] <= r["p90"] <= r["p99"] and r["calls_per_second"] > 0
+    with file.open() as table:
+        rows = [*csv.DictReader(table)]
+    assert [row["engine"] for row in rows] == ["ingot", "ort"] and float(rows[1]["ratio"]) > 0
+
+
+@pytest.mark.parametrize("name, engine, package", [("m.mlir", "jax", "jax"), ("m.tflite", "tflite", "ai_edge_litert")])
+def test_bench_beside_the_engines_of_other_formats(model: Path, tmp_path: Path, name: str, engine: str, package: str):
+    pytest.importorskip(package)
+    pytest.importorskip("flatbuffers")
+    file = tmp_path / name
+    inline = ["--inline"] if engine == "jax" else []
+    assert call("export", model, "-o", file, "--dim", "batch=2", *inline).exit_code == 0
+    facts = told(call("bench", file, "--rounds", 1, "--seconds", 0.01, "--json"))
+    assert [r["engine"] for r in facts["results"]] == ["ingot", engine]
+    assert facts["results"][1]["error"] < 1e-5
 
 
 def test_bench_says_which_engine_cannot_run(model: Path):

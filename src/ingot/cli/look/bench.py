@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from csv import DictWriter
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +14,20 @@ import typer
 
 from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
-from ingot.bench.language import pace
-from ingot.cli.console import FAILED, UNSUPPORTED, command_context, err, escape, out, plain_table, print_json
-from ingot.cli.options import Feeds, Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.bench.engines import Job
+from ingot.bench.language import joint_pace, pace
+from ingot.cli.console import (
+    FAILED,
+    UNSUPPORTED,
+    check_writable,
+    command_context,
+    err,
+    escape,
+    out,
+    plain_table,
+    print_json,
+)
+from ingot.cli.options import Feeds, Json, Limit, Model, ModelOptions, Precision, Sizes, Target, Threads, grouped
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds as Arrays
@@ -23,28 +36,41 @@ from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
 from ingot.support import progress, timing
+from ingot.support.errors import InputError
+from ingot.support.files import atomic_write
 
 PROMPT, TOKENS = 128, 64  # of a language model
 # the default engines for each kind of model
 DEFAULT_ENGINES = {
-    "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "keras": "",
-    "artifact": "",
+    "onnx": "ort", "torch": "eager", "stablehlo": "jax", "tensorflow": "", "tflite": "tflite", "torchscript": "",
+    "keras": "", "artifact": "",
 }  # fmt: skip
 
 
+@grouped
 def bench(
     model: Model,
     against: Annotated[
         str | None,
-        typer.Option(help="Engines, separated by commas: ort, openvino, eager, inductor; default: ort, .pt2: eager."),
+        typer.Option(
+            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax; "
+            "default: the model's own framework."
+        ),
     ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
     target: Target = "native",
     feed: Feeds = None,
     size: Sizes = None,
+    streams: Annotated[
+        int, typer.Option(min=1, max=256, help="Calls at a time, which share the threads; of a language model answers.")
+    ] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
+    warm_up: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Calls before the first burst.")] = 0.0,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table, times in seconds.")] = None,
+    *,
+    about: ModelOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -54,66 +80,97 @@ def bench(
 
     Of a language model: how many tokens a second it reads and writes.
 
-    ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file.
+    ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file, tflite a TFLite file,
+    jax a StableHLO file.
 
     \b
     ingot bench model.onnx --against ort,openvino --threads 2
+    ingot bench model.onnx --streams 2 --warm-up 1 --csv figures.csv
+    ingot bench model.onnx --dim batch=8 --input image=images.npy
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
     """
     with command_context(as_json, limit):
-        source = open_source(model)
+        source = open_source(model, about.words)
+        check_writable([csv], [model])
         if source.kind in LANGUAGE:
-            _bench_language(model, threads, precision, target, rounds, as_json)
+            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
+            if refused := [name for name, value in given.items() if value is not None]:
+                raise InputError(", ".join(refused), expected="none for a language model", got="a value")
+            _bench_language(model, threads, precision, target, rounds, streams, as_json)
             return
         names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
         feeds = inputs_of(source, compiled.program, size, 0, read_feeds(compiled.program, feed or []))
-        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision, target)
+        job = Job(compiled.threads, precision, target, streams, warm_up, about.words)
+        results = benching.bench(model, names, feeds, job, rounds, seconds)
+        if csv is not None:
+            atomic_write(csv, [_csv(results).encode()])
     failed = [r for r in results if r.failed]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
-        facts = {"model": str(model), "threads": compiled.threads, "inputs": shapes}
+        facts = {"model": str(model), "threads": compiled.threads, "streams": streams, "inputs": shapes}
         print_json(facts | {"results": [asdict(r) for r in results]})
     else:
-        _print_bench(results, feeds, compiled.threads)
+        _print_bench(results, feeds, job)
     if failed:
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
 
 
-def _bench_language(model: Path, threads: int | None, precision: str, target: str, rounds: int, as_json: bool) -> None:
+def _csv(results: Sequence[benching.Result]) -> str:
+    text = io.StringIO()
+    writer = DictWriter(text, [f.name for f in fields(benching.Result)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(result) for result in results)
+    return text.getvalue()
+
+
+def _bench_language(
+    model: Path, threads: int | None, precision: str, target: str, rounds: int, streams: int, as_json: bool
+) -> None:
     start = time.perf_counter()
-    lm = LanguageModel(model, threads=threads, precision=precision, target=target)
+    sequences = streams if streams > 1 else None
+    lm = LanguageModel(model, threads=threads, precision=precision, target=target, sequences=sequences)
     seconds = time.perf_counter() - start
     progress.report("measure")
-    result = pace(lm, PROMPT, TOKENS, rounds)
+    result = pace(lm, PROMPT, TOKENS, rounds) if sequences is None else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
     if as_json:
-        print_json({"model": str(model), "threads": lm.threads, "start_seconds": seconds, **asdict(result)})
+        print_json(
+            {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds, **asdict(result)}
+        )
         return
     out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
 
 
-def _print_bench(results: Sequence[benching.Result], feeds: Arrays, threads: int) -> None:
+def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) -> None:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
-    out.print(f"{threads} threads; {escape(shapes)}", highlight=False)
-    heads = ("engine", "median", "best", "ingot is faster by", "compile", "first call", "error")
+    streams = f", {job.streams} streams of {job.threads_of_call}" if job.streams > 1 else ""
+    out.print(f"{job.threads} threads{streams}; {escape(shapes)}", highlight=False)
+    heads = (
+        "engine",
+        "median",
+        "p90",
+        "p99",
+        "best",
+        "calls/s",
+        "ingot is faster by",
+        "compile",
+        "first call",
+        "error",
+    )
     table = plain_table(*heads, left=("engine",))
     for r in results:
-        if r.seconds is None:
+        if r.seconds is None or r.calls_per_second is None:
             continue
-        table.add_row(
-            r.engine,
-            time_text(r.seconds),
-            "" if r.best is None else time_text(r.best),
-            "" if r.ratio is None else f"[{'green' if r.ratio >= 1 else 'red'}]{r.ratio:.2f}x[/]",
-            "" if r.compile_seconds is None else time_text(r.compile_seconds),
-            "" if r.first_seconds is None else time_text(r.first_seconds),
-            "" if r.error is None else f"{r.error:.1e}",
-        )
+        times = ["" if t is None else time_text(t) for t in (r.seconds, r.p90, r.p99, r.best)]
+        starts = ["" if t is None else time_text(t) for t in (r.compile_seconds, r.first_seconds)]
+        ratio = "" if r.ratio is None else f"[{'green' if r.ratio >= 1 else 'red'}]{r.ratio:.2f}x[/]"
+        error = "" if r.error is None else f"{r.error:.1e}"
+        table.add_row(r.engine, *times, f"{r.calls_per_second:.4g}", ratio, *starts, error)
     out.print(table)
     for r in results:
         if r.failed:
