@@ -85,7 +85,7 @@ def compile(
         constants: the same as `weights`, for an ONNX model.
         signature: the signature of a SavedModel ("serving_default" if it has one) or of a TFLite model (by default that
             of its first subgraph).
-        outputs: the names of the outputs to compute; for a TensorFlow model also of tensors inside the graph.
+        outputs: the names of the outputs to compute; for an ONNX or TensorFlow model also of values inside the graph.
         inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own (docs/tensorflow.md).
         state: inputs that the compiled model keeps from call to call, each with the output that replaces it:
             {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in
