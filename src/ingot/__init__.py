@@ -11,7 +11,9 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 from typing import TYPE_CHECKING
 
 from ingot.api import lazy
+from ingot.api.attack import attack
 from ingot.api.bounds import bounds
+from ingot.api.certify import certify
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
@@ -47,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
     "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits", "ShapeError",
-    "UnsupportedOpError", "VerifyError", "__version__", "bounds", "compile", "export", "grad", "jit", "launch", "load",
-    "prune", "quantize", "simulate", "train", "value_and_grad",
+    "UnsupportedOpError", "VerifyError", "__version__", "attack", "bounds", "certify", "compile", "export", "grad",
+    "jit", "launch", "load", "prune", "quantize", "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

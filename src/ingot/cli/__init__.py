@@ -17,6 +17,7 @@ except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}; pip install 'ingot-compiler[cli]'") from error
 
 from ingot import __version__
+from ingot.cli.analysis.certify import certify
 from ingot.cli.bench import bench
 from ingot.cli.compare import compare
 from ingot.cli.compile import compile_
@@ -46,6 +47,7 @@ COMMANDS = {
     "explain": explain,
     "tune": tune,
     "quantize": quantize,
+    "certify": certify,
     "train": train,
     "serve": serve,
     "machine": machine,

@@ -55,18 +55,17 @@ def is_product(node: Node) -> bool:
     return isinstance(node.op, (ops.Mul, *_CONTRACTIONS))
 
 
-def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = None) -> Interval:
-    """Bounds of each element of `target`, no wider than its interval. mapped: alphas by node, with a row for each lower
-    and then each upper bound."""
+def bounds_of(walk: Walk, target: Node) -> Interval:
+    """Bounds of each element of `target`, no wider than its interval."""
     shape = target.shape
     count = product(shape)
     assert isinstance(count, int)
     seed = Input("seed of a walk", TensorType(f64, shape))()
-    row = lower_bound(walk, target, Term(seed))
+    row = Backward(walk).run(target, Term(seed))
     rows = t.iota((2 * count, count), 0), t.iota((2 * count, count), 1)
     plus, minus = rows[0].equals(rows[1]).cast(f64), rows[0].equals(rows[1] + count).cast(f64)
     seeds = (plus - minus).reshape((2 * count, *shape))
-    (found,) = vectorize([row.node], {seed: seeds.node, **(mapped or {})})
+    (found,) = vectorize([row.node], {seed: seeds.node})
     both = Term(found)
     lower, upper = both.slice(0, 0, count).reshape(shape), -both.slice(0, count, 2 * count).reshape(shape)
     known = walk.intervals.of(target)
@@ -77,19 +76,36 @@ def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = Non
     )
 
 
-def lower_bound(walk: Walk, target: Node, seed: Term) -> Term:
-    """A number below the sum of seed * target, of target's shape, for all inputs."""
-    return _Backward(walk).run(target, seed)
+def lower_bounds(walk: Walk, target: Node, mapped: Mapping[Node, Node]) -> tuple[Term, dict[Node, Term]]:
+    """A lower bound of each element of `target`, a vector, and for each perturbed input the coefficients of each,
+    [elements, *input]. mapped: alphas by node, with a row for each element."""
+    (count,) = target.shape
+    seed = Input("seed of a walk", TensorType(f64, target.shape))()
+    backward = Backward(walk)
+    row = backward.run(target, Term(seed))
+    seeds = t.iota((count, count), 0).equals(t.iota((count, count), 1)).cast(f64)
+    leaves = list(backward.leaves)
+    found, *coefficients = vectorize(
+        [row.node, *(backward.leaves[x].node for x in leaves)], {seed: seeds.node, **mapped}
+    )
+    known = walk.intervals.of(target).lower
+    lower = Term(found)
+    lower = where(lower.equals(lower), maximum(lower, known), known)
+    return lower, dict(zip(leaves, map(Term, coefficients), strict=True))
 
 
-class _Backward:
+class Backward:
+    """One walk. leaves: the coefficients that arrive at each perturbed input."""
+
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.c = walk.intervals
         self.coefficients: dict[Node, Term] = {}
+        self.leaves: dict[Node, Term] = {}
         self.total: Term | None = None
 
     def run(self, target: Node, seed: Term) -> Term:
+        """A number below the sum of seed * target, of target's shape, for all inputs."""
         self.coefficients[target] = seed
         for node in reversed(topological([target])):
             a = self.coefficients.pop(node, None)
@@ -150,6 +166,8 @@ class _Backward:
     def stop(self, node: Node, a: Term) -> None:
         """An input, or what has an interval and no linear bounds."""
         x = self.c.of(node)
+        if isinstance(node.op, Input):
+            self.leaves[node] = a
         self.dot(maximum(a, 0.0), x.lower)
         self.dot(minimum(a, 0.0), x.upper)
         self.err(a, x.magnitude, 0.0)

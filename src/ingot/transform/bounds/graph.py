@@ -12,15 +12,17 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import f64
+from ingot.ir.types import TensorType, f64
+from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed
+from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
 from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.rounding import Rounding, from_f64
+from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
+from ingot.transform.vectorize import vectorize
 
 METHODS = ("crown", "crown-ibp", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
@@ -42,7 +44,7 @@ def bound_graph(graph: Graph, question: Question) -> Graph:
     """See the module's docstring. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
     sizes, results that have no bounds, and walks that take too much memory."""
     _check(graph, question)
-    core = canonical(_with_spec(graph, question.spec))
+    core = canonical(with_spec(graph, question.spec))
     walk, inputs = _walk(core, question)
     c = walk.intervals
     results: list[Node] = []
@@ -71,7 +73,7 @@ def _check(graph: Graph, question: Question) -> None:
         raise InputError("bounds", expected="results of floats", got=", ".join(str(n.type) for n in integers))
 
 
-def _with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
+def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
     """y -> spec @ flatten(y)"""
     if spec is None:
         return graph
@@ -84,8 +86,32 @@ def _with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
             "spec", expected=f"rows of {size} factors, one for each element of {y.type}", got=list(spec.shape)
         )
     rows = const(spec.astype(y.dtype.numpy))
-    product_ = ops.DotGeneral(((), ()), ((1,), (0,)))(rows, ops.reshape(y, (size,)))
-    return Graph(graph.inputs, (product_,), tuple(_names(graph)))
+    sums = ops.DotGeneral(((), ()), ((1,), (0,)))(rows, ops.reshape(y, (size,)))
+    return Graph(graph.inputs, (sums,), tuple(_names(graph)))
+
+
+def search_graph(graph: Graph, question: Question, count: int) -> Graph:
+    """Lower bounds for `count` boxes at once, of a graph of one input, whose rows are all of interest.
+
+    lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
+    moves the rows within its box, summed over them.
+    """
+    _check(graph, question)
+    core = canonical(with_spec(graph, question.spec))
+    walk, inputs = _walk(core, question)
+    (x,), (y,) = core.inputs, core.results
+    if question.method == "ibp":
+        lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
+    else:
+        lower, coefficients = lower_bounds(walk, y, {})
+        found = coefficients.get(x)
+        influence = t.full(x.shape, 0.0, f64) if found is None else absolute_value(found).sum((0,), False)
+    box = walk.intervals.of(x)
+    results = (lower.node, (influence * (box.upper - box.lower)).node)
+    single = lower_model_ops(Graph(tuple(inputs), results))
+    ends = zip(single.inputs, ("lower", "upper"), strict=True)
+    mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
+    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))
 
 
 def _walk(core: Graph, question: Question) -> tuple[Walk, list[Node]]:

@@ -92,10 +92,10 @@ def bound_model(
     options: Options,
 ) -> Bounds:
     """See `ingot.bounds`."""
-    opened = open_model(model, Request(_arguments(x)[0] or None, dynamic)).stateless()
+    opened = open_model(model, Request(example_of(x), dynamic)).stateless()
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.ends])
-    rows = None if spec is None else np.atleast_2d(_finite("spec", spec))
+    rows = None if spec is None else np.atleast_2d(finite("spec", spec))
     question = Question(box.perturbed, method, rows, rounding_of(graph, numerics))
     program = compiled_program(bound_graph(graph, question), options)
     monitor = CompiledModel(program, threads=options.threads)
@@ -160,8 +160,8 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
     checked: list[tuple[np.ndarray, np.ndarray]] = []
     for node, (low, high), is_perturbed in zip(opened.graph.inputs, ends, perturbed, strict=True):
         if is_perturbed:
-            _finite(f"{_label(node)}, lower", low)
-            _finite(f"{_label(node)}, upper", high)
+            finite(f"{_label(node)}, lower", low)
+            finite(f"{_label(node)}, upper", high)
             if (low > high).any():
                 raise InputError(_label(node), expected="lower <= upper everywhere", got="a lower end above the upper")
         checked.append((np.ascontiguousarray(low), np.ascontiguousarray(high)))
@@ -186,10 +186,10 @@ def _around(
         if not is_perturbed:
             ends.append((center, center))
             continue
-        radius = _finite("eps", radii.pop(0))
+        radius = finite("eps", radii.pop(0))
         if (radius < 0).any():
             raise InputError("eps", expected="numbers of at least 0", got=str(radius.min()))
-        _finite("x", center)
+        finite("x", center)
         wide = center.astype(np.float64)
         try:
             low, high = (np.broadcast_to(v, center.shape) for v in (wide - radius, wide + radius))
@@ -212,7 +212,8 @@ def rounded(value: np.ndarray, dtype: DType, direction: int) -> np.ndarray:
     return np.where(wrong, np.nextafter(narrow, np.asarray(direction * np.inf, dtype.numpy)), narrow)
 
 
-def _finite(what: str, value: Any) -> np.ndarray:
+def finite(what: str, value: Any) -> np.ndarray:
+    """Numbers in f64. Raises InputError for anything else."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
@@ -226,6 +227,11 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
+
+
+def example_of(x: Any) -> Any:
+    """The example inputs for opening a model: the arguments, unless they are given by name."""
+    return _arguments(x)[0] or None
 
 
 def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
