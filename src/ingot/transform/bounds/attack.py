@@ -57,18 +57,20 @@ class Attack:
             compiled_program(_steps(graph, goal.rows, points), options), threads=options.threads
         )
 
-    def run(
-        self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int, start: np.ndarray | None = None
-    ) -> tuple[np.ndarray, float]:
-        """The best point of the box that was met and its least violation, at most 0 where the goal is reached. lower,
-        upper: of the input's shape. start: the first point; by default the middle."""
+    def run(self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, float]:
+        """The best point of a box that was met and its least violation, at most 0 where the goal is reached. It starts
+        in the middle and at random points. lower, upper: of the input's shape."""
         rng = np.random.default_rng(seed)
+        starts = lower + rng.random((self.points, *lower.shape)) * (upper - lower)
+        starts[0] = lower + (upper - lower) / 2
+        return self.descend(starts, lower, upper, steps)
+
+    def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
+        """The same from given points, each in its own box or all in one: see `run`."""
         dtype, count = lower.dtype, len(self.goal.alternatives)
         width = (upper - lower).astype(np.float64)
-        points = lower + rng.random((self.points, *lower.shape)) * width
-        points[0] = lower + width / 2 if start is None else start
         chosen = np.arange(self.points) % count
-        best, least = np.clip(points[0].astype(dtype), lower, upper), np.inf
+        best, least = points[0].astype(dtype), np.inf
         worst = np.zeros(self.points, np.int64)
         for step in range(steps + 1):  # the first finds the rows to descend
             points = np.clip(points.astype(dtype), lower, upper)

@@ -1,8 +1,8 @@
 """Whether a network has a property: bounds over boxes of inputs, which are split until each is decided.
 
 Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 21, 2020, with splits of inputs:
-of a box that is not proved, the element that moves the rows most is halved. An attack runs first; later the middles of
-boxes that are left are tried.
+of a box that is not proved, the element that moves the rows most is halved. An attack runs first; later a short
+one runs in the boxes that are left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from ingot.transform.bounds.vnnlib import Alternative, Property
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 _BOXES = 128  # in one call
-_POINTS, _STEPS = 32, 50  # of an attack
+_STEPS = 50  # of the first attack
+_STEPS_IN_BOXES = 3
 _MAX_WAITING_BYTES = 1 << 30  # of boxes that wait
 
 
@@ -131,12 +132,13 @@ class _Search:
     def run(self) -> Verdict:
         groups = list(self.groups())
         goals = [(_goal(g), g[0]) for g in groups]
-        for goal, box in goals:  # cheap, before any proof
-            if (verdict := self.attack(goal, box)) is not None:
+        attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]
+        for attack, (goal, box) in zip(attacks, goals, strict=True):  # cheap, before any proof
+            if (verdict := self.attack(attack, goal, box)) is not None:
                 return verdict
         reasons: list[str] = []
-        for goal, box in goals:
-            verdict = self.prove(goal, box)
+        for attack, (goal, box) in zip(attacks, goals, strict=True):
+            verdict = self.prove(attack, goal, box)
             if verdict is not None and verdict.answer == REFUTED:
                 return verdict
             if verdict is not None:
@@ -160,11 +162,10 @@ class _Search:
 
     # --- counterexamples
 
-    def attack(self, goal: Goal, box: Alternative) -> Verdict | None:
+    def attack(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
         lower, upper = self.inner_ends(box)
         if (lower > upper).any():  # no float lies in the box
             return None
-        attack = Attack(_with_inputs(self.graph, goal), goal, _POINTS, self.options)
         point, violation = attack.run(lower, upper, steps=_STEPS, seed=self.seed)
         return self.counterexample(goal, box, point) if violation <= 0 else None
 
@@ -192,7 +193,7 @@ class _Search:
 
     # --- proofs
 
-    def prove(self, goal: Goal, box: Alternative) -> Verdict | None:
+    def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
         """None if no input of the box reaches the goal."""
         graph = _with_inputs(self.graph, goal)
         question = Question((True,), self.method, goal.rows, rounding_of(graph, self.numerics))
@@ -214,7 +215,7 @@ class _Search:
             lows, highs, influence = lows[is_open], highs[is_open], influence[is_open]
             if not len(lows):
                 continue
-            if (found := self.middle(goal, box, lows, highs)) is not None:
+            if (found := self.attack_boxes(attack, goal, box, lows, highs)) is not None:
                 return found
             halves = _halves(lows, highs, influence)
             if halves is None:
@@ -227,19 +228,23 @@ class _Search:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Which boxes are not decided, and each element's influence."""
         count = len(lows)
-        padded = [np.concatenate([v, np.repeat(v[:1], _BOXES - count, 0)]) for v in (lows, highs)]
-        found, influence = bounds.run([v.reshape(_BOXES, *self.shape) for v in padded])
+        found, influence = bounds.run([self.padded(v) for v in (lows, highs)])
         excluded = found[:count] > limits
         proved = [excluded[:, list(a)].any(1) for a in goal.alternatives]
         return np.logical_not(np.stack(proved, 1).all(1)), influence[:count].reshape(count, -1)
 
-    def middle(self, goal: Goal, box: Alternative, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
-        """A counterexample among the middles of boxes."""
-        middles = lows + (highs - lows) / 2
-        for point in middles[:: max(1, len(middles) // 4)][:4]:
-            if (found := self.counterexample(goal, box, point.reshape(self.shape))) is not None:
-                return found
-        return None
+    def attack_boxes(
+        self, attack: Attack, goal: Goal, box: Alternative, lows: np.ndarray, highs: np.ndarray
+    ) -> Verdict | None:
+        """A counterexample in boxes that are left, a few steps from their middles."""
+        lower, upper = (self.padded(v) for v in (lows, highs))
+        point, violation = attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
+        return self.counterexample(goal, box, point) if violation <= 0 else None
+
+    def padded(self, flat: np.ndarray) -> np.ndarray:
+        """[boxes, elements] as [_BOXES, *x], the first repeated."""
+        full = np.concatenate([flat, np.repeat(flat[:1], _BOXES - len(flat), 0)])
+        return full.reshape(_BOXES, *self.shape)
 
 
 def _goal(alternatives: Sequence[Alternative]) -> Goal:
