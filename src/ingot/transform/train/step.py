@@ -24,6 +24,7 @@ from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number, check_patterns
+from ingot.transform.train.adversary import Adversary
 from ingot.transform.train.losses import loss_named, metric_named
 from ingot.transform.train.sources import StateTensor, Trainable
 
@@ -38,7 +39,7 @@ class Recipe:
     """The options of training. loss: its name; None if the model's first result is the loss. target: the type of the
     target, if it is not the one that the loss expects. clip_norm: the limit of the global norm of the gradients.
     accumulate: the calls whose mean gradient makes one update. skip_nonfinite: whether to skip updates whose gradients
-    are not all finite."""
+    are not all finite. adversary: attacks the inputs of each batch."""
 
     optimizer: Optimizer
     loss: str | None
@@ -49,6 +50,7 @@ class Recipe:
     accumulate: int = 1
     precision: str = "float32"
     skip_nonfinite: bool = False
+    adversary: Adversary | None = None
 
     def check(self) -> None:
         for what, value in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
@@ -93,7 +95,10 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     full_graph = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
     core = differentiable(full_graph, keep_products)
     count = len(given)
-    remaining = iter(core.outputs[:count])
+    values = core.outputs[:count]
+    if recipe.adversary is not None:
+        values = recipe.adversary.attacked(values, source.inputs)
+    remaining = iter(values)
     loss, *buffer_values = itertools.islice(remaining, 1 + len(new_buffers))
     new_parameters = dict(zip(new_parameters, remaining, strict=False))
     metrics = dict(zip(measured, remaining, strict=True))
