@@ -151,9 +151,8 @@ def broadcast_to(x: Node, shape: Shape, loc: str = "") -> Node:
     if x.shape == shape:
         return x
     if len(x.shape) > len(shape) or broadcast_shapes(x.shape, shape) != shape:
-        error = ShapeError(f"broadcast_to: {x.type} does not broadcast to {show_shape(shape)}")
-        pairs = zip(x.shape, shape[len(shape) - len(x.shape) :], strict=False)
-        raise error.between(next(((to, d) for d, to in pairs if d not in (1, to)), None))
+        unequal = ((to, d) for d, to in zip(x.shape[::-1], shape[::-1], strict=False) if d not in (1, to))
+        raise ShapeError(f"broadcast_to: {x.type} does not broadcast to {show_shape(shape)}").between(next(unequal, None))
     return BroadcastInDim(shape, tuple(range(len(shape) - len(x.shape), len(shape))))(x, loc=loc)
 
 
