@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 64 << 20  # of a file whose digest takes longer than to look for it
 _SETTLED_SECONDS = 5
+ACTIVATIONS = ("float32", "int8")
 
 
 def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
@@ -82,7 +83,7 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
 def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
     """The sizes that a target without open ones takes from the model's file, by symbol: those of its tensors' shapes
     that the file leaves open and the request does not speak of."""
-    if target.partition(":")[0] in ("native", "cpu", "cuda"):  # without the compiler, for programs in the cache
+    if target.partition(":")[0] in ("native", "cpu", "cuda", "hip"):  # without the compiler, for programs in the cache
         return {}
     from ingot.pipeline.target import parse_target
 
@@ -157,11 +158,14 @@ class Options:
     fast_math: bool = False
     precision: str = "float32"
     device_memory: int | None = None
+    activations: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("cache", "fast_math"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InputError(name, expected="True or False", got=repr(value))
+        if self.activations not in ACTIVATIONS:
+            raise InputError("activations", expected=" or ".join(ACTIVATIONS), got=repr(self.activations))
 
 
 def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledModel:
@@ -359,8 +363,8 @@ def build_graph(
     features = target.features(request)  # after reading: a worker reports them
     with sharing(DiskCache() if options.cache else None):
         return build_program(
-            graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-            smaller_graph=sparing, measure=measure, trace=trace,
+            graph, features, options.threads, fast_math=options.fast_math, precision=options.precision,
+            activations=options.activations, memory=memory, smaller_graph=sparing, measure=measure, trace=trace,
         )  # fmt: skip
 
 
