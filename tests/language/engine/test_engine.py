@@ -339,3 +339,11 @@ def test_hundreds_of_requests(lm: ingot.LanguageModel) -> None:
             expected = lm.generate(ids[n], **{**hows[n % 3], "max_tokens": 40})
             assert got[n] == expected[: len(got[n])]
             assert answers[n].finish_reason in ("length", "cancelled")
+
+
+def test_speculation_in_a_pool_that_is_too_small(lm: ingot.LanguageModel) -> None:
+    ids = prompts(8, seed=8)
+    with lm.engine(sequences=3, cache_bytes=9 * PAGE_BYTES, draft=lm, prefill_chunk=16) as engine:
+        assert together(lm, engine, ids, GREEDY) == [lm.generate(one, **GREEDY) for one in ids]
+        s = engine.statistics()
+    assert s.preemptions > 0 and s.accepted_tokens == s.proposed_tokens > 0 and s.pages_used == 0
