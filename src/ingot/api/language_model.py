@@ -77,6 +77,7 @@ class LanguageModel:
         adapters: str | os.PathLike[str] | Mapping[Any, float] | Sequence[Any] = (),
         target: str = "native",
         precision: str = "float32",
+        activations: str = "float32",
         threads: int | None = None,
         sequences: int | None = None,
         cache_bytes: int | None = None,
@@ -90,7 +91,7 @@ class LanguageModel:
             cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
-            target, precision, threads: as in `ingot.compile`.
+            target, precision, activations, threads: as in `ingot.compile`.
             sequences: answers that are computed at once, by `engine` and by `generate` of several prompts; by default
                 the program is for one, and a second one is compiled when these are called.
             cache_bytes: of keys and values of all sequences together; by default enough for all of them at full length,
@@ -103,7 +104,7 @@ class LanguageModel:
             from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
             from ingot.driver.language import language_programs
 
-            options = Options(target, thread_count(threads), precision=precision)
+            options = Options(target, thread_count(threads), precision=precision, activations=activations)
             self._program_of = language_programs(Path(model), context, cache, adapters, options)
         what = "generate" if sequences is None else Steps(sequences, cache_bytes)
         self._start(self._program_of(what), threads)
@@ -120,6 +121,7 @@ class LanguageModel:
             facts = json.loads(program.meta[artifact.LANGUAGE])
             self.name, self.context = str(facts["name"]), int(facts["context"])
             self._kind, rewinds = str(facts["kind"]), bool(facts["rewinds"])
+            self._vocabulary = int(facts["vocabulary"])
             self._defaults = {k: facts["sampling"][k] for k in SAMPLING if k in facts.get("sampling", {})}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError("a language model", expected="its description", got=str(error)) from error
@@ -398,17 +400,19 @@ class LanguageModel:
 
     # --- what is not generated
 
-    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """f32[texts, width], of length 1; of one text f32[width]. A decoder gives the mean of its tokens, unless the
-        file says otherwise."""
-        if isinstance(texts, str):
-            return self.embed([texts])[0]
+    def embed(self, texts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+        """f32[texts, width], of length 1; of one text f32[width]. A text is a str or a list of token ids. A decoder
+        gives the mean of its tokens, unless the file says otherwise."""
+        if isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer)):
+            return self.embed(cast(Any, [texts]))[0]
         model = self._model if self._kind == "embed" else self._embedder
         rows: list[np.ndarray] = []
-        for text in texts:
-            ids = self.tokenizer.encode(text)
+        for text in cast(Sequence[str | Sequence[int]], texts):
+            ids = self._prompt_ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
+            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
         width = model.outputs[0].shape[-1]
         return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
@@ -445,10 +449,14 @@ class LanguageModel:
         return self._model.threads
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it embeds texts and generates none."""
+        return self._kind == "embed"
+
+    @property
     def vocabulary(self) -> int:
         """Token ids are below it."""
-        self._check_generates()
-        return int({spec.name: spec for spec in self._model.outputs}["logits"].shape[1])  # type: ignore[arg-type]
+        return self._vocabulary
 
     def reset(self) -> None:
         """Forget what was computed for the last call."""

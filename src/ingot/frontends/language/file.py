@@ -103,6 +103,7 @@ def language_graph(
     # convolutions know their last tokens alone
     rewinds = not any(layer.convolution for layer in file.architecture.layers)
     facts = {"name": path.stem, "context": network.context, "rewinds": rewinds, **file.text}
+    facts["vocabulary"] = network.vocabulary
     if isinstance(what, Steps):
         form = pool(what, file.architecture, network.context, CACHES[cache])
         own = {"kind": "steps", "cache_bytes": form.nbytes, "pages": form.pages, "sequences": what.sequences}

@@ -195,7 +195,7 @@ class StopSearch:
         if places:
             self.is_found = True
             return self._take(min(places)), True
-        held = max((_overlap(self._kept, stop) for stop in self._stop), default=0)
+        held = max((overlap(self._kept, stop) for stop in self._stop), default=0)
         return self._take(len(self._kept) - held), False
 
     def finish(self) -> str:
@@ -206,7 +206,7 @@ class StopSearch:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Characters at the end of a text that begin a stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
