@@ -139,11 +139,17 @@ class Engine:
             try:
                 self._step()
             except Exception as error:  # of the program: those that wait may do better
-                for sequence in [*self._running]:
+                with self._changed:
+                    failed = [*self._running] or self._waiting[:1]
+                for sequence in failed:
                     self._fail(sequence, error)
 
     def _fail(self, sequence: Running, error: Exception) -> None:
-        self._retire(sequence)
+        if sequence.slot < 0:
+            with self._changed:
+                self._waiting.remove(sequence)
+        else:
+            self._retire(sequence)
         sequence.answer.fail(error if isinstance(error, IngotError) else IngotError(f"the engine failed: {error!r}"))
 
     def _step(self) -> None:
