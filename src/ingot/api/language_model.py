@@ -343,7 +343,9 @@ class LanguageModel:
             fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"
             raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
         else:
-            program = self._program_of(Steps(sequences or own or _SEQUENCES, _WHOLE if is_whole else cache_bytes))
+            program = self._program_of(
+                Steps(own or _SEQUENCES if sequences is None else sequences, _WHOLE if is_whole else cache_bytes)
+            )
             facts = json.loads(program.meta[artifact.LANGUAGE])
         return Stepper(CompiledModel(program, threads=self._threads)), facts
 

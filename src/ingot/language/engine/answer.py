@@ -8,7 +8,7 @@ answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from ingot.language.text.generation import Piece
 from ingot.support.errors import InputError
@@ -34,7 +34,7 @@ class Answer:
         self._pieces: list[Piece] = []
         self._error: Exception | None = None
         self._changed = threading.Condition()
-        self._subscribers: list[Callable[[], None]] = []
+        self._subscribers: list[Callable[[], object]] = []
 
     @property
     def finish_reason(self) -> str:
@@ -50,7 +50,7 @@ class Answer:
         """Ask for no more: the answer ends before the engine's next step, and its pages are free."""
         self.is_cancelled = True
 
-    def subscribe(self, callback: Callable[[], None]) -> None:
+    def subscribe(self, callback: Callable[[], object]) -> None:
         """Call back for each piece and for a failure, on the engine's thread, and at once if one is there already. A
         callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`. One that raises cancels the answer, as
         for an event loop that is gone."""
@@ -77,7 +77,7 @@ class Answer:
                 return
             yield from pieces
 
-    def until_left(self) -> Iterator[Piece]:
+    def until_left(self) -> Generator[Piece]:
         """The same, for one reader: who stops reading cancels the answer."""
         try:
             yield from self
@@ -100,7 +100,7 @@ class Answer:
             self._changed.notify_all()
         self._tell([*self._subscribers])
 
-    def _tell(self, callbacks: list[Callable[[], None]]) -> None:
+    def _tell(self, callbacks: list[Callable[[], object]]) -> None:
         for callback in callbacks:
             try:
                 callback()

@@ -201,7 +201,7 @@ class Engine:
         if self._speculator is None:
             return {}
         room = {
-            s: min(self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
+            s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
             if s.takes_proposals
         }
@@ -265,6 +265,8 @@ class Engine:
                 self._pages.keep(sequence.pages, sequence.ids, part.end // PAGE)
         if not part.sampled:
             return
+        if proposed:
+            sequence.proposals = min(2 * right, self._limits.proposals) if right == len(proposed) else max(right, 1)
         self._counts["proposed_tokens"] += len(proposed)
         self._counts["accepted_tokens"] += right
         piece = sequence.transcript.push(sampled.tokens[: right + 1], sampled.logits)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import DType, TensorType, f32, i32, i64
+from ingot.ir.types import DType, TensorType, boolean, f32, i32, i64
 from ingot.language.architecture import Architecture
 from ingot.language.attention import Rows, loop
 from ingot.language.cache import CacheForm
@@ -41,8 +41,9 @@ def pool(steps: Steps, architecture: Architecture, context: int, dtype: DType) -
 
 def step(network: Network, form: CacheForm) -> Graph:
     """(what each row is: ids, positions, sequences, slots: i64[rows]; the pages of each sequence: i64[sequences,
-    pages]; singles, chunks: i64[]; starts, lengths: i64[sequences]: see `Rows`; sampled: i64[samples], rows; bias:
-    f32[sequences, vocabulary]; counts: i32[sequences, 2, vocabulary]; SETTINGS...: [samples]) -> (tokens: i64[samples],
+    pages]; singles, chunks: i64[]; starts, lengths: i64[sequences]: see `Rows`; sampled: i64[samples], rows;
+    is_weighed: bool[sequences], whether bias, f32[sequences, vocabulary], and counts, i32[sequences, 2, vocabulary],
+    change anything; SETTINGS...: [samples]) -> (tokens: i64[samples],
     logits: f32[samples, vocabulary], before the sampler). State: the pools.
     """
     sequences, pages = form.batch, page_count(form.context)
@@ -57,6 +58,7 @@ def step(network: Network, form: CacheForm) -> Graph:
     sampled = given("sampled", i64, SAMPLES)
     bias = given("bias", f32, sequences, network.vocabulary)
     counts = given("counts", i32, sequences, 2, network.vocabulary)
+    is_weighed = given("is_weighed", boolean, sequences)
     settings = tuple(given(name, dtype, SAMPLES) for name, (dtype, _) in SETTINGS.items())
     caches = form.inputs()
 
@@ -64,9 +66,9 @@ def step(network: Network, form: CacheForm) -> Graph:
     x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
     places = (ops.add(ops.Take(0)(rows.positions, sampled), 1), ops.Take(0)(rows.sequences, sampled))
-    tokens = _sampled(logits, places, bias, counts, settings)
+    tokens = _sampled(logits, places, is_weighed, bias, counts, settings)
     own = (ids, positions, owners, slots)
-    inputs = (*own, tables, singles, chunks, starts, lengths, sampled, bias, counts, *settings, *caches)
+    inputs = (*own, tables, singles, chunks, starts, lengths, sampled, is_weighed, bias, counts, *settings, *caches)
     return Graph(
         inputs,
         (*after, tokens, logits),
@@ -76,24 +78,46 @@ def step(network: Network, form: CacheForm) -> Graph:
     )
 
 
-def _sampled(logits: Node, places: tuple[Node, Node], bias: Node, counts: Node, settings: Sequence[Node]) -> Node:
+def _sampled(
+    logits: Node,
+    places: tuple[Node, Node],
+    is_weighed: Node,
+    bias: Node,
+    counts: Node,
+    settings: Sequence[Node],
+) -> Node:
     """i64[samples]. places: the position of each token, and the sequence of which it is."""
 
-    def turn(i: Node, facts: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        logits, position, sequence, bias, counts, *settings = facts
+    def turn(i: Node, read: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        logits, position, sequence, is_weighed, bias, counts, *settings = read
+        owner = _scalar(sequence, i)
+        own = tuple(_scalar(x, i) for x in settings)
+        operands = (_row(logits, i), bias, counts, owner, *own)
+        scores = ops.Case((_plain(operands), _weighed(operands)))(ops.cast(_scalar(is_weighed, owner), i64), *operands)
+        sampler = Sampler(own, bias, counts)
+        return (ops.DynamicUpdateSlice()(values[0], sampler.drawn(scores, _scalar(position, i)), i),), ()
 
-        def row(x: Node, at: Node) -> Node:
-            rest = x.shape[1:]
-            return ops.DynamicSlice((1, *rest))(x, at, *(ops.scalar(0, i64) for _ in rest))
-
-        def scalar(x: Node) -> Node:
-            return ops.reshape(row(x, i), ())
-
-        owner = scalar(sequence)
-        sampler = Sampler(tuple(map(scalar, settings)), row(bias, owner), row(counts, owner))
-        token = sampler.tokens(row(logits, i), scalar(position))
-        return (ops.DynamicUpdateSlice()(values[0], token, i),), ()
-
-    facts = (logits, *places, bias, counts, *settings)
-    (tokens,) = loop(ops.scalar(SAMPLES, i64), facts, (ops.full((SAMPLES,), 0, i64),), turn)
+    read = (logits, *places, is_weighed, bias, counts, *settings)
+    (tokens,) = loop(ops.scalar(SAMPLES, i64), read, (ops.full((SAMPLES,), 0, i64),), turn)
     return tokens
+
+
+def _plain(operands: Sequence[Node]) -> Graph:
+    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    return Graph(inputs, (inputs[0],))
+
+
+def _weighed(operands: Sequence[Node]) -> Graph:
+    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    logits, bias, counts, owner, *settings = inputs
+    return Graph(inputs, (Sampler(tuple(settings), _row(bias, owner), _row(counts, owner)).weighed(logits),))
+
+
+def _row(x: Node, at: Node) -> Node:
+    """[1, ...] of [rows, ...]."""
+    rest = x.shape[1:]
+    return ops.DynamicSlice((1, *rest))(x, at, *(ops.scalar(0, i64) for _ in rest))
+
+
+def _scalar(x: Node, at: Node) -> Node:
+    return ops.reshape(_row(x, at), ())

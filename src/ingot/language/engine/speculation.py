@@ -49,7 +49,8 @@ class Lookup:
         self._ends[sequence] = len(ids), ends
         found = (ends.get(tuple(ids[-length:])) for length in range(LONGEST, 1, -1))
         end = next((end for end in found if end is not None), len(ids))
-        return ids[end : end + most]
+        behind = ids[end:]  # and so on in a circle, if what repeats is shorter than what is asked for
+        return [behind[n % len(behind)] for n in range(most if behind else 0)]
 
     def forget(self, sequence: Running) -> None:
         self._ends.pop(sequence, None)
