@@ -39,7 +39,10 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),
-    "serving": (None, "models behind a URL: an ASGI application, OpenAI's routes, Triton's repositories, Ray Serve's deployments"),
+    "serving": (
+        None,
+        "models behind a URL: an ASGI application, OpenAI's routes, Triton's repositories, Ray Serve's deployments",
+    ),
     "cli": (None, "the `ingot` command, a file for each subcommand"),
     "__main__": (None, "`python -m ingot`"),
 }

@@ -77,6 +77,7 @@ class LanguageModel:
         adapters: str | os.PathLike[str] | Mapping[Any, float] | Sequence[Any] = (),
         target: str = "native",
         precision: str = "float32",
+        activations: str = "float32",
         threads: int | None = None,
         sequences: int | None = None,
         cache_bytes: int | None = None,
@@ -90,7 +91,7 @@ class LanguageModel:
             cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
-            target, precision, threads: as in `ingot.compile`.
+            target, precision, activations, threads: as in `ingot.compile`.
             sequences: answers that are computed at once, by `engine` and by `generate` of several prompts; by default
                 the program is for one, and a second one is compiled when these are called.
             cache_bytes: of keys and values of all sequences together; by default enough for all of them at full length,
@@ -103,7 +104,7 @@ class LanguageModel:
             from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
             from ingot.driver.language import language_programs
 
-            options = Options(target, thread_count(threads), precision=precision)
+            options = Options(target, thread_count(threads), precision=precision, activations=activations)
             self._program_of = language_programs(Path(model), context, cache, adapters, options)
         what = "generate" if sequences is None else Steps(sequences, cache_bytes)
         self._start(self._program_of(what), threads)

@@ -187,7 +187,7 @@ def _language_model(
         raise InputError("--fast-math", expected="none for a language model", got="it")
     lm = LanguageModel(
         model, context=context, cache=cache or "float16", target=settings.target, precision=settings.precision,
-        threads=settings.threads, sequences=sequences,
+        activations=settings.activations, threads=settings.threads, sequences=sequences,
         cache_bytes=None if cache_memory is None else int(cache_memory * (1 << 20)),
     )  # fmt: skip
     return lm.program

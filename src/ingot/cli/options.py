@@ -73,6 +73,9 @@ FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that
 Precision = Annotated[
     str, typer.Option(metavar="TYPE", help="The type of stored weights: float32, bfloat16, float16. Sums are float32.")
 ]
+Activations = Annotated[
+    str, typer.Option(metavar="TYPE", help="What weights of few bits are multiplied with: float32, int8 (faster).")
+]
 Limit = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=NUMBER", help="Raise a budget: nodes, elements, terms, seconds. Repeatable."),
@@ -102,6 +105,7 @@ class CompileOptions:
     threads: Threads = None
     target: Target = "native"
     precision: Precision = "float32"
+    activations: Activations = "float32"
     fast_math: FastMath = False
 
 

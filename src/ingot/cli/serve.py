@@ -169,4 +169,6 @@ def _language_model(
         raise InputError(f"{path} is compiled: its sequences are settled", fix=fix)
     count = None if is_compiled else sequences or _SEQUENCES
     cache_bytes = None if cache_memory is None else int(cache_memory * _MIB)
-    return open_language_model(path, context, cache, settings.threads, template, count, cache_bytes)
+    return open_language_model(
+        path, context, cache, settings.activations, settings.threads, template, count, cache_bytes
+    )

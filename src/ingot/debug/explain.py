@@ -140,7 +140,7 @@ def _called(model: CompiledModel, feeds: Feeds) -> float:
 
 def _measured(build: Build, moved: int) -> Rates:
     """What the machine can do of what the model asks for."""
-    if build.program.device == "cuda":
+    if build.program.is_on_gpu:
         return gpu_probe.measure(build.features, _multiplied(build))
     return measure(build.threads, moved)
 

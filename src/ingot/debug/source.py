@@ -217,6 +217,7 @@ def compile_source(
     fast_math: bool = False,
     target: str = "native",
     precision: str = "float32",
+    activations: str = "float32",
 ) -> CompiledModel:
     """The compiled model, called with flat inputs; for an artifact the loaded one.
 
@@ -224,13 +225,14 @@ def compile_source(
     """
     if source.kind == "artifact":
         program = artifact.load(source.path)
-        if target.partition(":")[0] not in ("native", program.features.target) or precision != "float32" or fast_math:
+        is_default = precision == activations == "float32" and not fast_math
+        if target.partition(":")[0] not in ("native", program.features.target) or not is_default:
             raise InputError(
                 f"{source.path} is compiled: its target, precision and arithmetic are settled",
                 fix="compile the model again with these options",
             )
         return CompiledModel(program, threads=threads)
-    options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
+    options = compiler.Options(target, thread_count(threads), cache, fast_math, precision, activations=activations)
     return compiler.compile_model(source.path, source.request, options).flat()
 
 

@@ -89,6 +89,7 @@ def open_language_model(
     path: Path,
     context: int | None,
     cache: str,
+    activations: str,
     threads: int | None,
     template: Path | None = None,
     sequences: int | None = None,
@@ -107,10 +108,14 @@ def open_language_model(
         if context is not None and context != model.context:
             fix = "compile the model again"
             raise InputError("--context", expected=f"{model.context}, as it was compiled", got=context, fix=fix)
+        if activations != "float32":
+            got, fix = f"{activations} for a compiled model", "compile the model again"
+            raise InputError("--activations", expected="none", got=got, fix=fix)
     elif kind in LANGUAGE:
         model = LanguageModel(
-            path, context=context, cache=cache, threads=threads, sequences=sequences, cache_bytes=cache_bytes
-        )
+            path, context=context, cache=cache, activations=activations, threads=threads, sequences=sequences,
+            cache_bytes=cache_bytes,
+        )  # fmt: skip
     else:
         got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"
         expected = "a GGUF file, a folder with config.json and safetensors, or a compiled language model"

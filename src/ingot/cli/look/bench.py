@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from csv import DictWriter
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,19 @@ from ingot.cli.console import (
     plain_table,
     print_json,
 )
-from ingot.cli.options import Feeds, Json, Limit, Model, ModelOptions, Precision, Sizes, Target, Threads, grouped
+from ingot.cli.options import (
+    Activations,
+    Feeds,
+    Json,
+    Limit,
+    Model,
+    ModelOptions,
+    Precision,
+    Sizes,
+    Target,
+    Threads,
+    grouped,
+)
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds as Arrays
@@ -59,6 +72,7 @@ def bench(
     ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
+    activations: Activations = "float32",
     target: Target = "native",
     feed: Feeds = None,
     size: Sizes = None,
@@ -97,8 +111,12 @@ def bench(
             given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
             if refused := [name for name, value in given.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
-            _bench_language(model, threads, precision, target, rounds, streams, as_json)
+            settings = {"threads": threads, "precision": precision, "activations": activations, "target": target}
+            lm = partial(LanguageModel, **settings, sequences=streams if streams > 1 else None)
+            _bench_language(model, lm, rounds, streams, as_json)
             return
+        if activations != "float32":
+            raise InputError("--activations", expected="a language model", got=model.name)
         names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
@@ -128,14 +146,13 @@ def _csv(results: Sequence[benching.Result]) -> str:
 
 
 def _bench_language(
-    model: Path, threads: int | None, precision: str, target: str, rounds: int, streams: int, as_json: bool
+    model: Path, load: Callable[[Path], LanguageModel], rounds: int, streams: int, as_json: bool
 ) -> None:
     start = time.perf_counter()
-    sequences = streams if streams > 1 else None
-    lm = LanguageModel(model, threads=threads, precision=precision, target=target, sequences=sequences)
+    lm = load(model)
     seconds = time.perf_counter() - start
     progress.report("measure")
-    result = pace(lm, PROMPT, TOKENS, rounds) if sequences is None else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
+    result = pace(lm, PROMPT, TOKENS, rounds) if streams == 1 else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
     if as_json:
         print_json(
             {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds, **asdict(result)}

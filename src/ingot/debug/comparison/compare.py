@@ -24,7 +24,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 # Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.
-ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3}
+ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3, "int8": 5e-2}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def compare(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
     sizes: Sequence[Mapping[str, int]] = (),
     tolerance: float | None = None,
@@ -75,14 +76,17 @@ def compare(
 
     The references are the model's framework where it is installed, and the interpreter.
     Where a result is apart from theirs, float64 judges first: elements that rounding alone decides count as equal.
-    `tolerance` is by default what `precision` allows. Raises what reading and compiling raise, and InputError for a
-    `program` with other inputs or outputs than the model's, and where the framework can run at none of the sizes, or is
-    not installed and there is no interpreter either.
+    `tolerance` is by default what `precision` and `activations` allow. Raises what reading and compiling raise, and
+    InputError for a `program` with other inputs or outputs than the model's, and where the framework can run at none of
+    the sizes, or is not installed and there is no interpreter either.
     """
-    tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
+    if tolerance is None:
+        tolerance = max((ROUNDING[name] for name in (precision, activations) if name in ROUNDING), default=None)
     # what a model keeps comes in and goes out, as random old values and new ones to compare
     graph = replace(read_graph(source), state=())
-    built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
+    built = build(
+        graph, threads=threads, fast_math=fast_math, precision=precision, activations=activations, target=target
+    )
     model = built.model() if program is None else _loaded(program, built, source, threads)
     limits = index_limits(graph)
     checks: list[Check] = []

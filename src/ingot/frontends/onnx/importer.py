@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
-from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
+from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, map_file, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
@@ -86,6 +86,12 @@ def import_onnx(
     return graph
 
 
+def open_axes(source: str | os.PathLike[str] | ModelProto) -> dict[str, list[int]]:
+    """By input, the axes whose sizes are symbols of the model alone."""
+    graph = read_model(source)[0].graph
+    return {info.name: open_axes_of(info) for info in graph.input}
+
+
 def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     known = {o.name for o in model.graph.output}
     made = {name for node in model.graph.node for name in node.output if name} - known
@@ -149,7 +155,7 @@ def read_model(
     message, ranges = cut_weights(data.data, str(path))
     model = parse_model(message, str(path))
     cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
-    return model, ExternalData(path.parent), cuts, str(path)
+    return model, ExternalData(path), cuts, str(path)
 
 
 def parse_model(message: bytes, where: str) -> ModelProto:
