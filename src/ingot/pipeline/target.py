@@ -141,11 +141,31 @@ def target_of(features: Features) -> Target[Any]:
     return _target(features.target_name)
 
 
+_FIXES = {
+    **dict.fromkeys(("gpu", "nvidia", "triton"), "write cuda for this machine's GPU, cuda:sm_90a for another one's"),
+    **dict.fromkeys(("host", "auto", "x86", "x64"), "write native for this machine's CPU"),
+    **dict.fromkeys(("arm", "arm64"), "write cpu:aarch64; for microcontrollers c:cortex-m4 and others"),
+    "tpu": "ingot export writes StableHLO, which XLA compiles for TPUs",
+    **dict.fromkeys(("js", "web", "webassembly"), "write wasm"),
+}
+
+
+def _is_cpu(text: str) -> bool:
+    try:
+        features_of(f"cpu:{text}")
+    except InputError:
+        return False
+    return True
+
+
 def parse_target(text: str) -> tuple[Target[Any], str]:
     """ "cpu:znver4" -> the target and the text after the colon; "native" is this machine's CPU. Raises InputError."""
     name, _, asked = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
-        raise InputError("target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text))
+        fix = _FIXES.get(name.lower()) or (f"write cpu:{text}" if _is_cpu(text) else None)
+        raise InputError(
+            "target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text), fix=fix
+        )
     return _target(name), asked
 
 

@@ -15,11 +15,12 @@ commutes with them). The model's inputs and outputs keep their types, and output
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.node import Graph, Node, Project, rebuild
-from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32, word_fix
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided_base
 from ingot.passes.constants import is_constant
@@ -36,8 +37,13 @@ def lower_precision(graph: Graph, precision: str, same_types: bool = False) -> G
     """
     stored = STORED.get(precision)
     if stored is None:
-        raise InputError("precision", expected=" or ".join(STORED), got=repr(precision))
+        raise InputError("precision", expected=" or ".join(STORED), got=repr(precision), fix=_fix(precision))
     return graph if stored == f32 else _Narrowing(graph, stored, same_types).run()
+
+
+def _fix(precision: object) -> str | None:
+    is_integer = bool(re.search(r"int|^[iuqw]?[48]$|q[48]", str(precision).lower()))
+    return "8 and 4 bits: ingot.quantize, or ingot quantize" if is_integer else word_fix(precision, STORED)
 
 
 def _narrows(n: Node, same_types: bool) -> bool:
