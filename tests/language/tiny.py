@@ -45,7 +45,7 @@ def q8_0(x: np.ndarray) -> np.ndarray:
 
 def write(
     path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None,
-    is_quantized: bool = False,
+    context: int = CONTEXT, is_quantized: bool = False,
 ) -> Path:  # fmt: skip
     """added: to tensors by name. is_quantized: matrices of whole blocks are stored in Q8_0."""
     tokens = [*byte_tokens(), *SPECIAL]
@@ -71,7 +71,7 @@ def write(
         wide = {name: x for name, (_, (*_, columns), x) in tensors.items() if columns % 32 == 0 and x.ndim == 2}
         tensors |= {name: ("Q8_0", x.shape, q8_0(x)) for name, x in wide.items()}
     numbers = {
-        "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
+        "context_length": context, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
         "attention.head_count": HEADS, "attention.head_count_kv": KEY_HEADS,
     }  # fmt: skip
     ids = {"bos_token_id": 256, "eos_token_id": 257, "eot_token_id": 259}

@@ -64,7 +64,8 @@ def compile(
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
             "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
-            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "c": a `.c` and a `.h` file.
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "hip:gfx942": AMD's, which nobody has
+            run yet. "c": a `.c` and a `.h` file.
         dynamic: the sizes that vary from call to call. ONNX: by default the sizes that the file leaves open;
             False or {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} fixes axis 2 of input x.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
@@ -84,7 +85,7 @@ def compile(
         constants: the same as `weights`, for an ONNX model.
         signature: the signature of a SavedModel ("serving_default" if it has one) or of a TFLite model (by default that
             of its first subgraph).
-        outputs: the names of the outputs to compute; for a TensorFlow model also of tensors inside the graph.
+        outputs: the names of the outputs to compute; for an ONNX or TensorFlow model also of values inside the graph.
         inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own (docs/tensorflow.md).
         state: inputs that the compiled model keeps from call to call, each with the output that replaces it:
             {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in

@@ -35,7 +35,7 @@ from ingot.support.limits import limited, parse_limits
 OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
     OK: "done",
-    MISMATCH: "compare found a difference",
+    MISMATCH: "compare found a difference, or certify no proof",
     BAD_INPUT: "wrong usage, or an invalid input, model or file",
     UNSUPPORTED: "the model has unsupported ops, or an engine of bench could not run it",
     FAILED: "internal error of Ingot: please report it",

@@ -40,7 +40,21 @@ Inputs = Annotated[
     ),
 ]
 Outputs = Annotated[
-    list[str] | None, typer.Option("--outputs", metavar="NAME", help="Compile only this output. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--outputs", metavar="NAME", help="Compile only this output, of ONNX also an inner value. Repeatable."
+    ),
+]
+Feeds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", "-i", metavar="NAME=FILE",
+        help="An input: .npy, .npz, or a picture (floats from 0 to 1); or FILE.npz with all by name. Repeatable.",
+    ),
+]  # fmt: skip
+AllValues = Annotated[
+    Path | None,
+    typer.Option("--all-values", metavar="FILE.npz", help="Of an ONNX model: write all inner values, by name."),
 ]
 Sizes = Annotated[
     list[str] | None,

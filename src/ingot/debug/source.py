@@ -96,6 +96,16 @@ def open_source(path: Path, words: Words | None = None) -> Source:
     return replace(source, weights=read_weights(source, words.weights)) if words.weights else source
 
 
+def with_all_values(source: Source) -> Source:
+    """The source with every tensor inside of an ONNX model as an output. Raises InputError for other kinds."""
+    if source.kind != "onnx" or source.outputs is not None:
+        got = source.kind if source.kind != "onnx" else "--outputs"
+        raise InputError("--all-values", expected="an ONNX model, without --outputs", got=got)
+    from ingot.frontends.onnx import inner_values  # an extra
+
+    return replace(source, outputs=tuple(inner_values(source.path)))
+
+
 def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
     """["batch=1", "length=1:512", "frames=4:", "x:2=48"] -> sizes and inclusive bounds, by symbol, or by input and
     axis. Raises InputError."""

@@ -145,7 +145,7 @@ from ingot.ops.nn.activation import (
     ThresholdedRelu,
 )
 from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
-from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.attention import Attention, AttentionWithSums
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.gradients.custom import Cotangent, CustomGradient, straight_through

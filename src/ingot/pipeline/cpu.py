@@ -104,6 +104,7 @@ class CpuTarget:
     lower = staticmethod(lower)
     beside = None
     has_fixed_sizes = False
+    overlaps_exchanges = False
 
     @staticmethod
     def export(program: Program, path: Path, weights: Path | None = None) -> None:

@@ -112,6 +112,10 @@ class Attention(Op):
         return cols - rows if self.causal == "lower_right" else 0
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return self.result_and_sums(*inputs)[0]
+
+    def result_and_sums(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The result and the logarithms of the sums of exponentials, as `AttentionWithSums` has them."""
         q, k, v = (t.as_f64(x) for x in inputs[:3])
         if self.scaled:
             k, v = (x * t.as_f64(scale) for x, scale in zip((k, v), inputs[-2:], strict=True))
@@ -128,17 +132,22 @@ class Attention(Op):
                 visible = np.arange(cols) <= np.arange(rows)[:, None] + self.offset(rows, cols)
                 s = np.where(visible, s, -_INF)
             row_max = s.max(3, keepdims=True, initial=-_INF)
-            e = np.exp(s - np.where(row_max == -_INF, 0, row_max))
+            level = np.where(row_max == -_INF, 0, row_max)
+            e = np.exp(s - level)
             total = e.sum(3, keepdims=True)
             y = (e / np.where(total == 0, 1, total)) @ v
+            is_zero = total == 0
             if self.guarded:
+                is_zero |= np.isnan(total)
                 y = np.where(np.isnan(total), 0, y)
-        return round_to(y, dtype_of(inputs[0]))
+            sums = np.where(is_zero, _INF, level + np.log(total))[..., 0]
+        dtype = dtype_of(inputs[0])
+        return round_to(y, dtype), round_to(sums, t.sums_dtype(dtype))
 
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
         """The attention weights [B, Hq, Sq, Sk] of each query, for models that process them before the product with
         v."""
-        e, total = self.exponentials(self.scores(q, k), mask)
+        e, total, _ = self.exponentials(self.scores(q, k), mask)
         w = e / t.term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
 
@@ -146,7 +155,7 @@ class Attention(Op):
         q, *wide = inputs[0], *(Term(x).cast(inputs[0].dtype) for x in inputs[1:3])
         if self.scaled:
             wide = [x * Term(scale) for x, scale in zip(wide, inputs[-2:], strict=True)]
-        e, total = self.exponentials(self.scores(q, wide[0].node), self.mask(inputs))
+        e, total, _ = self.exponentials(self.scores(q, wide[0].node), self.mask(inputs))
         v, n = t.widen_narrow(wide[1].node), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
@@ -167,8 +176,9 @@ class Attention(Op):
 
     def exponentials(
         self, s: Term, mask: Sequence[Node], first_row: Term | None = None, rows: DimLike | None = None
-    ) -> tuple[Term, Term]:
-        """The exponentials of scores `s` after masking, and their sums, by which they have yet to be divided.
+    ) -> tuple[Term, Term, Term]:
+        """The exponentials of scores `s` after masking, relative to a level of each row; their sums, by which they have
+        yet to be divided; the levels.
 
         first_row, rows: if `s` is a block of the `rows` queries, the index of its first one.
         """
@@ -181,8 +191,9 @@ class Attention(Op):
             s = t.term(t.where(visible.broadcast(s.shape), s, -_INF))
         row_max = s.max((n - 1,), keepdims=False)
         # for a row without visible keys: -inf - 0 = -inf, all weights 0
-        e = t.exp(s - t.term(t.where(row_max.equals(-_INF), 0.0, row_max)).restore(s.shape, (n - 1,)))
-        return e, e.sum((n - 1,), keepdims=False)
+        level = t.term(t.where(row_max.equals(-_INF), 0.0, row_max))
+        e = t.exp(s - level.restore(s.shape, (n - 1,)))
+        return e, e.sum((n - 1,), keepdims=False), level
 
     def _apply_mask(self, s: Term, mask: Term) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
@@ -230,6 +241,56 @@ class Attention(Op):
         scales = tuple(np.abs(x[..., :1]) / 40 for x in (k2, v2))
         yield cls("lower_right", 0.35, scaled=True), (q, *levels, *scales)
         yield cls("none", 0.35, 2.0, scaled=True), (q[:, :, :1], *levels, bias[:, :1], *scales)
+
+
+@dataclass(frozen=True)
+class AttentionWithSums(Op):
+    """Attention and what its gradients read: (y, sums[B,Hq,Sq]).
+
+    Operands and attributes are those of `Attention`, whose result y is. sums: the logarithm of each query's sum of
+    exponentials of scores, +inf for queries that give 0; in the type of sums, f32 (f64 for f64). by_row: y is
+    [B,Sq,Hq,Dv], as the projection behind it reads it.
+    """
+
+    name: ClassVar[str] = "attention_with_sums"
+    causal: str = "none"
+    scale: float = 1.0
+    softcap: float = 0.0
+    guarded: bool = False
+    by_row: bool = False
+
+    @property
+    def forward(self) -> Attention:
+        return Attention(self.causal, self.scale, self.softcap, self.guarded)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        y = self.forward.infer(*inputs)
+        batch, heads, rows, width = y.shape
+        sums = TensorType(t.sums_dtype(y.dtype), (batch, heads, rows))
+        return y.with_shape((batch, rows, heads, width)) if self.by_row else y, sums
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        return self.forward.flops(*inputs)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        y, sums = self.forward.result_and_sums(*inputs)
+        return y.swapaxes(1, 2) if self.by_row else y, sums
+
+    def lower(self, *inputs: Node) -> tuple[Node, ...]:
+        y = Term(self.forward(*inputs))
+        _, total, level = self.forward.exponentials(self.forward.scores(*inputs[:2]), inputs[3:])
+        is_zero = total.equals(0.0)
+        if self.guarded:
+            is_zero = is_zero | total.map(IsNan())
+        sums = t.term(t.where(is_zero, _INF, t.log(total) + level)).reshape(inputs[0].shape[:3])
+        return (y.transpose((0, 2, 1, 3)) if self.by_row else y).node, sums.node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for op, arrays in Attention.samples():
+            assert isinstance(op, Attention)
+            if len({x.dtype for x in arrays[:3]}) == 1:  # caches are not trained
+                yield cls(op.causal, op.scale, op.softcap, op.guarded, arrays[0].shape[1] == 4), arrays
 
 
 def _data(*shape: int) -> np.ndarray:
