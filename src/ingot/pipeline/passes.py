@@ -49,7 +49,8 @@ class Choices:
     rounded to bytes. same_operand_types: products need operands of
     one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
     them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
-    height: see `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them."""
+    height: see `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them.
+    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -62,6 +63,7 @@ class Choices:
     blocks: bool = True
     byte_rows: bool = True
     narrow_caches: bool = False
+    pairs_levels: bool = False
     same_operand_types: bool = False
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
@@ -73,6 +75,10 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
+    precision = partial(
+        lower_precision, precision=options.precision, same_types=choices.same_operand_types,
+        pairs_levels=choices.pairs_levels,
+    )  # fmt: skip
     rounds = options.activations == "int8"
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
@@ -106,7 +112,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("split_transposed", split_transposed),
         # before layout, after which weights are folded
         *((("narrow_products", narrow_products),) if choices.same_operand_types else ()),
-        ("precision", partial(lower_precision, precision=options.precision, same_types=choices.same_operand_types)),
+        ("precision", precision),
         ("reshaped_reductions", partial(reduce_unreshaped, max_slice_elements=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
