@@ -193,6 +193,20 @@ def test_numerics_of_networks(name: str) -> None:
     assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
 
 
+def test_numerics_refuse_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding is not that of a sum of products."""
+    net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
+    program = ingot.compile(net, (x,)).program
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
+        pytest.skip("no convolution by Winograd's algorithm on this machine")
+    with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
+        ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    y = ingot.compile(net, (x,))(x).detach().numpy()
+    assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
+
+
 def test_a_monitor_is_a_model(tmp_path: Path) -> None:
     net, x = net_of("relu")
     bounds = ingot.bounds(net, (x,), eps=0.1)

@@ -22,12 +22,13 @@ from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph
 from ingot.ir.types import f64
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.attack import Attack, Goal
 from ingot.transform.bounds.graph import Bounded, Question, search_graph
-from ingot.transform.bounds.run import rounded, rounding_of
+from ingot.transform.bounds.run import check_sums, rounded, rounding_of
 from ingot.transform.bounds.slopes import slopes_of
 from ingot.transform.bounds.vnnlib import Alternative, Property
 
@@ -129,10 +130,16 @@ class _Search:
         self.boxes = 0
 
     @cached_property
+    def compiled(self) -> Program:
+        return compiled_program(self.graph, self.options)
+
+    @cached_property
     def program(self) -> CompiledModel:
-        return CompiledModel(compiled_program(self.graph, self.options), threads=self.options.threads)
+        return CompiledModel(self.compiled, threads=self.options.threads)
 
     def run(self) -> Verdict:
+        if self.numerics:
+            check_sums(self.compiled)
         groups = list(self.groups())
         goals = [(_goal(g), g[0]) for g in groups]
         attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]

@@ -15,6 +15,7 @@ from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
@@ -102,6 +103,8 @@ def bound_model(
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.ends])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
+    if numerics:
+        check_sums(compiled_program(graph, options))
     question = Question(box.perturbed, method, rows, rounding_of(graph, numerics))
     program = compiled_program(bound_graph(graph, question), options)
     monitor = CompiledModel(program, threads=options.threads)
@@ -125,6 +128,19 @@ def _with_slopes(
     lower, upper = results
     least, most = (v.reshape(lower.shape) for v in (found[: len(rows)], -found[len(rows) :]))
     return [np.fmax(lower, rounded(least, y.dtype, -1)), np.fmin(upper, rounded(most, y.dtype, 1))]
+
+
+def check_sums(program: Program) -> None:
+    """Raise InputError for a program whose rounding is not that of sums in some order: one with Winograd's algorithm,
+    whose transforms round by more than the products that they replace."""
+    found = [step for step in program.steps if getattr(step, "kernel", "").startswith("winograd")]
+    if found:
+        raise InputError(
+            "numerics",
+            expected="a program whose products are sums in some order",
+            got=f"{len(found)} convolutions by Winograd's algorithm",
+            fix="set INGOT_WINOGRAD=0, for the program too",
+        )
 
 
 def rounding_of(graph: Graph, numerics: bool) -> Rounding:
