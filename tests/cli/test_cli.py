@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -370,7 +371,79 @@ def test_precision(model: Path, precision: str):
 def test_compare_with_an_impossible_tolerance_is_a_mismatch(model: Path):
     result = call("compare", model, "--size", "batch=2", "--tolerance", "0")
     assert result.exit_code == 1
-    assert "differs" in result.output and "to blame" in result.output
+    assert "by rounding alone" in result.output and "nobody is to blame" in result.output
+    checks = json.loads(call("compare", model, "--size", "batch=2", "--json").stdout)["checks"]
+    assert {c["agreement"]["size"] for c in checks} <= {"none", "rounding"}
+
+
+def picture(path: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.arange(6 * 9 * 3, dtype=np.uint8).reshape(6, 9, 3)).save(path)
+    return path
+
+
+def test_own_data_decide_the_sizes(model: Path, tmp_path: Path):
+    rows = np.random.default_rng(0).standard_normal((3, 1, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    np.savez(tmp_path / "all.npz", image=rows)
+    np.savez(tmp_path / "one.npz", anything=rows)
+    wanted = ingot.compile(model)(rows)
+    for given in ("x.npy", "all.npz", "image=one.npz"):
+        name, _, file = given.rpartition("=")
+        told(
+            call(
+                "run",
+                model,
+                "--input",
+                f"{name}{'=' * bool(name)}{tmp_path / file}",
+                "--output-dir",
+                tmp_path,
+                "--json",
+            )
+        )
+        np.testing.assert_array_equal(np.load(tmp_path / "probability.npy"), wanted)
+    own = f"image={tmp_path / 'x.npy'}"
+    assert {c["sizes"]["batch"] for c in told(call("compare", model, "-i", own, "--json"))["checks"]} == {3}
+    assert told(call("explain", model, "-i", own, "--repeats", 1, "--json"))["sizes"] == {"batch": 3}
+    bench = told(call("bench", model, "-i", own, "--against", "", "--rounds", 1, "--seconds", 0.01, "--json"))
+    assert bench["inputs"] == {"image": [3, 1, 8, 8]}
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "other.npz", wrong=rows)
+    for wrong in ("bad.npz", "other.npz"):
+        assert "--input" in refused(2, "run", model, "-i", tmp_path / wrong) or wrong == "bad.npz"
+    np.save(tmp_path / "flat.npy", rows.ravel())
+    for command in ("run", "compare", "explain", "bench"):
+        assert "image" in refused(2, command, model, "-i", f"image={tmp_path / 'flat.npy'}")
+
+
+def test_pictures_are_inputs(model: Path, tmp_path: Path):
+    file = picture(tmp_path / "dog.png")
+    assert told(call("run", model, "-i", f"image={file}", "--json"))["outputs"][0]["shape"] == [1, 5]
+    assert told(call("compare", model, "-i", file, "--json"))["ok"]
+    (tmp_path / "no.png").write_bytes(b"none")
+    assert "expected a picture" in refused(2, "run", model, "-i", tmp_path / "no.png")
+
+
+def test_inner_values_of_onnx_models(model: Path, tmp_path: Path):
+    values, both = tmp_path / "values.npz", tmp_path / "both.npz"
+    facts = told(call("run", model, "--random", "--outputs", "r", "--json"))["outputs"]
+    assert [f["name"] for f in facts] == ["r"] and facts[0]["shape"] == [1, 12, 8, 8] and facts[0]["min"] == 0
+    told(call("run", model, "--random", "--all-values", values, "--json"))
+    with np.load(values) as found:
+        assert set(found.files) == {"c", "r", "p", "f", "l", "probability"}
+        np.testing.assert_array_equal(found["r"], np.maximum(found["c"], 0))
+    compared = told(call("compare", model, "--all-values", both, "--size", "batch=2", "--json"))
+    assert compared["ok"] and {c["output"] for c in compared["checks"]} == {"c", "r", "p", "f", "l", "probability"}
+    with np.load(both) as found:
+        np.testing.assert_allclose(found["r"], found["r (interpreter)"], atol=1e-5)
+    assert "outputs" in refused(2, "run", model, "--random", "--outputs", "nothing")
+    assert "--all-values" in refused(2, "run", model, "--random", "--outputs", "r", "--all-values", values)
+
+
+def test_compare_says_that_all_is_nan(model: Path, tmp_path: Path):
+    np.save(tmp_path / "nan.npy", np.full((1, 1, 8, 8), np.nan, np.float32))
+    result = call("compare", model, "-i", tmp_path / "nan.npy")
+    assert result.exit_code == 0 and "all 5 values are NaN, as expected" in " ".join(result.output.split())
 
 
 def test_compare_checks_a_saved_program(model: Path, tmp_path: Path):
@@ -414,6 +487,31 @@ def test_bench_runs_each_engine_in_its_process(model: Path):
     ours, theirs = facts["results"]
     assert ours["engine"] == "ingot" and ours["seconds"] > 0 and ours["ratio"] is None
     assert theirs["engine"] == "ort" and theirs["ratio"] > 0 and theirs["error"] < 1e-5
+
+
+def test_bench_tells_percentiles_of_streams_and_writes_a_table(model: Path, tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "figures.csv"
+    options = ("--streams", 2, "--rounds", 2, "--seconds", 0.01, "--warm-up", 0.01, "--dim", "batch=2", "--csv", file)
+    facts = told(call("bench", model, "--against", "ort", *options, "--json"))
+    assert facts["inputs"] == {"image": [2, 1, 8, 8]} and facts["streams"] == 2
+    for r in facts["results"]:
+        assert r["best"] <= r["seconds"] and r["p50"] <= r["p90"] <= r["p99"] and r["calls_per_second"] > 0
+    with file.open() as table:
+        rows = [*csv.DictReader(table)]
+    assert [row["engine"] for row in rows] == ["ingot", "ort"] and float(rows[1]["ratio"]) > 0
+
+
+@pytest.mark.parametrize("name, engine, package", [("m.mlir", "jax", "jax"), ("m.tflite", "tflite", "ai_edge_litert")])
+def test_bench_beside_the_engines_of_other_formats(model: Path, tmp_path: Path, name: str, engine: str, package: str):
+    pytest.importorskip(package)
+    pytest.importorskip("flatbuffers")
+    file = tmp_path / name
+    inline = ["--inline"] if engine == "jax" else []
+    assert call("export", model, "-o", file, "--dim", "batch=2", *inline).exit_code == 0
+    facts = told(call("bench", file, "--rounds", 1, "--seconds", 0.01, "--json"))
+    assert [r["engine"] for r in facts["results"]] == ["ingot", engine]
+    assert facts["results"][1]["error"] < 1e-5
 
 
 def test_bench_says_which_engine_cannot_run(model: Path):

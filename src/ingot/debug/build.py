@@ -27,6 +27,7 @@ class Build:
     threads: int
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
 
     @property
     def launches(self) -> list[Launch]:
@@ -66,10 +67,13 @@ def build(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
 ) -> Build:
     """Compile `graph` without the cache. Raises what compiling raises."""
     features, trace = features_of(target), Trace()
     count = thread_count(threads)
-    program = build_program(graph, features, count, fast_math=fast_math, precision=precision, trace=trace)
-    return Build(graph, program, trace, features, count, fast_math, precision)
+    program = build_program(
+        graph, features, count, fast_math=fast_math, precision=precision, activations=activations, trace=trace
+    )
+    return Build(graph, program, trace, features, count, fast_math, precision, activations)

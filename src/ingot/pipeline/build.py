@@ -151,6 +151,7 @@ def build_program(
     *,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     memory: float | None = None,
     smaller_graph: Callable[[], Graph] | None = None,
     measure: Measure | None = None,
@@ -158,15 +159,15 @@ def build_program(
 ) -> Program:
     """Compile a MODEL graph for the machine that `features` describes.
 
-    precision: see `ingot.passes.precision`. memory: a limit, see `ingot.plan.recompute`. sparing: build the same graph
-    with loops that save fewer values, tried if the limit cannot be met. measure: run a program within the
-    limit, to choose by measured times.
+    precision: see `ingot.passes.precision`. activations: see `ingot.compile`. memory: a limit, see
+    `ingot.plan.recompute`. sparing: build the same graph with loops that save fewer values, tried if the limit cannot
+    be met. measure: run a program within the limit, to choose by measured times.
 
     If the graph draws random numbers, their seed is part of the program's state.
     """
     graph = with_random_state(graph, RANDOM)
     target = target_of(features)
-    options = Options(threads, fast_math, precision)
+    options = Options(threads, fast_math, precision, activations)
     variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(size_hints(graph)):
         verify(graph, "import")
@@ -174,7 +175,7 @@ def build_program(
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
-        meta = {"precision": precision}
+        meta = {"precision": precision, "activations": activations}
         if memory is not None:
             sizes = size_hints(graph)
             arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join)  # sizes of the linked program

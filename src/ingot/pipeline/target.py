@@ -34,6 +34,7 @@ NAMES = (
     "cpu",
     "c",
     "cuda",
+    "hip",
     "null",
     "wasm",
     "verilog",
@@ -42,11 +43,13 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Options:
-    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in."""
+    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in.
+    activations: what weights of few bits are multiplied with, see `ingot.compile`."""
 
     threads: int = 1
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
 
 
 DEFAULT_OPTIONS = Options()
@@ -69,13 +72,15 @@ class Target(Protocol[M]):
 
     name: the text before the colon, and the name of the device that runs the code. policy: parameters of fusion.
     forms: the texts of a kernel that `source` can print, the lowest level last. has_fixed_sizes: whether programs
-    cannot leave sizes open, so that models take those that their files hold, too.
+    cannot leave sizes open, so that models take those that their files hold, too. overlaps_exchanges: whether kernels
+    run while values travel between devices.
     """
 
     name: str
     policy: FusionPolicy
     forms: tuple[str, ...]
     has_fixed_sizes: bool
+    overlaps_exchanges: bool
 
     def features(self, asked: str) -> Features:
         """Return the machine that the text after the colon names; "" is this machine, or the target's default.

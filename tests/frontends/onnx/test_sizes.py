@@ -12,8 +12,8 @@ import ingot
 from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from ingot.support.errors import InputError, NeedsValues, ShapeError, UnsupportedOpError
-from tests.frontends.onnx.told import F, model, one, runtime, same
+from ingot.support.errors import InputError, NeedsValues, ShapeError
+from tests.frontends.onnx.told import F, X, model, one, runtime, same
 
 
 def types(m: onnx.ModelProto, **options) -> list[str]:
@@ -46,6 +46,21 @@ def test_sizes_that_must_be_equal_are() -> None:
     assert types(m) == ["f32[7]", "f32[7]", "f32[7]"]
     m = model(one("MatMul", "x", "y"), [("x", F, [2, "past + new"]), ("y", F, ["all", 3]), ("z0", F, ["past", "new"])])
     assert types(m)[1] == "f32[new+past,3]"
+
+
+def test_a_size_that_is_1_broadcasts_in_the_calls_where_it_is() -> None:
+    """x[a] + w[5] makes a 5, unless a call brings 1; x[a] + y[b] likewise."""
+    m = model(one("Add", "x", "w"), [("x", F, ["a"])], initializers=[("w", X[0, :5])])
+    two = model(one("Add", "x", "y"), [("x", F, ["a", "n"]), ("y", F, ["b", "n"])])
+    added, sums = (ingot.compile(source, threads=1, cache=False) for source in (m, two))
+    for a, b in ((5, 4), (1, 1)):
+        same([added(X[1, :a])], runtime(m, x=X[1, :a]))
+        same([sums(X[:b], X[:4])], runtime(two, x=X[:b], y=X[:4]))
+    for size in (0, 4):
+        with pytest.raises(InputError, match="expected 5"):
+            added(X[1, :size])
+    with pytest.raises(InputError, match="expected 5"):
+        ingot.compile(m, dynamic={"a": (1, 9)}, threads=1, cache=False)(X[1, :1])
 
 
 def test_a_state_of_batch_1_makes_the_batch_1() -> None:
@@ -199,8 +214,11 @@ def test_a_slice_of_another_length_at_each_turn_is_refused(places: str) -> None:
             w = Add (v, total)
         }}>
     }}"""
-    with pytest.raises(UnsupportedOpError, match="which a loop changes"):
-        ingot.compile(onnx.parser.parse_model(text))
+    m = onnx.parser.parse_model(text)
+    compiled = ingot.compile(m, threads=1, cache=False)
+    for turns, s in ((0, 1.0), (1, 2.0), (4, 0.5), (9, 1.5)):
+        arrays = {"n": np.array(turns), "x": np.arange(1, 9, dtype=np.float32), "s": np.array(s, np.float32)}
+        same([compiled(**arrays)], runtime(m, **arrays))
 
 
 WHILE = """<ir_version: 8, opset_import: ["" : 18]>

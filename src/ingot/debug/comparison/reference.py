@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingot.debug.comparison.foreign import Foreign, RefusedError
-from ingot.debug.comparison.onnx_runtime import Run, session
+from ingot.debug.comparison.onnx_runtime import Run, session, with_outputs
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
 from ingot.driver.open import import_torch, open_model, script_evaluator
@@ -51,7 +51,12 @@ def reference(source: Source) -> Reference:
 def _onnx_runtime(source: Source) -> Reference:
     import onnxruntime  # an extra
 
-    run = session(str(source.path))
+    if source.outputs is None:
+        run = session(str(source.path))
+    else:
+        import onnx
+
+        run = session(with_outputs(onnx.load(source.path), source.outputs).SerializeToString())
     return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.weights}))
 
 

@@ -11,8 +11,7 @@ otherwise it becomes the root of a new group. So a group has one result, and gro
 - An anchor (contraction, window, scan, sort, ...) is the main loop of a group. The pointwise ops that follow it join as
   its epilogue; its operands are in memory, seen through strided views; a contraction may compute its rows (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
-- Finally a global pool joins the group that produces its image, as a second result (`pool_epilogue`), and pointwise
-  groups whose results are outputs of the model join the group that reads them (`several_results`).
+- Finally groups take on others as further results (`pool_epilogue`, `several_results`, `epilogue_results`).
 - Concat and Pad of computed values are storage ops: their operands are computed directly into the result's buffer.
 
 Inputs, constants and storage ops are not in groups.
@@ -34,6 +33,7 @@ from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves, widens_table
 from ingot.passes.fusion.epilogue import anchor_tails
+from ingot.passes.fusion.epilogue_results import join_epilogues
 from ingot.passes.fusion.groups import (
     MAX_PATHS,
     Axes,
@@ -149,7 +149,7 @@ class _Fusion:
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or is_strided_view(node)
+        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes)) or is_strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
                 self.in_memory.add(i)
@@ -468,7 +468,8 @@ class _Fusion:
         state = dict(enumerate(self.graph.state_pairs))
         for i, n in enumerate(self.graph.outputs):
             # each output is written by its own group, except unchanged values of the state
-            is_written = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
+            group = memo[n].inputs[0] if isinstance(n.op, Project) else memo[n]
+            is_written = not n.is_leaf and memo[n] not in outputs and isinstance(group.op, Group)
             is_unchanged_state = i in state and state[i][0] is n
             outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
@@ -491,7 +492,9 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, updated = compute_updates(fused, policy)
     images = {n: updated.get(g, g) for n, g in images.items()} | updated
     fused, merged = join_results(fused, policy)
+    fused, joined = join_epilogues(fused, policy)
     if reasons is not None:
-        current = {n: images.get(n, n) for n in fusion.reasons}
-        reasons |= {merged.get(current[n], current[n]): text for n, text in fusion.reasons.items()}
+        for n, text in fusion.reasons.items():
+            group = merged.get(images.get(n, n), images.get(n, n))
+            reasons[joined.get(group, group)] = text
     return fused

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, differentiable_operands, gradients
-from ingot.ir.node import Graph, Input, Node, rebuild, splat_of, topological
+from ingot.ir.node import Graph, Input, Node, Project, rebuild, splat_of, topological
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -161,12 +161,14 @@ def _buffers(buffers: Sequence[StateTensor], values: Sequence[Node], update: _Up
 
 
 def _narrow_operands(n: Node, images: Sequence[Node], dtype: DType) -> Node:
-    """Cast the operands of an f32 sum of products to `dtype`; the sum stays f32."""
+    """Cast the operands of an f32 sum of products, or of an attention, to `dtype`; sums stay f32, as do results."""
     operands = (*n.op.stored_weights, *n.op.stored_values)
-    if not n.op.stored_weights or n.types[0].dtype != f32 or any(images[i].dtype != f32 for i in operands):
-        return n.with_inputs(images)
+    if not operands or any(t.dtype != f32 for t in n.types) or any(images[i].dtype != f32 for i in operands):
+        same = n.with_inputs(images)
+        return ops.cast(same, n.dtype) if isinstance(n.op, Project) else same
     narrow = [ops.cast(x, dtype) if i in operands else x for i, x in enumerate(images)]
-    return n.op.with_sums(f32)(*narrow, loc=n.loc)
+    result = n.op.with_sums(f32)(*narrow, loc=n.loc)
+    return result if len(n.types) > 1 else ops.cast(result, f32)
 
 
 class _Update:

@@ -93,11 +93,13 @@ def depthwise_conv_2d(c: Call) -> Node:
     return c.activation(with_bias(c, scaled(y, scale)))
 
 
-def factors(c: Call) -> tuple[Node, Node, Node | None]:
-    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image."""
-    if not hybrid.is_hybrid(c):
-        return c.x(0), c.x(1), None
-    whole, scale = hybrid.rounded(c.x(0), len(c.levels(1).scales) > 1)
+def factors(c: Call, image: int = 0) -> tuple[Node, Node, Node | None]:
+    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image.
+    image: which operand is x; not the first of a transposed convolution, whose levels are always asymmetric."""
+    x = c.x(image)
+    if not hybrid.is_hybrid(c, image):
+        return x, c.x(1), None
+    whole, scale = hybrid.rounded(x, image > 0 or len(c.levels(1).scales) > 1)
     kernel, scales = hybrid.weights(c)
     return whole, kernel, ops.mul(scale, scales)
 
@@ -123,7 +125,8 @@ def conv_3d(c: Call) -> Node:
 @row("TRANSPOSE_CONV")
 def transpose_conv(c: Call) -> Node:
     """Operands: the result's sizes, kernel[O, H, W, I], x[N, H, W, I], maybe a bias."""
-    y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:3])
+    x, kernel, scale = factors(c, 2)
+    y = scaled(transposed(c, x, kernel, c.dims(0)[1:3]), scale)
     return c.activation(ops.add(y, c.x(3)) if c.has(3) else y)
 
 
