@@ -4,7 +4,8 @@
 
 As in TASO (Jia et al. 2019, section 3) terms are told apart by their values at a random point, of which those of the
 same values are one. Here the values are of a finite field, at sizes that are small primes, so that a form costs
-microseconds; what is found is proved at the model's own sizes. Terms that cost more than the graph are left out.
+microseconds; what is found is proved at the model's own sizes. Left out are terms that cost more than the graph, and
+those that multiply what the graph does not: each product of inputs must divide one of the graph's.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ MIN_OPS = 2
 _SECONDS_PER_FLOP, _SECONDS_PER_BYTE, _SECONDS_PER_OP = 1 / 50e9, 1 / 20e9, 1e-6
 
 
+# The products of inputs that a polynomial is a sum of: of each, how often it has each input
+Products = frozenset[tuple[int, ...]]
+
+
+def _products(multiplied: bool, operands: Sequence[Products]) -> Products:
+    if multiplied:
+        a, b = operands
+        return frozenset(tuple(map(sum, zip(p, q, strict=True))) for p in a for q in b)
+    return frozenset[tuple[int, ...]]().union(*operands)
+
+
 @dataclass(frozen=True)
 class Term:
     """node: over the inputs of the graph, at its own sizes. value: at small sizes, over the field. parts: the nodes
-    that cost time: all that are not of constants alone."""
+    that cost time: all that are not of constants alone. products: see `Products`."""
 
     node: Node
     value: np.ndarray = field(compare=False)
     constant: bool
     parts: frozenset[Node]
+    products: Products
 
 
 def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time.monotonic) -> list[Graph]:
@@ -56,14 +69,21 @@ def _small_sizes(before: Graph) -> Mapping[int, int] | None:
     """A small prime for each size; sizes of images stay. None if the graph has no such form."""
     kept: set[int] = set()
     for n in before.nodes():
+        if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
+            return None
         if isinstance(n.op, ops.Convolution):
             layouts = zip((n.op.lhs_layout, n.op.rhs_layout, n.op.out_layout), (*n.inputs, n), strict=True)
             kept |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}  # type: ignore[misc]
             kept |= {n.op.feature_groups, n.op.batch_groups}
     sizes = sorted({d for n in before.nodes() for d in n.shape if isinstance(d, int) and d > 1} - kept)
-    if len(sizes) > len(_SMALL):
-        return None
-    small = dict(zip(sizes, _SMALL, strict=False))
+    sums = _sums(before)
+    primes, small = iter(_SMALL), dict[int, int]()
+    for size in sizes:
+        parts = next((p for total, p in sums if total == size and all(d in small for d in p)), None)
+        prime = sum(small[d] for d in parts) if parts else next(primes, None)
+        if prime is None:
+            return None
+        small[size] = prime
     for attempt in (small, {}):
         if sum(int(np.prod(_shape(n.shape, attempt))) for n in before.nodes()) > 1 << 20:
             continue
@@ -73,6 +93,19 @@ def _small_sizes(before: Graph) -> Mapping[int, int] | None:
             continue
         return attempt
     return None
+
+
+def _sums(before: Graph) -> list[tuple[int, list[int]]]:
+    """Sizes that are sums of others: of concats, and the limits of slices."""
+    sums: list[tuple[int, list[int]]] = []
+    for n in before.nodes():
+        if isinstance(n.op, ops.Concat):
+            parts = [x.shape[n.op.dimension] for x in n.inputs]
+            sums.append((n.shape[n.op.dimension], parts))  # type: ignore[arg-type]
+        elif isinstance(n.op, ops.Slice):
+            bounds = zip(n.op.start, n.op.limit, n.shape, strict=True)
+            sums += [(high, [low, size]) for low, high, size in bounds if low != 0]  # type: ignore[misc]
+    return sums
 
 
 def _shape(shape: Shape, small: Mapping[int, int]) -> tuple[int, ...]:
@@ -112,6 +145,19 @@ class _Search:
         self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
         # less than what it costs: of equal costs the model's own form stays
         self.limit = sum(map(_seconds, _parts(before))) * (1 - 1e-3)
+        self.products_of: dict[Node, Products] = {}
+        for i, n in enumerate(before.inputs):
+            self.products_of[n] = frozenset([tuple(int(i == j) for j in range(len(before.inputs)))])
+        for n in before.nodes():
+            if n not in self.products_of:
+                none = frozenset([(0,) * len(before.inputs)])  # of a literal
+                self.products_of[n] = (
+                    _products(isinstance(n.op, equality.PRODUCTS), [self.products_of[i] for i in n.inputs])
+                    if n.inputs
+                    else none
+                )
+        self.known_products: dict[tuple[bool, tuple[Products, ...]], Products] = {}
+        self.wanted = self.products_of[self.target]
         self.terms: dict[tuple[Shape, bytes], Term] = {}
         self.found: dict[Node, float] = {}
         self.made: set[Node] = set()
@@ -119,6 +165,7 @@ class _Search:
         self.scales = sorted({float(v) for n in nodes if (v := splat_of(n)) is not None and not n.type.rank})
         self.products = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.DotGeneral | ops.Convolution)))
         self.views = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Reshape | ops.BroadcastInDim)))
+        self.cuts = sorted({cut for n in nodes if isinstance(n.op, ops.Slice) for cut in _cuts(n.op, n.inputs[0])})
         self.elementwise = [ops.Add(), *dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Sub))]
         multiplied = (n for n in nodes if isinstance(n.op, ops.Mul))
         if any(all(splat_of(i) is None for i in n.inputs) for n in multiplied):
@@ -127,7 +174,7 @@ class _Search:
     def run(self) -> list[Graph]:
         """Terms of 1, 2, 3... ops; of more than MAX_FREE_OPS those of the graph's own type."""
         for n, value in zip(self.before.inputs, _points(self.before, self.small), strict=True):
-            self.add(n, value, n.op.label.startswith("c"), frozenset())  # type: ignore[attr-defined]
+            self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
         by_size = [list(self.terms.values())]
         most = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.before.nodes())
         for size in range(1, max(most, MIN_OPS) + 1):
@@ -147,6 +194,8 @@ class _Search:
         for left in range(size):
             for a in by_size[left]:
                 for b in by_size[size - 1 - left]:
+                    if not (self.allowed(True, a.products, b.products) or self.allowed(False, a.products, b.products)):
+                        continue
                     for op in self.binary(a.node, b.node):
                         self.apply(op, (a, b), last)
                 if self.is_over():
@@ -160,6 +209,11 @@ class _Search:
         # products take any order of axes: transposes of results are tried last
         orders = list(permutations(range(rank)))[1:] if transposed and rank <= 3 else []
         yield from (ops.Transpose(p) for p in orders)
+        for size, low, high in self.cuts if t.constant else ():
+            for axis in (d for d in range(rank) if t.node.shape[d] == size):
+                start, limit = [0] * rank, list(t.node.shape)
+                start[axis], limit[axis] = low, high
+                yield ops.Slice(tuple(start), tuple(limit), (1,) * rank)
         for op in self.views:
             if isinstance(op, ops.BroadcastInDim):
                 fits = len(op.dims) == rank
@@ -195,9 +249,12 @@ class _Search:
         node = ops.mul(t.node, s)
         if not last or node.type == self.target.type:
             value = np.mod(t.value * equality.literal(np.asarray(s, np.float32)), PRIME)
-            self.add(node, value, t.constant, t.parts)
+            self.add(node, value, t.constant, t.parts, t.products)
 
     def apply(self, op: Op, operands: tuple[Term, ...], last: bool) -> None:
+        products = self.allowed(isinstance(op, equality.PRODUCTS), *(t.products for t in operands))
+        if not products:
+            return
         try:
             node = op(*(t.node for t in operands))
         except (ShapeError, IndexError):
@@ -213,12 +270,21 @@ class _Search:
             value = _small_result(op, self.small, [t.value for t in operands])
         except (IngotError, ValueError, IndexError):
             return
-        self.add(node, value, constant, parts)
+        self.add(node, value, constant, parts, products)
+
+    def allowed(self, multiplied: bool, *operands: Products) -> Products:
+        """Of a term; none if one of them divides none of the graph's."""
+        key = (multiplied, operands)
+        if key not in self.known_products:
+            found = _products(multiplied, operands)
+            divide = all(any(all(map(int.__le__, p, q)) for q in self.wanted) for p in found)
+            self.known_products[key] = found if divide else frozenset()
+        return self.known_products[key]
 
     def cost(self, parts: frozenset[Node]) -> float:
         return sum(map(_seconds, parts))
 
-    def add(self, node: Node, value: np.ndarray, constant: bool, parts: frozenset[Node]) -> None:
+    def add(self, node: Node, value: np.ndarray, constant: bool, parts: frozenset[Node], products: Products) -> None:
         if not constant and node.op.computes:
             parts = parts | {node}
         cost = self.cost(parts)
@@ -227,7 +293,13 @@ class _Search:
             self.found[node] = min(cost, self.found.get(node, cost))
         known = self.terms.get(key)
         if cost <= self.limit and (known is None or cost < self.cost(known.parts)):
-            self.terms[key] = Term(node, value, constant, parts)
+            self.terms[key] = Term(node, value, constant, parts, products)
+
+
+def _cuts(op: ops.Slice, x: Node) -> list[tuple[int, int, int]]:
+    """(size, low, high) of each axis that a slice cuts."""
+    bounds = zip(x.shape, op.start, op.limit, op.strides, strict=True)
+    return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]  # type: ignore[misc]
 
 
 def _parts(before: Graph) -> set[Node]:

@@ -28,7 +28,7 @@ from ingot.tune.run import HELD_UP
 # a rewrite is kept if the median of paired ratios says so much, and the best runs, too
 NEEDED_GAIN = 1.03
 FORMS_MEASURED = 3
-SECONDS_PER_SITE = 3.0  # to enumerate forms
+SECONDS_PER_SITE = 5.0  # to enumerate forms
 _ROUNDS, _RUN_SECONDS = 15, 0.02
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from ingot.ir.node import Graph, Input, Node, rebuild, splat_of
 from ingot.ir.show import show
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.rewrite import reader_counts
 from ingot.support.dataclass import dataclass
 
 MAX_OPS = 6
@@ -33,10 +35,7 @@ class Site:
 
 def sites(graph: Graph) -> list[Site]:
     """The sites of a CORE graph, those of most floating-point operations first."""
-    readers: dict[Node, int] = {}
-    for n in graph.nodes():
-        for i in n.inputs:
-            readers[i] = readers.get(i, 0) + 1
+    readers = reader_counts(graph)
     found: dict[str, Site] = {}
     for root in graph.nodes():
         for members in _members(root, readers):
@@ -54,18 +53,19 @@ def _is_member(n: Node) -> bool:
     return n.op.computes and isinstance(n.op, equality.POLYNOMIAL) and equality.is_polynomial(n) and not is_constant(n)
 
 
-def _members(root: Node, readers: dict[Node, int]) -> Iterator[tuple[Node, ...]]:
+def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ...]]:
     """Sets of nodes that end in `root` and whose other nodes only they read: operands of the nearest nodes first."""
     if not _is_member(root):
         return
-    members, queue = [root], [root]
-    while queue and len(members) < MAX_OPS:
-        for i in queue.pop(0).inputs:
-            if _is_member(i) and readers.get(i, 0) == 1 and i not in members and len(members) < MAX_OPS:
-                members.append(i)
-                queue.append(i)
-                if any(isinstance(n.op, _CONTRACTIONS) for n in members):
-                    yield tuple(members)
+    members = [root]
+    while len(members) < MAX_OPS:
+        read = Counter(i for n in members for i in n.inputs)
+        chosen = next((i for i in read if i not in members and _is_member(i) and read[i] == readers[i]), None)
+        if chosen is None:
+            return
+        members.append(chosen)
+        if any(isinstance(n.op, _CONTRACTIONS) for n in members):
+            yield tuple(members)
 
 
 def _site(root: Node, members: tuple[Node, ...]) -> Site:

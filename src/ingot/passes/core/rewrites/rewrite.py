@@ -11,7 +11,7 @@ Rewrites that are equal over the reals alone are applied under `fast_math`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from ingot.ir.node import Const, Graph, Input, Node, rebuild, topological
@@ -125,13 +125,15 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
         return graph
     before, after = sides
     root, fuel = before.outputs[0], current_fuel()
-    readers: dict[Node, int] = {}
-    for read in (*(n.inputs for n in graph.nodes()), graph.outputs):
-        for n in read:
-            readers[n] = readers.get(n, 0) + 1
+    inner, readers = reader_counts(before), reader_counts(graph)
+
+    def may_be(p: Node, n: Node) -> bool:
+        """Whether only what is matched reads the value of an inner node; copies of free ops cost nothing."""
+        return p is root or n.op.duplicable or readers[n] <= inner[p]
+
     done: dict[Node, Node] = {}
     for n in graph.nodes():
-        bound = next(match(root, n, {}, readers, is_root=True), None)
+        bound = next(match(root, n, {}, may_be), None)
         # proved again only for a model that has what it is about
         if bound is not None and holds(r) and fuel.burn(f"rewrite {r}"):
             done[n] = rebuild(after.outputs, {p: done[bound[p]] for p in after.inputs})[0]
@@ -140,29 +142,38 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     return graph.with_outputs(done[n] for n in graph.outputs)
 
 
+def reader_counts(graph: Graph) -> dict[Node, int]:
+    """How often each value is read, by nodes and as an output."""
+    counts = dict.fromkeys(graph.nodes(), 0)
+    for read in (*(n.inputs for n in graph.nodes()), graph.outputs):
+        for n in read:
+            counts[n] += 1
+    return counts
+
+
 def match(
-    p: Node, n: Node, bound: Mapping[Node, Node], readers: Mapping[Node, int], is_root: bool = False
-) -> Iterator[dict[Node, Node]]:
-    """Each way in which pattern `p` is the node `n`: the nodes of its inputs."""
-    if p.types != n.types:
+    p: Node, n: Node, bound: Mapping[Node, Node], may_be: Callable[[Node, Node], bool]
+) -> Iterator[Mapping[Node, Node]]:
+    """Each way in which pattern `p` is the node `n`: `bound` with the nodes that its nodes stand for."""
+    if p in bound or p.types != n.types:
+        if bound.get(p) is n:
+            yield bound
         return
     if isinstance(p.op, Input):
-        fits = bound.get(p, n) is n and (not p.op.label.startswith("c") or is_constant(n))
-        if fits:
+        if not p.op.label.startswith("c") or is_constant(n):
             yield {**bound, p: n}
         return
     if isinstance(p.op, Const):
         if p is n:
-            yield dict(bound)
+            yield bound
         return
-    is_shared = not is_root and readers.get(n, 1) > 1 and not n.op.duplicable
-    if p.op != n.op or len(p.inputs) != len(n.inputs) or is_shared:
+    if p.op != n.op or len(p.inputs) != len(n.inputs) or not may_be(p, n):
         return
     orders = [n.inputs, n.inputs[::-1]] if p.op.commutative else [n.inputs]
     for operands in orders:
-        states: list[dict[Node, Node]] = [dict(bound)]
+        states: list[Mapping[Node, Node]] = [{**bound, p: n}]
         for part, operand in zip(p.inputs, operands, strict=True):
-            states = [new for s in states for new in match(part, operand, s, readers)]
+            states = [new for s in states for new in match(part, operand, s, may_be)]
         yield from states
 
 
