@@ -92,7 +92,8 @@ class Explanation:
     """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`support.timing`).
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
-    what a GPU's steps are launched as. advice: what to try next."""
+    what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
+    applied."""
 
     model: str
     sizes: dict[str, int]
@@ -110,6 +111,7 @@ class Explanation:
     state: tuple[tuple[str, str], ...] = ()
     graphs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -188,6 +190,7 @@ def _explanation(
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
         tuple((s.spec.name, s.copy_reason) for s in program.state),
         tuple(describe.graphs(program)),
+        tuple(program.meta.get("rewrites", "").splitlines()),
     )
     return replace(explanation, advice=advice(explanation, build))
 

@@ -19,6 +19,7 @@ from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
+from ingot.passes.core.rewrites.rewrite import apply_rewrites
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.transposed_conv import split_transposed
@@ -85,6 +86,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
         rounds=rounds,
     )  # fmt: skip
+    rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)
 
     def bodies(graph: Graph) -> Graph:
@@ -109,6 +111,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fold", fold_constants),
         ("simplify", simplified),
         ("crop", crop_unread),  # after simplification, which turns lookups of constant positions into slices
+        *((("rewrites", rewritten),) if options.rewrites else ()),  # of simplified ops that no layout has changed
         ("split_transposed", split_transposed),
         # before layout, after which weights are folded
         *((("narrow_products", narrow_products),) if choices.same_operand_types else ()),
