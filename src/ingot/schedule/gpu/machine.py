@@ -44,4 +44,4 @@ MI350 = Machine(0, 256, 160 << 10, has_box_copies=False, has_f8_products=False)
 RX7900 = Machine(0, 96, 64 << 10, has_box_copies=False, has_f8_products=False)
 AMD_MACHINES = {"gfx90a": MI200, "gfx942": MI300, "gfx950": MI350, "gfx1100": RX7900}
 
-__all__ = ["AMD_MACHINES", "A40", "A100", "B200", "H100", "L40", "MACHINES", "RTX5090", "Machine"]
+__all__ = ["A40", "A100", "AMD_MACHINES", "B200", "H100", "L40", "MACHINES", "RTX5090", "Machine"]
