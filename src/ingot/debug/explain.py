@@ -190,7 +190,7 @@ def _explanation(
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
         tuple((s.spec.name, s.copy_reason) for s in program.state),
         tuple(describe.graphs(program)),
-        tuple(program.meta.get("rewrites", "").splitlines()),
+        rewrites=tuple(program.meta.get("rewrites", "").splitlines()),
     )
     return replace(explanation, advice=advice(explanation, build))
 
