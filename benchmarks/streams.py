@@ -46,7 +46,7 @@ def main() -> None:
     ids = [lm.tokenizer.encode(TEXTS[n % len(TEXTS)] + " " * (n // len(TEXTS))) for n in range(max(streams))]
     again = lm.tokenizer.encode(AGAIN)
     seconds: dict[str, list[float]] = {}
-    with lm.engine(sequences=max(streams)) as engine, lm.engine(sequences=1, speculate="prompt", proposals=7) as guess:
+    with lm.engine(sequences=max(streams)) as engine, lm.engine(sequences=1, speculate="prompt") as guess:
 
         def answers(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
             found = [engine.submit(one, lm.request(**how)) for one in prompts]

@@ -614,6 +614,17 @@ def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path
     assert shown.exit_code == 0 and "untuned" in shown.output
 
 
+def test_tune_rewrites_tells_what_it_found(model: Path, tmp_path: Path):
+    path = tmp_path / "own.jsonl"
+    options = ["--rewrites", "--fast-math", "--budget", 2, "--threads", 1, "--database", path]
+    assert "fix them: --dim batch=SIZE" in refused(2, "tune", model, *options)
+    options += ["--dim", "batch=4"]
+    found = told(call("tune", model, *options, "--json"))
+    assert {"machine", "rows", "rewrites", "gain"} <= set(found) and path.is_file()
+    assert "kept; a call" in call("tune", model, *options).output
+    assert "--rewrites: expected this machine's CPU alone" in refused(2, "tune", model, *options, "--workers", 2)
+
+
 def test_tune_refuses_what_it_cannot_write_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     other = tmp_path / "notes.txt"
     other.write_text("mine")

@@ -21,6 +21,7 @@ def bounds(
     method: str = "crown",
     spec: Any = None,
     numerics: bool = False,
+    slope_steps: int = 0,
     dynamic: Any = None,
     target: str = "native",
     threads: int | None = None,
@@ -36,12 +37,15 @@ def bounds(
         eps: the box reaches this far around x: a number or an array that broadcasts to x, or a list of them, one for
             each input of floats.
         lower, upper: the ends of the box, instead of eps: numbers, or as x.
-        method: "crown": linear bounds of the results and of all values that a relaxation needs; "crown-ibp": of the
+        method: "crown": linear bounds of the results and of all values that a relaxation needs; "auto": the same, but
+            for values whose coefficients take more than 4 GiB, which keep intervals; "crown-ibp": linear bounds of the
             results, from intervals of all values; "ibp": intervals alone.
         spec: [rows, elements] factors of the elements of the only result, such as differences of two classes, whose
             sums are bounded instead.
         numerics: include the rounding of the compiled program, in any order of its sums. Without, the bounds hold for
             the network over the real numbers.
+        slope_steps: how often the slopes of the lower lines are improved (alpha-CROWN), for lower and upper alone: the
+            monitor has those of CROWN.
 
     Returns: `Bounds`, which unpacks to (lower, upper), arrays of the results' types and shapes, rounded outwards. Its
     `monitor` is the compiled program, called with the lower and upper end of each input.
@@ -54,6 +58,7 @@ def bounds(
         from ingot.transform.bounds.run import bound_model
 
         return bound_model(
-            model, x, eps=eps, lower=lower, upper=upper, method=method, spec=spec, numerics=numerics, dynamic=dynamic,
+            model, x, eps=eps, lower=lower, upper=upper, method=method, spec=spec, numerics=numerics,
+            slope_steps=slope_steps, dynamic=dynamic,
             options=Options(target, thread_count(threads)),
         )  # fmt: skip

@@ -18,7 +18,7 @@ def certify(
     property: str | os.PathLike[str] | Property,
     *,
     seconds: float = 60,
-    method: str = "crown",
+    method: str = "auto",
     numerics: bool = False,
     dynamic: Any = None,
     seed: int = 0,

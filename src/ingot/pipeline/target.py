@@ -17,6 +17,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.plan.link import Assembler
 from ingot.runtime.program import Program
@@ -44,12 +45,14 @@ NAMES = (
 @dataclass(frozen=True)
 class Options:
     """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in.
-    activations: what weights of few bits are multiplied with, see `ingot.compile`."""
+    activations: what weights of few bits are multiplied with, see `ingot.compile`. rewrites: what the tuning database
+    has for this machine."""
 
     threads: int = 1
     fast_math: bool = False
     precision: str = "float32"
     activations: str = "float32"
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 DEFAULT_OPTIONS = Options()

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 import ingot
+from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
 from ingot.transform.bounds.graph import METHODS, Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.slopes import slopes_of
 
 
 class Attention(nn.Module):
@@ -191,6 +193,20 @@ def test_numerics_of_networks(name: str) -> None:
     assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
 
 
+def test_numerics_refuse_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding is not that of a sum of products."""
+    net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
+    program = ingot.compile(net, (x,)).program
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
+        pytest.skip("no convolution by Winograd's algorithm on this machine")
+    with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
+        ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    y = ingot.compile(net, (x,))(x).detach().numpy()
+    assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
+
+
 def test_a_monitor_is_a_model(tmp_path: Path) -> None:
     net, x = net_of("relu")
     bounds = ingot.bounds(net, (x,), eps=0.1)
@@ -225,7 +241,9 @@ def test_ops_without_bounds_are_named_at_once() -> None:
         ({"lower": 1.0, "upper": 0.0}, "expected lower <= upper"),
         ({"lower": float("-inf"), "upper": 0.0}, "expected finite numbers"),
         ({"lower": np.zeros((2, 2)), "upper": 0.0}, "expected ends of shape"),
-        ({"eps": 0.1, "method": "magic"}, "method: expected crown or crown-ibp or ibp"),
+        ({"eps": 0.1, "method": "magic"}, "method: expected crown or auto or crown-ibp or ibp"),
+        ({"eps": 0.1, "method": "ibp", "slope_steps": 3}, "slope_steps: expected 0 for method 'ibp'"),
+        ({"eps": 0.1, "slope_steps": -1}, "slope_steps: expected a whole number from 0"),
         ({"eps": 0.1, "spec": [[1, -1]]}, "spec: expected rows of 3 factors"),
         ({"eps": 0.1, "spec": [[1, float("nan"), 0]]}, "spec: expected finite numbers"),
     ],
@@ -261,3 +279,23 @@ def test_undefined_is_unbounded() -> None:
         lower, upper = ingot.bounds(Log().eval(), x, eps=eps, method=method)
         assert lower[0, 0] == -np.inf and upper[0, 0] == np.inf
         assert np.isfinite(lower[0, 1]) and np.isfinite(upper[0, 1]) and lower[0, 1] <= np.log(3 - eps)
+
+
+@pytest.mark.parametrize("name", ["relu", "images", "residual"])
+def test_optimized_slopes(name: str) -> None:
+    """They narrow the bounds, which hold at each step, from the first to slopes that are random."""
+    net, x = net_of(name)
+    plain = ingot.bounds(net, x, eps=0.3)
+    better = ingot.bounds(net, x, eps=0.3, slope_steps=15)
+    assert (better.lower >= plain.lower).all() and (better.upper <= plain.upper).all()
+    assert (better.upper - better.lower).mean() < 0.99 * (plain.upper - plain.lower).mean()
+    with torch.no_grad():
+        ys = torch.stack([net.double()(v) for v in samples(x, 0.3, 1000)]).numpy()
+    assert (better.lower <= ys.min(0)).all() and (ys.max(0) <= better.upper).all()
+    graph = open_model(net.float(), Request((x,))).graph
+    slopes = slopes_of(Question((True,), "crown", np.eye(ys[0].size), Rounding()).of(graph), Options())
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        alphas = [rng.uniform(-0.2, 1.2, shape) for shape, _ in slopes.shapes]
+        lower, *_ = slopes.step.run([*ends(x, 0.3), np.ones(slopes.rows), *alphas])
+        assert (lower <= ys.min(0).reshape(-1)).all()

@@ -43,6 +43,10 @@ class Goal:
         parts = [over[:, list(a)].max(1) if a else np.full(len(over), -np.inf) for a in self.alternatives]
         return np.stack(parts, 1)
 
+    def is_excluded(self, above: np.ndarray) -> np.ndarray:
+        """[boxes] of [boxes, rows], which are above their limits everywhere: whether no alternative is possible."""
+        return np.logical_and.reduce([above[:, list(a)].any(1) for a in self.alternatives])
+
 
 class Attack:
     """A compiled attack on a graph of one perturbed input and one result.

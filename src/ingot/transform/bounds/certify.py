@@ -22,18 +22,22 @@ from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph
 from ingot.ir.types import f64
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.attack import Attack, Goal
-from ingot.transform.bounds.graph import Question, search_graph
-from ingot.transform.bounds.run import rounded, rounding_of
+from ingot.transform.bounds.graph import Bounded, Question, search_graph
+from ingot.transform.bounds.run import check_sums, rounded, rounding_of
+from ingot.transform.bounds.slopes import slopes_of
 from ingot.transform.bounds.vnnlib import Alternative, Property
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 _BOXES = 128  # in one call
 _STEPS = 50  # of the first attack
 _STEPS_IN_BOXES = 3
+_SLOPE_STEPS = 60
+_MOST_SPLIT_ELEMENTS = 32  # of an input whose boxes are soon decided by splits
 _MAX_WAITING_BYTES = 1 << 30  # of boxes that wait
 
 
@@ -126,10 +130,16 @@ class _Search:
         self.boxes = 0
 
     @cached_property
+    def compiled(self) -> Program:
+        return compiled_program(self.graph, self.options)
+
+    @cached_property
     def program(self) -> CompiledModel:
-        return CompiledModel(compiled_program(self.graph, self.options), threads=self.options.threads)
+        return CompiledModel(self.compiled, threads=self.options.threads)
 
     def run(self) -> Verdict:
+        if self.numerics:
+            check_sums(self.compiled)
         groups = list(self.groups())
         goals = [(_goal(g), g[0]) for g in groups]
         attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]
@@ -196,9 +206,10 @@ class _Search:
     def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
         """None if no input of the box reaches the goal."""
         graph = _with_inputs(self.graph, goal)
-        question = Question((True,), self.method, goal.rows, rounding_of(graph, self.numerics))
+        bounded = Question((True,), self.method, goal.rows, rounding_of(graph, self.numerics)).of(graph)
+        count = min(bounded.boxes, self.most_boxes)
         bounds = CompiledModel(
-            compiled_program(search_graph(graph, question, _BOXES), self.options), threads=self.options.threads
+            compiled_program(search_graph(bounded, count), self.options), threads=self.options.threads
         )
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
@@ -208,8 +219,10 @@ class _Search:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left after {self.seconds:g} s")
             if lower.nbytes + upper.nbytes > _MAX_WAITING_BYTES:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left, more than memory should hold")
-            lows, highs, lower, upper = lower[-_BOXES:], upper[-_BOXES:], lower[:-_BOXES], upper[:-_BOXES]
-            is_open, influence = self.bound(bounds, goal, limits, lows, highs)
+            lows, highs, lower, upper = lower[-count:], upper[-count:], lower[:-count], upper[:-count]
+            is_open, influence = self.bound(bounds, goal, limits, lows, highs, count)
+            if not self.boxes and is_open.any() and self.is_wide and self.method != "ibp":
+                is_open = is_open & (not self.excluded_by_slopes(bounded, goal, limits, lows, highs))
             self.boxes += len(lows)
             progress.report(f"{self.boxes} boxes, {len(lower)} left")
             lows, highs, influence = lows[is_open], highs[is_open], influence[is_open]
@@ -224,27 +237,41 @@ class _Search:
         return None
 
     def bound(
-        self, bounds: CompiledModel, goal: Goal, limits: np.ndarray, lows: np.ndarray, highs: np.ndarray
+        self, bounds: CompiledModel, goal: Goal, limits: np.ndarray, lows: np.ndarray, highs: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Which boxes are not decided, and each element's influence."""
-        count = len(lows)
-        found, influence = bounds.run([self.padded(v) for v in (lows, highs)])
-        excluded = found[:count] > limits
-        proved = [excluded[:, list(a)].any(1) for a in goal.alternatives]
-        return np.logical_not(np.stack(proved, 1).all(1)), influence[:count].reshape(count, -1)
+        found, influence = bounds.run([self.padded(v, count) for v in (lows, highs)])
+        return ~goal.is_excluded(found[: len(lows)] > limits), influence[: len(lows)].reshape(len(lows), -1)
+
+    def excluded_by_slopes(
+        self, bounded: Bounded, goal: Goal, limits: np.ndarray, lows: np.ndarray, highs: np.ndarray
+    ) -> bool:
+        """Whether optimized slopes decide the first box, of a model of so many inputs that splits decide little."""
+        slopes = slopes_of(bounded, self.options)
+        box = [v[0].reshape(self.shape) for v in (lows, highs)]
+        found = slopes.run(box, limits, _SLOPE_STEPS, self.started + self.seconds)
+        return bool(goal.is_excluded(found[None] > limits)[0])
+
+    @property
+    def is_wide(self) -> bool:
+        return int(np.prod(self.shape)) > _MOST_SPLIT_ELEMENTS
+
+    @property
+    def most_boxes(self) -> int:
+        return 8 if self.is_wide else _BOXES
 
     def attack_boxes(
         self, attack: Attack, goal: Goal, box: Alternative, lows: np.ndarray, highs: np.ndarray
     ) -> Verdict | None:
         """A counterexample in boxes that are left, a few steps from their middles."""
-        lower, upper = (self.padded(v) for v in (lows, highs))
+        lower, upper = (self.padded(v, _BOXES) for v in (lows, highs))
         point, violation = attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
         return self.counterexample(goal, box, point) if violation <= 0 else None
 
-    def padded(self, flat: np.ndarray) -> np.ndarray:
-        """[boxes, elements] as [_BOXES, *x], the first repeated."""
-        full = np.concatenate([flat, np.repeat(flat[:1], _BOXES - len(flat), 0)])
-        return full.reshape(_BOXES, *self.shape)
+    def padded(self, flat: np.ndarray, count: int) -> np.ndarray:
+        """[boxes, elements] as [count, *x], the first repeated."""
+        full = np.concatenate([flat, np.repeat(flat[:1], count - len(flat), 0)])
+        return full.reshape(count, *self.shape)
 
 
 def _goal(alternatives: Sequence[Alternative]) -> Goal:

@@ -55,8 +55,10 @@ def is_product(node: Node) -> bool:
     return isinstance(node.op, (ops.Mul, *_CONTRACTIONS))
 
 
-def bounds_of(walk: Walk, target: Node) -> Interval:
-    """Bounds of each element of `target`, no wider than its interval."""
+def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = None) -> Interval:
+    """Bounds of each element of `target`. mapped: alphas by node, with a row for each lower and then each upper bound.
+    Without alphas no bound is wider than the interval; with them it may be, as no alpha would have a gradient where the
+    interval's bound is taken."""
     shape = target.shape
     count = product(shape)
     assert isinstance(count, int)
@@ -65,9 +67,11 @@ def bounds_of(walk: Walk, target: Node) -> Interval:
     rows = t.iota((2 * count, count), 0), t.iota((2 * count, count), 1)
     plus, minus = rows[0].equals(rows[1]).cast(f64), rows[0].equals(rows[1] + count).cast(f64)
     seeds = (plus - minus).reshape((2 * count, *shape))
-    (found,) = vectorize([row.node], {seed: seeds.node})
+    (found,) = vectorize([row.node], {seed: seeds.node, **(mapped or {})})
     both = Term(found)
     lower, upper = both.slice(0, 0, count).reshape(shape), -both.slice(0, count, 2 * count).reshape(shape)
+    if walk.alphas:
+        return Interval(lower, upper)
     known = walk.intervals.of(target)
     # an operand of which nothing is known makes all rows NaN
     return Interval(

@@ -5,7 +5,8 @@ inputs: lower x, upper x of each perturbed input, the others as they are   ->   
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
 from ingot.transform.vectorize import vectorize
 
-METHODS = ("crown", "crown-ibp", "ibp")
+METHODS = ("crown", "auto", "crown-ibp", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
+_BATCH_BYTES = 1 << 29  # of those of all boxes of a batch
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,114 @@ class Question:
     spec: np.ndarray | None
     rounding: Rounding
 
+    def of(self, graph: Graph) -> Bounded:
+        """The graph, prepared. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
+        sizes, results that have no bounds, and walks that take too much memory."""
+        _check(graph, self)
+        core = canonical(with_spec(graph, self.spec))
+        ends: dict[Node, tuple[Node, Node]] = {}
+        for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
+            if is_perturbed:
+                low, high = (Input(f"{side} {getattr(x.op, 'label', 'x')}", x.type)() for side in ("lower", "upper"))
+                ends[x] = low, high
+        return Bounded(core, self, ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A canonical graph and its question. ends: for each perturbed input the inputs of the graph of bounds."""
+
+    core: Graph
+    question: Question
+    ends: Mapping[Node, tuple[Node, Node]]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """Of the graph of bounds."""
+        return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
+
+    def intervals(self) -> Intervals:
+        """Of the inputs."""
+        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
+        return Intervals(boxes, self.question.rounding)
+
+    @cached_property
+    def relaxed(self) -> tuple[Node, ...]:
+        """The values of which relaxations need bounds."""
+        found: dict[Node, None] = {}
+        c = self.intervals()
+        for node in self.core.nodes():
+            perturbed = [x for x in node.inputs if not c.is_exact(x)]
+            if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
+                found.update(dict.fromkeys(perturbed))
+        return tuple(found)
+
+    @cached_property
+    def walked(self) -> frozenset[Node]:
+        """Those of them that get narrower bounds than intervals, from a walk of their own."""
+        if self.question.method not in ("crown", "auto"):
+            return frozenset()
+        depth = depths(self.core.nodes(), self.intervals().is_exact)
+        deep = [n for n in self.relaxed if depth[n] > 1]
+        return frozenset(n for n in deep if self.fits(n))
+
+    def fits(self, target: Node) -> bool:
+        """Whether a walk from the value takes an acceptable amount of memory. Raises InputError unless the method
+        leaves such values to their intervals."""
+        if self.bytes_of(target) <= _MAX_COEFFICIENT_BYTES:
+            return True
+        if self.question.method == "auto":
+            return False
+        raise InputError(
+            f"method {self.question.method}",
+            expected=f"at most {_MAX_COEFFICIENT_BYTES >> 30} GiB of coefficients",
+            got=f"{self.bytes_of(target) >> 30} GiB for a value of {list(target.shape)}",
+            where=target.loc or None,
+            fix='use method="auto", which leaves such values to intervals',
+        )
+
+    def bytes_of(self, target: Node) -> int:
+        return 2 * int(product(target.shape)) * self._widest * 8
+
+    @cached_property
+    def _widest(self) -> int:
+        return max((int(product(n.shape)) for n in self.core.nodes() if len(n.types) == 1 and not n.is_leaf), default=1)
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes at once take an acceptable amount of memory, at most 128."""
+        most = max((self.bytes_of(n) for n in (*self.walked, *self.core.results)), default=1)
+        return max(1, min(128, _BATCH_BYTES // most))
+
+    def walk(
+        self, slopes: Mapping[Node, Mapping[Node, Node]] | None = None, mapped: Mapping[Node, Node] | None = None
+    ) -> Walk:
+        """The bounds of all values. slopes: for each of `walked` those of its walk, by hinge. mapped: those that have a
+        value for each row (see `bounds_of`)."""
+        c = self.intervals()
+        walk = Walk(c)
+        for node in self.core.nodes():
+            c.add([node])
+            if node in self.walked and not c.missing:
+                own = walk if slopes is None else Walk(c, slopes[node])
+                c.values[node] = bounds_of(own, node, mapped)
+        if c.missing:
+            raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds")
+        return walk
+
 
 def bound_graph(graph: Graph, question: Question) -> Graph:
-    """See the module's docstring. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
-    sizes, results that have no bounds, and walks that take too much memory."""
-    _check(graph, question)
-    core = canonical(with_spec(graph, question.spec))
-    walk, inputs = _walk(core, question)
-    c = walk.intervals
+    """See the module's docstring, and `Question.of` for what is raised."""
+    bounded = question.of(graph)
+    walk = bounded.walk()
     results: list[Node] = []
-    for y in core.results:
-        found = c.of(y)
-        if question.method != "ibp" and not c.is_exact(y):
-            _check_memory(core, y)
+    for y in bounded.core.results:
+        found = walk.intervals.of(y)
+        if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
             found = bounds_of(walk, y)
         results += [b.node for b in from_f64(found.lower, found.upper, y.dtype)]
-    names = [f"{side} {name}" for name in _names(core) for side in ("lower", "upper")]
-    return lower_model_ops(Graph(tuple(inputs), tuple(results), tuple(names)))
+    names = [f"{side} {name}" for name in _names(bounded.core) for side in ("lower", "upper")]
+    return lower_model_ops(Graph(bounded.inputs, tuple(results), tuple(names)))
 
 
 def _names(graph: Graph) -> Sequence[str]:
@@ -90,17 +183,15 @@ def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
     return Graph(graph.inputs, (sums,), tuple(_names(graph)))
 
 
-def search_graph(graph: Graph, question: Question, count: int) -> Graph:
+def search_graph(bounded: Bounded, count: int) -> Graph:
     """Lower bounds for `count` boxes at once, of a graph of one input, whose rows are all of interest.
 
     lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
     moves the rows within its box, summed over them.
     """
-    _check(graph, question)
-    core = canonical(with_spec(graph, question.spec))
-    walk, inputs = _walk(core, question)
-    (x,), (y,) = core.inputs, core.results
-    if question.method == "ibp":
+    walk = bounded.walk()
+    (x,), (y,) = bounded.core.inputs, bounded.core.results
+    if bounded.question.method == "ibp":
         lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
     else:
         lower, coefficients = lower_bounds(walk, y, {})
@@ -108,56 +199,7 @@ def search_graph(graph: Graph, question: Question, count: int) -> Graph:
         influence = t.full(x.shape, 0.0, f64) if found is None else absolute_value(found).sum((0,), False)
     box = walk.intervals.of(x)
     results = (lower.node, (influence * (box.upper - box.lower)).node)
-    single = lower_model_ops(Graph(tuple(inputs), results))
+    single = lower_model_ops(Graph(bounded.inputs, results))
     ends = zip(single.inputs, ("lower", "upper"), strict=True)
     mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
     return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))
-
-
-def _walk(core: Graph, question: Question) -> tuple[Walk, list[Node]]:
-    inputs: list[Node] = []
-    boxes: dict[Node, Interval] = {}
-    for x, is_perturbed in zip(core.inputs, question.perturbed, strict=True):
-        if not is_perturbed:
-            inputs.append(x)
-            continue
-        label = getattr(x.op, "label", "x")
-        low, high = (Input(f"{side} {label}", x.type)() for side in ("lower", "upper"))
-        inputs += [low, high]
-        boxes[x] = Interval(Term(low).cast(f64), Term(high).cast(f64))
-    c = Intervals(boxes, question.rounding)
-    walk = Walk(c)
-    nodes = core.nodes()
-    needed = _needed(nodes, c) if question.method == "crown" else set[Node]()
-    depth = depths(nodes, c.is_exact)
-    for node in nodes:
-        c.add([node])
-        if node in needed and depth[node] > 1 and not c.missing:
-            _check_memory(core, node)
-            c.values[node] = bounds_of(walk, node)
-    if c.missing:
-        raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds")
-    return walk, inputs
-
-
-def _needed(nodes: Sequence[Node], c: Intervals) -> set[Node]:
-    """The values of which relaxations need bounds."""
-    found: set[Node] = set()
-    for node in nodes:
-        perturbed = [x for x in node.inputs if not c.is_exact(x)]
-        if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
-            found.update(perturbed)
-    return found
-
-
-def _check_memory(core: Graph, target: Node) -> None:
-    rows = 2 * int(product(target.shape))
-    widest = max(int(product(n.shape)) for n in core.nodes() if len(n.types) == 1 and not n.is_leaf)
-    if rows * widest * 8 > _MAX_COEFFICIENT_BYTES:
-        raise InputError(
-            "method crown",
-            expected=f"at most {_MAX_COEFFICIENT_BYTES >> 30} GiB of coefficients",
-            got=f"{rows} rows of {widest} elements",
-            where=target.loc or None,
-            fix='use method="crown-ibp"',
-        )

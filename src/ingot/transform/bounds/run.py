@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Opened, Request, open_model
-from ingot.ir.dims import Dim
+from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.slopes import slopes_of
 
 
 class Bounds:
@@ -88,18 +91,56 @@ def bound_model(
     method: str,
     spec: Any,
     numerics: bool,
+    slope_steps: int,
     dynamic: Any,
     options: Options,
 ) -> Bounds:
     """See `ingot.bounds`."""
+    check_number("slope_steps", slope_steps, "a whole number from 0", lambda v: 0 <= v <= 100_000, whole=True)
+    if slope_steps and method not in ("crown", "auto"):
+        raise InputError("slope_steps", expected=f"0 for method {method!r}", got=slope_steps)
     opened = open_model(model, Request(example_of(x), dynamic)).stateless()
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.ends])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
+    if numerics:
+        check_sums(compiled_program(graph, options))
     question = Question(box.perturbed, method, rows, rounding_of(graph, numerics))
     program = compiled_program(bound_graph(graph, question), options)
     monitor = CompiledModel(program, threads=options.threads)
-    return Bounds(monitor, [np.asarray(y) for y in monitor.run(box.arguments)], method, numerics)
+    results = [np.asarray(y) for y in monitor.run(box.arguments)]
+    if slope_steps:
+        results = _with_slopes(graph, question, box, results, slope_steps, options)
+    return Bounds(monitor, results, method, numerics)
+
+
+def _with_slopes(
+    graph: Graph, question: Question, box: Box, results: list[np.ndarray], steps: int, options: Options
+) -> list[np.ndarray]:
+    """The bounds of the only result, narrowed by optimized slopes."""
+    if len(graph.results) != 1:
+        raise InputError("slope_steps", expected="a model of one result", got=f"{len(graph.results)} results")
+    (y,) = graph.results
+    rows = np.eye(int(product(y.shape))) if question.spec is None else question.spec
+    both = np.concatenate([rows, -rows])
+    slopes = slopes_of(replace(question, spec=both).of(graph), options)
+    found = slopes.run(box.arguments, np.full(len(both), np.inf), steps, float("inf"))
+    lower, upper = results
+    least, most = (v.reshape(lower.shape) for v in (found[: len(rows)], -found[len(rows) :]))
+    return [np.fmax(lower, rounded(least, y.dtype, -1)), np.fmin(upper, rounded(most, y.dtype, 1))]
+
+
+def check_sums(program: Program) -> None:
+    """Raise InputError for a program whose rounding is not that of sums in some order: one with Winograd's algorithm,
+    whose transforms round by more than the products that they replace."""
+    found = [step for step in program.steps if getattr(step, "kernel", "").startswith("winograd")]
+    if found:
+        raise InputError(
+            "numerics",
+            expected="a program whose products are sums in some order",
+            got=f"{len(found)} convolutions by Winograd's algorithm",
+            fix="set INGOT_WINOGRAD=0, for the program too",
+        )
 
 
 def rounding_of(graph: Graph, numerics: bool) -> Rounding:
