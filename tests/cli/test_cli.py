@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -368,6 +369,74 @@ def test_precision(model: Path, precision: str):
     assert "float32 or bfloat16 or float16" in refused(2, "compile", model, "--precision", "int8")
 
 
+def test_words_of_other_projects_lead_to_the_right_one(model: Path):
+    words = {"fp16": "it is called float16", "BF16": "it is called bfloat16", "int8": "ingot quantize", "q4": "ingot q"}
+    for word, told_word in words.items():
+        assert told_word in refused(2, "compile", model, "--precision", word)
+    targets = {"gpu": "write cuda", "arm64": "cpu:aarch64", "znver4": "write cpu:znver4", "tpu": "ingot export"}
+    for word, told_word in targets.items():
+        assert told_word in refused(2, "compile", model, "--target", word)
+    assert ";" not in refused(2, "compile", model, "--target", "abacus")
+
+
+def test_inspect_compiles_nothing(model: Path, tmp_path: Path):
+    file = tmp_path / "g.svg"
+    facts = told(call("inspect", model, "--svg", file, "--json"))
+    assert facts["inputs"] == ["image: f32[batch,1,8,8]"] and facts["outputs"] == ["probability: f32[batch,5]"]
+    assert facts["file_ops"]["Conv"] == 1 and facts["ops"]["conv"] == 1 and not facts["unsupported"]
+    assert facts["parameters"] == 12 * 9 + 12 + 5 * 192 + 5
+    assert {layer["name"]: layer["count"] for layer in facts["layers"]} == {"conv": 120, "dense": 965}
+    texts = {e.text for e in ElementTree.fromstring(file.read_text()).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"image", "conv", "softmax"} <= texts
+    assert not (tmp_path / "cache").exists()
+    result = call("inspect", models.save(models.tokens(), tmp_path / "t.onnx"))
+    assert "66 parameters" in result.output and "1 Gather, 1 ReduceMean" in result.output
+
+
+def test_inspect_tells_what_is_not_supported(tmp_path: Path):
+    node = onnx.helper.make_node("Mystery", ["x"], ["y"], "odd", domain="example")
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "g", [info("x", 1, [2])], [info("y", 1, [2])])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("example", 1)]
+    file = models.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "odd.onnx")
+    result = call("inspect", file, "--json")
+    facts = json.loads(result.stdout)
+    assert (
+        result.exit_code == 3 and facts["file_ops"] == {"example::Mystery": 1} and "Mystery" in facts["unsupported"][0]
+    )
+    assert facts["inputs"] and "Mystery" in refused(3, "inspect", file)
+
+
+def test_the_cache_is_listed_and_cleared(model: Path, tmp_path: Path):
+    told(call("run", model, "--random", "--json"))
+    entries = told(call("cache", "list", "--json"))["entries"]
+    assert {"program"} <= {e["kind"] for e in entries}
+    used = [e["used"] for e in entries]
+    assert used == sorted(used, reverse=True)
+    facts = told(call("cache", "size", "--json"))
+    assert facts["entries"] == len(entries) and facts["bytes"] == sum(e["bytes"] for e in entries)
+    assert facts["folder"] == str(tmp_path / "cache")
+    assert told(call("cache", "list", "--json"))["entries"] == entries  # to look is no use
+    assert told(call("cache", "clear", "--older-than", 1, "--json"))["entries"] == 0
+    assert told(call("cache", "clear", "--json"))["bytes"] == facts["bytes"]
+    assert told(call("cache", "size", "--json"))["entries"] == 0
+    assert "0 entries" in call("cache", "list").output
+
+
+def test_prune_writes_a_program_with_zeros(model: Path, tmp_path: Path):
+    path = tmp_path / "small.ingot"
+    facts = told(
+        call("prune", model, "--sparsity", "0.2", "--sparsity", "den*=0.9", "--block", 1, "-o", path, "--json")
+    )
+    assert facts["sparsity"]["dense"] == pytest.approx(0.9, abs=0.01)
+    assert facts["sparsity"]["conv"] == pytest.approx(0.2, abs=0.02)
+    image = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
+    pruned = ingot.prune(model, {"*": 0.2, "den*": 0.9}, block=1)
+    np.testing.assert_array_equal(ingot.load(path)(image), pruned(image))
+    assert "NAME=0.9" in refused(2, "prune", model, "--sparsity", "much")
+    assert "names of products" in refused(2, "prune", model, "--sparsity", "none*=0.5")
+
+
 def test_compare_with_an_impossible_tolerance_is_a_mismatch(model: Path):
     result = call("compare", model, "--size", "batch=2", "--tolerance", "0")
     assert result.exit_code == 1
@@ -543,6 +612,17 @@ def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path
     monkeypatch.setenv("INGOT_TUNING", str(path))
     shown = call("tune", model, "--budget", 1, "--threads", 2)
     assert shown.exit_code == 0 and "untuned" in shown.output
+
+
+def test_tune_rewrites_tells_what_it_found(model: Path, tmp_path: Path):
+    path = tmp_path / "own.jsonl"
+    options = ["--rewrites", "--fast-math", "--budget", 2, "--threads", 1, "--database", path]
+    assert "fix them: --dim batch=SIZE" in refused(2, "tune", model, *options)
+    options += ["--dim", "batch=4"]
+    found = told(call("tune", model, *options, "--json"))
+    assert {"machine", "rows", "rewrites", "gain"} <= set(found) and path.is_file()
+    assert "kept; a call" in call("tune", model, *options).output
+    assert "--rewrites: expected this machine's CPU alone" in refused(2, "tune", model, *options, "--workers", 2)
 
 
 def test_tune_refuses_what_it_cannot_write_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -312,7 +312,7 @@ class LanguageModel:
         prefill_chunk: int = 64,
         speculate: str | None = None,
         draft: LanguageModel | None = None,
-        proposals: int = 4,
+        proposals: int = 3,
     ) -> Engine:
         """What answers many requests at once, on a thread of its own; see docs/language.md.
 

@@ -24,6 +24,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  gives numpy the names of its types
 import numpy as np
 
+from ingot.debug.comparison.foreign import compile_stablehlo
 from ingot.debug.source import Source, Words, compile_source, open_source, runnable
 from ingot.ir.node import Input
 from ingot.support import timing
@@ -270,7 +271,6 @@ class Xla(Engine):
         if source.kind != "stablehlo":
             raise InputError("engine jax", expected="a StableHLO file", got=str(source.path))
         jax = _extra("jax", "jax")
-        from ingot.debug.comparison.foreign import compile_stablehlo
         from ingot.frontends.stablehlo import import_stablehlo
 
         whole = import_stablehlo(source.path)

@@ -27,6 +27,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "serve": "serve",
     },
     "Look inside: what is in it, is it right, how fast is it": {
+        "inspect": "look.inspect",
         "compare": "look.compare",
         "bench": "look.bench",
         "explain": "look.explain",
@@ -35,10 +36,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Bounds of its answers": {"certify": "analysis.certify"},
     "Make it smaller, faster, better": {
         "tune": "look.tune",
+        "prune": "prune",
         "quantize": "quantize",
         "train": "train",
     },
-    "This machine": {"machine": "look.machine"},
+    "This machine": {"machine": "look.machine", "cache": "cache"},
 }
 _PLACES = {name: (need, place) for need, commands in GROUPS.items() for name, place in commands.items()}
 

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from ingot.api.language_model import LanguageModel
-from ingot.cli.console import check_writable, command_context, err, escape, out, print_json
+from ingot.cli.console import check_writable, command_context, err, escape, machine_line, out, print_json
 from ingot.cli.language.options import CACHE_OPTION, CacheMemory, Context, Sequences
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
@@ -231,4 +231,4 @@ def _print_facts(compiled: CompiledModel) -> None:
     if program.features.target_name == "c":
         sizes = "one function"
     out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}{threads}", highlight=False)
-    out.print(f"for {program.features}", highlight=False)
+    out.print(f"for {machine_line(program.features)}", highlight=False)

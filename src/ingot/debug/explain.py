@@ -19,7 +19,6 @@ import numpy as np
 
 from ingot import ops
 from ingot.debug import gpu_probe
-from ingot.debug.advice import advice
 from ingot.debug.build import Build
 from ingot.debug.feeds import Feeds
 from ingot.debug.probe import Rates, measure
@@ -92,7 +91,8 @@ class Explanation:
     """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`support.timing`).
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
-    what a GPU's steps are launched as. advice: what to try next."""
+    what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
+    applied."""
 
     model: str
     sizes: dict[str, int]
@@ -110,6 +110,7 @@ class Explanation:
     state: tuple[tuple[str, str], ...] = ()
     graphs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -188,8 +189,38 @@ def _explanation(
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
         tuple((s.spec.name, s.copy_reason) for s in program.state),
         tuple(describe.graphs(program)),
+        rewrites=tuple(program.meta.get("rewrites", "").splitlines()),
     )
-    return replace(explanation, advice=advice(explanation, build))
+    return replace(explanation, advice=_advice(explanation, build))
+
+
+_MIN_SHARE = 0.1  # of the time, of a kernel that is worth an advice of its own
+_LOW_PEAK = 0.4  # of the multiply-add peak: a product below it may have better tiles
+_NEAR_MEMORY = 0.6  # of the bandwidth
+_MIN_PRODUCTS = 0.5  # of the time, in products, for which another number format pays
+_MAX_ADVICES = 4
+
+
+def _advice(e: Explanation, build: Build) -> tuple[str, ...]:
+    """What to try next, the most useful first; nothing where nothing stands out."""
+    found: list[str] = []
+    on_cpu = not build.program.is_on_gpu
+    products = [r for r in e.rows if r.flops]
+    for r in sorted(products, key=lambda r: -r.seconds)[:2]:
+        is_slow = r.flops_share < _LOW_PEAK and r.bytes_share < _NEAR_MEMORY
+        if on_cpu and r.share >= _MIN_SHARE and is_slow and r.kind == "contraction":
+            found.append(f"{r.name}: {r.flops_share:.0%} of the peak and {r.share:.0%} of the time: try `ingot tune`")
+    if build.precision == "float32" and sum(r.share for r in products) >= _MIN_PRODUCTS:
+        has_bf16 = not on_cpu or "avx512bf16" in build.features.features or "bf16" in build.features.features
+        formats = 'precision="bfloat16" or `ingot quantize`' if has_bf16 else "`ingot quantize`"
+        found.append(f"{sum(r.share for r in products):.0%} of the time is in products of float32: try {formats}")
+    memory = sum(r.share for r in e.rows if not r.flops and r.bytes_share >= _NEAR_MEMORY)
+    if memory >= _MIN_SHARE:
+        found.append(f"{memory:.0%} of the time moves bytes at the memory's rate: only fewer bytes make it faster")
+    outside = 1 - e.seconds / e.call_seconds if e.call_seconds else 0.0
+    if outside >= _LOW_PEAK:
+        found.append(f"{outside:.0%} of a call is spent around the kernels: try larger batches")
+    return tuple(found[:_MAX_ADVICES])
 
 
 def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> tuple[Row, ...]:

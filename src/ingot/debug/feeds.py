@@ -282,6 +282,7 @@ def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
     holds one array, or one of that name. Raises InputError for unknown names and files that hold no array."""
     specs = {spec.name: spec for spec in model.inputs}
     given: list[tuple[str, np.ndarray]] = []
+    files: list[tuple[str, Path]] = []
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals and Path(text).suffix.lower() == ".npz":
@@ -296,9 +297,9 @@ def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
             name, path = next(iter(specs)), text
         if name not in specs:
             raise InputError("--input", expected=f"NAME=FILE with a name of {[*specs]}, or FILE.npz", got=repr(text))
-        given.append((name, _read_input(Path(path), specs[name])))
-    check_once("--input", [name for name, _ in given])
-    return dict(given)
+        files.append((name, Path(path)))
+    check_once("--input", [name for name, _ in (*given, *files)])
+    return dict(given) | {name: _read_input(path, specs[name]) for name, path in files}
 
 
 def _read_input(path: Path, spec: TensorSpec) -> np.ndarray:

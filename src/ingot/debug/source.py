@@ -79,7 +79,7 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         fix = "--inputs x=f32:1,? and --constant rate=16000, or ingot.compile(path, example_inputs) in Python"
         raise InputError(f"model {path}", expected="what goes in", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, TorchScript, StableHLO, TensorFlow, TFLite, Keras, GGUF or .ingot file"
+        known = "an ONNX, .pt2, TorchScript, StableHLO, jax.export, TensorFlow, TFLite, Keras, GGUF or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     dims = parse_dims(words.dims)
     if kind == "artifact" and dims:

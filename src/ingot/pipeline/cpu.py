@@ -89,6 +89,7 @@ def cpu_passes(
             widens=widens,
             height=height,
             narrow_caches=True,
+            pairs_levels=machine.lanes(f32) > 1,
             narrow_integers=machine.in_order,
         ),
     )

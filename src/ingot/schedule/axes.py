@@ -118,10 +118,13 @@ class Contraction:
 
     @property
     def dequantized(self) -> Contraction:
-        """The contraction as register tiles see it: with B dequantized."""
+        """The contraction as register tiles see it: with B dequantized, for an A of bf16 in pairs of bf16."""
         if not self.has_quantized_b:
             return self
-        return replace(self, b=self.acc, reduce=tuple(replace(x, is_separate=False) for x in self.reduce))
+        place = merge_axes(self.reduce)[-1]
+        is_paired = self.a == bf16 and self.widens_b and place.a == 1 and estimate(place.extent) % 2 == 0
+        reduce = tuple(replace(x, is_separate=False) for x in self.reduce)
+        return replace(self, b=bf16 if is_paired else self.acc, reduce=reduce)
 
     @cached_property
     def k(self) -> DimLike:

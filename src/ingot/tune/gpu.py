@@ -25,6 +25,7 @@ from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.pipeline import tuning
 from ingot.pipeline.build import optimize, size_hints
 from ingot.pipeline.target import Options, target_of
 from ingot.pipeline.variants import Variants
@@ -65,8 +66,9 @@ class GpuBench:
         self._kernels: dict[tuple[str, Choice], tuple[Lowered, list[Any]]] = {}
         self._assembler = self.target.assembler(features)  # which knows what was compiled before
         self._copy = self._assembler.begin(copy_kernel(1))
+        options = Options(1, fast_math, precision, activations, tuning.rewrites(features, 1))
         with likely_sizes(size_hints(graph)):
-            self._fused = optimize(graph, self.target.passes(features, Options(1, fast_math, precision, activations)))
+            self._fused = optimize(graph, self.target.passes(features, options))
         launches: list[Launch] = []
         program = self._build({}, launches)
         arrays = [np.ascontiguousarray(feeds[spec.name]) for spec in program.inputs]

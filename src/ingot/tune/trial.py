@@ -28,6 +28,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.pipeline import tuning
 from ingot.pipeline.build import Trace, optimize, size_hints
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, link
@@ -96,8 +97,9 @@ class Workbench:
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
         self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
+        # kernels of the graph that compiling makes
+        options = Options(threads, fast_math, precision, activations, tuning.rewrites(self.features, threads))
         with likely_sizes(size_hints(graph)):
-            options = Options(threads, fast_math, precision, activations)
             self._fused = optimize(graph, self.target.passes(self.features, options))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()

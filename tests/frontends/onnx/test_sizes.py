@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import ingot
 from ingot.driver.specialize import ValueSpecialization
@@ -263,3 +263,57 @@ def test_loops_that_count_and_loops_of_as_many_turns() -> None:
         same(compiled(**given), runtime(model, **given))
     with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
         compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))
+
+
+BLOCKS = """<ir_version: 8, opset_import: ["" : 18]> g (float[n,2,h,w] x, float[2,2,3,3] k) => (y)
+<int64[2] two={2,2}, int64[2] zero2={0,0}, int64[1] big={2147483647}, int64[2] base={2,2}, int64[1] m1={-1},
+ int64[2] axes={2,3}, int64[1] i0={0}, int64[1] i1={1},
+ int64[1] i2={2}, int64[1] i3={3}, int64[4] z4={0,0,0,0}> {
+ s = Shape(x) hw = Gather(s, axes) padded = Add(hw, base) padded2 = Add(padded, base)
+ r = Mod(padded2, two) q = Sub(two, r) extra = Mod(q, two)
+ high = Add(base, extra)
+ pads = Concat<axis=0>(zero2, base, zero2, high) xp = Pad(x, pads)
+ sp = Shape(xp) N = Gather(sp, i0) C = Gather(sp, i1) hp = Gather(sp, i2) wp = Gather(sp, i3)
+ hb = Div(hp, i2) wb = Div(wp, i2)
+ t1 = Concat<axis=0>(N, C, hb, i2, wb, i2) a = Reshape(xp, t1) b = Transpose<perm=[3,5,0,1,2,4]>(a)
+ t2 = Concat<axis=0>(m1, C, hb, wb) d = Reshape(b, t2)
+ e = Conv<kernel_shape=[3,3]>(d, k)
+ se = Shape(e) O = Gather(se, i1) he = Gather(se, i2) we = Gather(se, i3)
+ t3 = Concat<axis=0>(i2, i2, N, O, he, we) f = Reshape(e, t3) u = Transpose<perm=[2,3,4,0,5,1]>(f)
+ hm = Mul(he, i2) wm = Mul(we, i2)
+ t4 = Concat<axis=0>(N, O, hm, wm) v = Reshape(u, t4)
+ none = Equal(extra, zero2) bits = Cast<to=7>(none) far = Mul(bits, big) ends = Sub(far, extra)
+ cut = Slice(v, zero2, ends, axes)
+ y = Add(cut, x)
+}"""
+
+
+def test_a_dilated_convolution_by_blocks() -> None:
+    """As tf2onnx writes it, for images of any size: a crop of nothing ends at INT_MAX."""
+    m = onnx.parser.parse_model(BLOCKS)
+    compiled = ingot.compile(m, threads=1, cache=False)
+    rng = np.random.default_rng(0)
+    k = rng.random((2, 2, 3, 3), np.float32)
+    for shape in ((1, 2, 7, 5), (2, 2, 6, 6), (1, 2, 8, 9), (1, 2, 1, 4)):
+        x = rng.random(shape, np.float32)
+        np.testing.assert_allclose(compiled(x, k), runtime(m, x=x, k=k)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.7, 1.1, 1 / 3, 2.3])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_resize_by_what_is_no_ratio(scale: float, mode: str, is_computed: bool) -> None:
+    """Sizes are rounded as floats round them: 20 * 0.7 is 14."""
+    whole = [
+        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["f"], to=F),
+        helper.make_node("Mul", ["f", "k"], ["m"]), helper.make_node("Floor", ["m"], ["r"]),
+        helper.make_node("Cast", ["r"], ["n"], to=TensorProto.INT64),
+        helper.make_node("Resize", ["x", "", "", "n"], ["z"], mode=mode),
+    ]  # fmt: skip
+    nodes = whole if is_computed else one("Resize", "x", "", "k", mode=mode)
+    scales = np.array([1, 1, scale, scale], np.float32)
+    m = model(nodes, [("x", F, [1, 1, "h", "w"])], initializers=[("k", scales)])
+    compiled = ingot.compile(m, threads=1, cache=False)
+    for h, w in ((20, 10), (12, 7), (3, 31)):
+        x = np.random.default_rng(h).random((1, 1, h, w), np.float32)
+        np.testing.assert_allclose(compiled(x), runtime(m, x=x)[0], rtol=1e-5, atol=1e-5)

@@ -83,6 +83,26 @@ def test_the_youngest_is_put_back(lm: ingot.LanguageModel) -> None:
     assert s.preemptions > 0 and s.pages == 9 and s.cache_bytes == 9 * PAGE_BYTES and s.pages_used == 0
 
 
+def test_bits(lm: ingot.LanguageModel) -> None:
+    """Logprobs are the same to the last bit: alone, among others, put back, from shared beginnings, checked at once."""
+    ids = [[*range(48), *one] for one in prompts(8, 40, seed=3)]
+    request = {**GREEDY, "logprobs": 0}
+
+    def told(engine: Engine, ids: Sequence[list[int]]) -> list[list[tuple[int, float | None]]]:
+        answers = [engine.submit(one, lm.request(**request)) for one in ids]
+        return [[(token.id, token.logprob) for piece in answer for token in piece.tokens] for answer in answers]
+
+    with lm.engine(sequences=3, prefill_chunk=16) as engine:
+        alone = [told(engine, [one])[0] for one in ids]
+        assert told(engine, ids) == alone
+        assert engine.statistics().cached_tokens > 0
+    tight: dict[str, Any] = {"sequences": 3, "prefill_chunk": 16, "cache_bytes": 10 * PAGE_BYTES}
+    for options in (tight, {**tight, "draft": lm}):
+        with lm.engine(**options) as engine:
+            assert told(engine, ids) == alone
+            assert engine.statistics().preemptions > 0
+
+
 def test_prompts_that_begin_alike(lm: ingot.LanguageModel) -> None:
     first, *others = [[*range(64), *more] for more in prompts(6, 20, seed=2)]
     with lm.engine(sequences=3, prefill_chunk=32) as engine:
@@ -321,6 +341,13 @@ def test_models_of_several_sequences(lm: ingot.LanguageModel, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_threads(lm: ingot.LanguageModel, tmp_path: Path) -> None:
+    ids = prompts(6)
+    with ingot.LanguageModel(write(tmp_path / "tiny.gguf"), context=CONTEXT, threads=2).engine(sequences=3) as engine:
+        assert together(lm, engine, ids, SAMPLED) == [lm.generate(one, **SAMPLED) for one in ids]
+
+
+@pytest.mark.slow
 def test_hundreds_of_requests(lm: ingot.LanguageModel) -> None:
     """Random lengths, settings and cancellations in a pool that is too small: memory stays, answers are right."""
     rng = np.random.default_rng(0)
@@ -339,3 +366,11 @@ def test_hundreds_of_requests(lm: ingot.LanguageModel) -> None:
             expected = lm.generate(ids[n], **{**hows[n % 3], "max_tokens": 40})
             assert got[n] == expected[: len(got[n])]
             assert answers[n].finish_reason in ("length", "cancelled")
+
+
+def test_speculation_in_a_pool_that_is_too_small(lm: ingot.LanguageModel) -> None:
+    ids = prompts(8, seed=8)
+    with lm.engine(sequences=3, cache_bytes=9 * PAGE_BYTES, draft=lm, prefill_chunk=16) as engine:
+        assert together(lm, engine, ids, GREEDY) == [lm.generate(one, **GREEDY) for one in ids]
+        s = engine.statistics()
+    assert s.preemptions > 0 and s.accepted_tokens == s.proposed_tokens > 0 and s.pages_used == 0

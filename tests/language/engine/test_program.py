@@ -122,6 +122,14 @@ def test_bits_do_not_depend_on_other_sequences(tiny: tuple[Any, CompiledModel]) 
     check_bits(tiny[1], 61)
 
 
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+def test_bits_of_blocks_of_levels(activations: str) -> None:
+    language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
+    graph = step(language, CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES))
+    program = build_program(graph, features_of("native"), 1, activations=activations)
+    check_bits(CompiledModel(program, threads=1), 96)
+
+
 @pytest.mark.parametrize("dtype", [f16, i8, pytest.param(bf16, marks=pytest.mark.slow)])
 def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     net = model(*MODELS["gemma 3"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import bf16
+from ingot.ir.types import bf16, f32
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -57,3 +59,22 @@ def test_other_elements_and_what_depends_on_the_product_stay_apart() -> None:
     # the other operand is computed from the product
     total = ops.BroadcastInDim(y.shape, (0,))(ops.Reduce("sum", (1,))(y))
     assert all(n == 1 for kind, n in kinds(graph(y, ops.Mul()(y, ops.Exp()(total)))) if kind == "contraction")
+
+
+def test_values_of_16_bits_are_widened_by_their_readers() -> None:
+    narrow = ops.Convert(bf16)(ops.Exp()(X))
+    wide = ops.Convert(f32)(narrow)
+    total = ops.Reduce("sum", (0, 1))(wide)
+    fused = fuse(graph(total, ops.Transpose((1, 0))(ops.Tanh()(wide))), replace(POLICY, widens_values=True))
+    stored = [n.types[0].dtype for n in fused.nodes() if isinstance(n.op, Group)]
+    assert stored.count(bf16) == 1 and f32 in stored
+
+
+def test_a_vector_is_computed_by_its_readers() -> None:
+    scaled = ops.Mul()(ops.Add()(arg("a", 8), arg("b", 8)), arg("c", 8))
+    y = ops.Mul()(arg("y", 64, 8), ops.BroadcastInDim((64, 8), (1,))(scaled))
+    counts = [
+        sum(isinstance(n.op, Group) for n in fuse(graph(y), policy).nodes())
+        for policy in (POLICY, replace(POLICY, repeats_vectors=True))
+    ]
+    assert counts == [2, 1]

@@ -10,11 +10,50 @@ pytest.importorskip("pydantic")
 tokenizers = pytest.importorskip("tokenizers")
 
 from ingot.language.text.grammar import Grammars  # noqa: E402
+from ingot.language.text.template import Template  # noqa: E402
 from ingot.language.text.tokenizer import Tokenizer  # noqa: E402
-from ingot.serving.openai.calls import HERMES, LLAMA, MISTRAL, CallReader, calls_grammar, format_of  # noqa: E402
+from ingot.serving.openai.calls import CallForm, CallReader, call_form, calls_grammar  # noqa: E402
 from ingot.serving.openai.errors import OpenAIError  # noqa: E402
 from ingot.serving.openai.protocol import Tool  # noqa: E402
 from tests.language.tiny import byte_tokens  # noqa: E402
+
+KEYS = ("name", "arguments")
+HERMES = CallForm("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", KEYS, *KEYS)
+MISTRAL = CallForm("[TOOL_CALLS][", ", ", "]", (*KEYS, "id"), *KEYS)
+LLAMA = CallForm("", None, "", ("name", "parameters"), "name", "parameters")
+SPLIT = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", "", middle="[ARGS]")
+COUNTED = CallForm("<calls><call>f.", "</call><call>f.", "</call></calls>", middle=":0<args>", takes_text=True)
+# how templates write them
+NEXT = "{% if not loop.last %}"
+TEMPLATES = [
+    (HERMES, "{% for c in m.tool_calls %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>" + NEXT + "{{ '\n' }}"
+             "{% endif %}{% endfor %}"),
+    (MISTRAL, "[TOOL_CALLS][{% for c in m.tool_calls %}{{ dict(c.function, id=c.id) | tojson }}" + NEXT + ", "
+              "{% endif %}{% endfor %}]"),
+    (LLAMA, "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+            "{% set f = m.tool_calls[0].function %}{{ {'name': f.name, 'parameters': f.arguments} | tojson }}"),
+    (SPLIT, "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"
+            "{% endfor %}"),
+    (COUNTED, "<calls>{% for c in m.tool_calls %}<call>f.{{ c.function.name }}:{{ loop.index0 }}<args>"
+              "{{ '' + c.function.arguments }}</call>{% endfor %}</calls>"),
+]  # fmt: skip
+XML = (
+    "{% set f = m.tool_calls[0].function %}<f={{ f.name }}>{% for k, v in f.arguments.items() %}<p={{ k }}>{{ v }}</p>"
+    "{% endfor %}</f>"
+)
+BEFORE = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}"
+)
+BEHIND = "{% else %}{{ m.content }}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def learned(body: str) -> CallForm:
+    template = Template(BEFORE + body + BEHIND, {})
+    return call_form(
+        lambda messages, tools, **values: template.render(messages, tools=tools, **values), tokenizer(None)
+    )
+
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
@@ -37,11 +76,30 @@ TEXTS = {
     "no tool": (HERMES, '<tool_call>{"name": "mul"}</tool_call>', '<tool_call>{"name": "mul"}</tool_call>', []),
     "not closed": (HERMES, f"<tool_call>{json.dumps(ADD)}", "", ["add"]),
     "broken off": (HERMES, '<tool_call>{"name": "a', '<tool_call>{"name": "a', []),
+    "two and a text": (HERMES, f"{hermes(ADD)} and {hermes(SUB)}", " and ", ["add", "sub"]),
     "a list": (MISTRAL, f"[TOOL_CALLS]{json.dumps([ADD, SUB])}", "", ["add", "sub"]),
     "whole": (LLAMA, '{"name": "add", "parameters": {"a": 1}}', "", ["add"]),
     "other JSON": (LLAMA, '{"x": 1}', '{"x": 1}', []),
     "no JSON": (LLAMA, "It is {1}", "It is {1}", []),
-}
+    "apart": (SPLIT, '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]sub [ARGS] {"a": 1}', "", ["add", "sub"]),
+    "counted": (
+        COUNTED, 'ok <calls><call>f.add:0<args>{"a": 1}</call><call>f.sub:13<args>{"a": 1}</call></calls>', "ok ",
+        ["add", "sub"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form, body", TEMPLATES)
+def test_a_form_is_learned_from_the_template(form: CallForm, body: str):
+    assert learned(body) == form
+
+
+@pytest.mark.parametrize("body", ["{{ m.tool_calls[0].function.name }}(probe=1)", XML])
+def test_other_forms_are_refused(body: str):
+    with pytest.raises(OpenAIError, match="another form of calls"):
+        learned(body)
+    with pytest.raises(OpenAIError, match="has no tools"):
+        call_form(lambda messages, tools, **values: "no word of them", tokenizer(None))
 
 
 @pytest.mark.parametrize("case", TEXTS)
@@ -98,23 +156,24 @@ def test_lists_and_whole_answers_have_grammars():
     pytest.importorskip("llguidance")
     words = tokenizer("[TOOL_CALLS]")
     marked = calls_grammar(MISTRAL, TOOLS, words, is_required=True, has_several=False)
-    assert marked is not None and is_answer(words, marked, f"[TOOL_CALLS]{json.dumps([ADD])}")
-    assert not is_answer(words, marked, f"[TOOL_CALLS]{json.dumps([ADD, SUB])}")
+    calls = [call | {"id": "abcdefgh9"} for call in (ADD, SUB)]
+    assert marked is not None and is_answer(words, marked, f"[TOOL_CALLS]{json.dumps(calls[:1])}")
+    assert not is_answer(words, marked, f"[TOOL_CALLS]{json.dumps(calls)}")
+    several = calls_grammar(MISTRAL, TOOLS, words, is_required=False, has_several=True)
+    assert several is not None and is_answer(words, several, f"ok [TOOL_CALLS]{json.dumps(calls)}")
     whole = calls_grammar(LLAMA, TOOLS[:1], words, is_required=True, has_several=True)
     assert whole is not None and is_answer(words, whole, '{"name": "add", "parameters": {"a": 1}}')
     assert not is_answer(words, whole, '{"name": "sub", "parameters": {"a": 1}}')
     assert calls_grammar(LLAMA, TOOLS, words, is_required=False, has_several=True) is None
 
 
-def test_templates_tell_their_form_of_calls():
-    assert format_of("{{ tools }} <tool_call>") is HERMES
-    assert format_of("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]") is MISTRAL
-    assert (
-        format_of("""{{ tools }} {"name": function name, "parameters": dictionary} '{"name": "' '"parameters": '""")
-        is LLAMA
+@pytest.mark.parametrize("is_required", [False, True])
+def test_names_in_front_of_arguments_have_grammars(is_required: bool):
+    pytest.importorskip("llguidance")
+    words = tokenizer("<calls>")
+    found = calls_grammar(COUNTED, TOOLS, words, is_required=is_required, has_several=True)
+    good = '<calls><call>f.add:0<args>{"a": 1}</call><call>f.sub:17<args>{"a": 2}</call></calls>'
+    assert found is not None and is_answer(words, found, good)
+    assert not is_answer(words, found, good.replace("add", "mul")) and not is_answer(
+        words, found, good.replace("1}", "b}")
     )
-    for other in ("{{ tools }}", "{{ tools }}<tool_call><function=a>", "{{ tools }}[TOOL_CALLS]f[ARGS]{}"):
-        with pytest.raises(OpenAIError, match="another form of calls"):
-            format_of(other)
-    with pytest.raises(OpenAIError, match="has no tools"):
-        format_of("{{ messages }}")

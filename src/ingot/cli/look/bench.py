@@ -56,7 +56,7 @@ PROMPT, TOKENS = 128, 64  # of a language model
 # the default engines for each kind of model
 DEFAULT_ENGINES = {
     "onnx": "ort", "torch": "eager", "stablehlo": "jax", "tensorflow": "", "tflite": "tflite", "torchscript": "",
-    "keras": "", "artifact": "",
+    "keras": "", "artifact": "", "jax": "",
 }  # fmt: skip
 
 

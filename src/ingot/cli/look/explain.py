@@ -134,6 +134,8 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
         out.print(escape(text), highlight=False)
     for text in e.advice:
         out.print(f"[bold]next:[/] {escape(text)}", highlight=False)
+    for text in e.rewrites:
+        out.print(f"rewritten: {escape(text)}", highlight=False)
     if e.state:
         out.print(f"state: {sum(not why for _, why in e.state)} of {len(e.state)} written in place", highlight=False)
     for name, why in e.state:

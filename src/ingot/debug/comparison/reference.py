@@ -42,6 +42,8 @@ def reference(source: Source) -> Reference:
     """The model's own framework. Raises MissingError where there is none: it says what to install."""
     if source.kind in LANGUAGE:
         raise MissingError("no other engine runs one chunk of a language model", fix="the interpreter is the reference")
+    if source.kind not in _PACKAGES:
+        raise MissingError("nothing else runs such a file", fix="the interpreter is the reference")
     package, extra = _PACKAGES[source.kind]
     if find_spec(package.partition(".")[0]) is None:
         raise MissingError(f"{package} is not installed, which would run the model", fix=f"pip install {extra}")

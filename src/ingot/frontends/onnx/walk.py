@@ -48,6 +48,7 @@ from ingot.ir.dims import Dim, DimLike, Interval, bounds, is_computed, narrow_bo
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
+from ingot.ops.core.base import Category, category
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_time, max_run_time_size, spend_node
@@ -427,14 +428,21 @@ class Walk:
 
 
 def _parts(node: Node, count: int) -> Sequence[Node]:
-    """The elements of a tensor, one by one, as they were put together."""
+    """The elements of a tensor, one by one, as they were put together: what bounds one need not bound the others."""
+    if count == 1:
+        return (node,)
     whole = node
-    while count > 1 and isinstance(whole.op, ops.Reshape):
+    while isinstance(whole.op, ops.Reshape):
         (whole,) = whole.inputs
     if isinstance(whole.op, ops.Concat) and whole.op.dimension == 0:
         return [part for x in whole.inputs if isinstance(n := x.type.size, int) for part in _parts(x, n)]
-    line = ops.reshape(node, (count,))
-    return (node,) if count == 1 else [ops.index_axis(line, 0, i) for i in range(count)]
+    if isinstance(whole.op, ops.BroadcastInDim) and whole.inputs[0].type.size == 1:
+        return whole.inputs * count
+    if category(whole.op) is Category.ELEMENTWISE:
+        columns = ([ops.reshape(part, ()) for part in _parts(x, count)] for x in whole.inputs)
+        return [whole.op(*values) for values in zip(*columns, strict=True)]
+    line = ops.reshape(whole, (count,))
+    return [ops.index_axis(line, 0, i) for i in range(count)]
 
 
 def _is_adopted(proto: NodeProto, domain: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ingot.language.engine.answer import CANCELLED, Answer, BusyError
 from ingot.language.engine.pages import Pages
@@ -139,11 +139,17 @@ class Engine:
             try:
                 self._step()
             except Exception as error:  # of the program: those that wait may do better
-                for sequence in [*self._running]:
+                with self._changed:
+                    failed = [*self._running] or self._waiting[:1]
+                for sequence in failed:
                     self._fail(sequence, error)
 
     def _fail(self, sequence: Running, error: Exception) -> None:
-        self._retire(sequence)
+        if sequence.slot < 0:
+            with self._changed:
+                self._waiting.remove(sequence)
+        else:
+            self._retire(sequence)
         sequence.answer.fail(error if isinstance(error, IngotError) else IngotError(f"the engine failed: {error!r}"))
 
     def _step(self) -> None:
@@ -201,19 +207,22 @@ class Engine:
         if self._speculator is None:
             return {}
         room = {
-            s: min(self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
+            s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
             if s.takes_proposals
         }
         return self._speculator.propose({s: most for s, most in room.items() if most > 0})
 
-    def _plan(self, proposed: Mapping[Running, Sequence[int]]) -> list[tuple[Running, Part]]:
-        """What the next step computes, the oldest first."""
+    def _plan(self, proposed: dict[Running, list[int]]) -> list[tuple[Running, Part]]:
+        """What the next step computes, the oldest first. Proposals for which there is no page are dropped."""
         parts: list[tuple[Running, Part]] = []
         budget = self._limits.chunk
         for sequence in [*self._running]:
             if sequence.slot < 0:  # put back
                 continue
+            end = len(sequence.ids) + len(proposed.get(sequence, ()))
+            if page_count(end) - len(sequence.pages) > self._pages.available:
+                proposed.pop(sequence, None)
             try:
                 part = sequence.next_part(self._limits.chunk, proposed.get(sequence, ()))
             except Exception as error:
@@ -265,6 +274,8 @@ class Engine:
                 self._pages.keep(sequence.pages, sequence.ids, part.end // PAGE)
         if not part.sampled:
             return
+        if proposed:
+            sequence.proposals = min(2 * right, self._limits.proposals) if right == len(proposed) else max(right, 1)
         self._counts["proposed_tokens"] += len(proposed)
         self._counts["accepted_tokens"] += right
         piece = sequence.transcript.push(sampled.tokens[: right + 1], sampled.logits)

@@ -23,7 +23,7 @@ def open_engine(
     prefill_chunk: int = 64,
     speculate: str | None = None,
     draft: Compiled | None = None,
-    proposals: int = 4,
+    proposals: int = 3,
 ) -> Engine:
     """draft: with pages for all sequences at full length. The rest is as in `LanguageModel.engine`. Raises
     InputError."""

@@ -15,7 +15,7 @@ from ingot.support.dataclass import dataclass
 @dataclass(eq=False)
 class Running:
     """order: smaller ones go first. computed: tokens whose keys and values are in `pages`. slot: its row of the tables;
-    -1: it waits."""
+    -1: it waits. proposals: as many may be worth checking: twice as many once all were right, else as many as were."""
 
     order: tuple[int, int]
     answer: Answer
@@ -23,6 +23,7 @@ class Running:
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
     slot: int = -1
+    proposals: int = 2
 
     @property
     def ids(self) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ingot.language.settings import Settings
@@ -89,9 +89,9 @@ class Tokenizer:
         except Exception as error:  # the library raises plain exceptions
             raise InputError(f"the tokenizer does not take the text: {error}") from error
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Without special tokens, unless they are asked for."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
     def token(self, index: int) -> str:
         """A token's text, by itself."""
@@ -108,15 +108,15 @@ class Tokenizer:
         table = _bytes_by_character()
         return bytes(table[c] for c in name) if all(c in table for c in name) else text.encode()
 
-    def stream(self, prompt: Sequence[int] = ()) -> TextStream:
-        return TextStream(self, prompt)
+    def stream(self, prompt: Sequence[int] = (), *, special: bool = False) -> TextStream:
+        return TextStream(self, prompt, special=special)
 
 
 class TextStream:
     """The text of what follows a prompt, as tokens come: each push returns what is complete, no part of a character."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._decode = tokenizer.decode
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, special: bool = False) -> None:
+        self._decode = partial(tokenizer.decode, special=special)
         # the text of tokens up to `_end` is out; texts are of `_start` on, for a token's depends on those before it
         self._ids = [*prompt[-_CONTEXT:]]
         self._start, self._end = 0, len(self._ids)

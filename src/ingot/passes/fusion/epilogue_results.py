@@ -60,7 +60,7 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
     """The group whose result `value` is, if `reader` is pointwise work on elements of it, and neither is part of
     another value's memory."""
     group = value.inputs[0] if isinstance(value.op, Project) else value
-    if not _is_group(group, *_PRODUCERS) or not _is_group(reader, "pointwise"):
+    if not _is_group(group, *_PRODUCERS) or not _is_group(reader, "pointwise") or len(reader.types) > 1:
         return None
     if any(u.op.holds_operands for x in (*group.results, reader) for u in users.get(x, ())):
         return None

@@ -44,6 +44,7 @@ from ingot.passes.fusion.groups import (
     is_pointwise,
     iteration_box,
     source_of,
+    widens,
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
@@ -103,7 +104,7 @@ class _Fusion:
             self.in_memory.add(node.inputs[0])
             self.storage.add(node)
             return
-        if is_free(node):
+        if is_free(node) or (self.policy.widens_values and widens(node)):
             self._place_free(node, groups, needs_memory)
             return
         if (
@@ -365,6 +366,7 @@ class _Fusion:
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
+        cheap |= repeats and self.policy.repeats_vectors and self._recomputes_cheaply([g], node)
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, moved=True) or cheap
@@ -480,11 +482,8 @@ class _Fusion:
 
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
-    """Turn a CORE graph (with composite ops that the target keeps) into one of groups, storage ops, inputs and
-    constants.
-
-    policy: the target's. reasons: receives why each group is not part of the one that reads it.
-    """
+    """Turn a CORE graph, with composite ops that the target keeps, into groups, storage ops, inputs and constants.
+    reasons: receives why each group is not part of the one that reads it."""
     fusion = _Fusion(graph, policy)
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
@@ -495,6 +494,6 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, joined = join_epilogues(fused, policy)
     if reasons is not None:
         for n, text in fusion.reasons.items():
-            group = merged.get(images.get(n, n), images.get(n, n))
+            group = merged.get(image := images.get(n, n), image)
             reasons[joined.get(group, group)] = text
     return fused

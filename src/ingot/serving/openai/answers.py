@@ -15,9 +15,9 @@ from typing import Any
 
 from ingot import __version__
 from ingot.language.engine import Answer, BusyError
-from ingot.language.text.generation import Piece, Token
+from ingot.language.text.generation import Piece, StopSearch, Token
 from ingot.language.text.tokenizer import Tokenizer
-from ingot.serving.openai.calls import Call, CallReader, special_id
+from ingot.serving.openai.calls import Call, CallReader
 from ingot.serving.openai.metrics import Pace
 from ingot.serving.openai.model import Prompt
 from ingot.support.dataclass import dataclass
@@ -42,13 +42,16 @@ class Delta:
 class Choice:
     """One answer to a request. offset: characters of its text before the next delta. calls: told so far."""
 
-    def __init__(self, index: int, answer: Answer, prompt: Prompt, tokenizer: Tokenizer, pace: Pace) -> None:
+    def __init__(
+        self, index: int, answer: Answer, prompt: Prompt, tokenizer: Tokenizer, pace: Pace, stop: Sequence[str] = ()
+    ) -> None:
         self.index, self.answer, self.prompt, self.tokenizer = index, answer, prompt, tokenizer
         self.offset, self.calls = 0, 0
-        self._pace, self._reader, self._mark, self._mark_id = pace, None, "", None
+        self._pace, self._reader = pace, None
         if prompt.calls is not None:
             self._reader = CallReader(prompt.calls, [tool.function.name for tool in prompt.tools])
-            self._mark, self._mark_id = prompt.calls.begin, special_id(prompt.calls.begin, tokenizer)
+            # special tokens, which have no text in an answer, may stand around calls
+            self._stream, self._search = tokenizer.stream(prompt.ids, special=True), StopSearch(stop)
 
     def read(self, piece: Piece) -> Delta:
         self._pace.tokens(len(piece.tokens))
@@ -56,10 +59,12 @@ class Choice:
             raise BusyError("the server shuts down")
         if self._reader is None:
             return Delta(piece.text, (), piece.tokens, piece.finish)
-        # a special token has no text in an answer
-        is_marked = self._mark_id is not None and any(token.id == self._mark_id for token in piece.tokens)
-        content, calls = self._reader.push((self._mark if is_marked else "") + piece.text)
         finish = piece.finish
+        text, _ = self._search.push(self._stream.push([token.id for token in piece.tokens]))
+        if finish and not self._search.is_found:
+            more_text, is_found = self._search.push(self._stream.finish())
+            text += more_text + ("" if is_found else self._search.finish())
+        content, calls = self._reader.push(text)
         if finish:
             rest, more = self._reader.finish()
             content, calls = content + rest, calls + more

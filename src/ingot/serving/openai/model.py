@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.api.language_model import LanguageModel
 from ingot.language.engine import Answer
-from ingot.serving.openai.calls import CallFormat, calls_grammar, format_of
+from ingot.serving.openai.calls import CallForm, call_form, calls_grammar
 from ingot.serving.openai.errors import OpenAIError
 from ingot.serving.openai.protocol import (
     ChatRequest,
@@ -36,7 +36,7 @@ class Prompt:
 
     ids: list[int]
     constraint: Mapping[str, Any]
-    calls: CallFormat | None = None
+    calls: CallForm | None = None
     tools: Sequence[Tool] = ()
 
 
@@ -48,6 +48,7 @@ class ServedLanguageModel:
         self.name, self.model, self.created = name, model, int(time.time())
         self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
         self._template = threading.Lock()  # a template counts its steps
+        self._forms: dict[str | None, CallForm | OpenAIError] = {}
 
     @property
     def engine(self):
@@ -76,7 +77,7 @@ class ServedLanguageModel:
         schema = self._schema(asked)
         calls, constraint = None, {} if schema is None else {"schema": schema}
         if tools:
-            calls = format_of(self.model.template or "")
+            calls = self._call_form()
             is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
             grammar = calls_grammar(
                 calls, chosen, self.model.tokenizer, is_required=is_required,
@@ -84,11 +85,35 @@ class ServedLanguageModel:
             )  # fmt: skip
             constraint = constraint if grammar is None else {"grammar": grammar}
         messages = [_message(message, i) for i, message in enumerate(asked.messages)]
+        if any("tool_calls" in message for message in messages) and not self._takes_text():
+            _read_arguments(messages)
         given = [tool.model_dump(exclude_none=True) for tool in tools]
-        with self._template:
-            text = self.model.prompt(messages, given or None, **(asked.chat_template_kwargs or {}))
+        text = self._rendered(messages, given or None, **(asked.chat_template_kwargs or {}))
         ids = self.model.tokenizer.encode(text, framed=False)
         return Prompt(self._checked(ids, "messages"), constraint, calls, chosen)
+
+    def _rendered(self, messages: Any, tools: Any, **values: Any) -> str:
+        with self._template:
+            return self.model.prompt(messages, tools, **values)
+
+    def _call_form(self) -> CallForm:
+        source = self.model.template
+        if source not in self._forms:
+            try:
+                self._forms[source] = call_form(self._rendered, self.model.tokenizer)
+            except OpenAIError as error:
+                self._forms[source] = error
+        form = self._forms[source]
+        if isinstance(form, OpenAIError):
+            raise form
+        return form
+
+    def _takes_text(self) -> bool:
+        """Whether the template takes arguments of calls as text."""
+        try:
+            return self._call_form().takes_text
+        except OpenAIError:
+            return False
 
     def _schema(self, asked: ChatRequest) -> Any:
         match asked.response_format:
@@ -180,17 +205,23 @@ def most_tokens(asked: CompletionRequest | ChatRequest) -> int | None:
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
-    """As chat templates read it: texts alone, arguments of calls as objects."""
+    """As chat templates read it: texts alone. Raises OpenAIError (400) for arguments of calls that are no objects."""
     role = "system" if message.role == "developer" else message.role
     given: dict[str, Any] = {"role": role, "content": message.text}
     given |= {name: value for name in ("name", "reasoning_content", "tool_call_id")
               if (value := getattr(message, name)) is not None}  # fmt: skip
     if message.tool_calls:
-        calls = [call.model_dump() for call in message.tool_calls]
-        for call in calls:
-            call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
-        given["tool_calls"] = calls
+        given["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        for call in given["tool_calls"]:
+            _arguments(call["function"]["arguments"], index)
     return given
+
+
+def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
+    """Objects for their texts."""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
 
 
 def _arguments(text: str, index: int) -> Any:

@@ -95,8 +95,9 @@ class _Endpoints:
             for prompt in prompts:
                 self._language_metrics.count_prompt(model.name, len(prompt.ids))
             of_answer = [prompt for prompt in prompts for _ in range(asked.choices)]
+            tokenizer, metrics = model.model.tokenizer, self._language_metrics
             choices = [
-                Choice(i, a, of_answer[i], model.model.tokenizer, self._language_metrics.pace(model.name, since))
+                Choice(i, a, of_answer[i], tokenizer, metrics.pace(model.name, since), asked.stops)
                 for i, a in enumerate(answers)
             ]
             form = Form(

@@ -18,7 +18,7 @@ import numpy as np
 from ingot import ops
 from ingot.autodiff import differentiable, differentiable_operands, gradients
 from ingot.ir.node import Graph, Input, Node, Project, rebuild, splat_of, topological
-from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape, word_fix
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
@@ -59,7 +59,8 @@ class Recipe:
         calls = "a whole number of calls, at least 1"
         check_number("accumulate", self.accumulate, calls, lambda v: v >= 1, whole=True)
         if self.precision not in PRECISIONS:
-            raise InputError("precision", expected=" or ".join(PRECISIONS), got=repr(self.precision))
+            raise InputError("precision", expected=" or ".join(PRECISIONS), got=repr(self.precision),
+                             fix=word_fix(self.precision, PRECISIONS))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ingot.frontends.tflite.rows import hybrid
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import ShapeError
 
 row = Table()
 _AXES = {2: "hw", 3: "dhw"}
@@ -52,10 +53,17 @@ def padded(x: Node, w: Window, value: float = 0) -> tuple[Node, tuple[tuple[int,
 def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int, zero: float = 0) -> Node:
     """layout: the kernel's."""
     spatial = layout.replace("O", "").replace("I", "")
+    _require_image(x)
     x, pads = padded(x, w, zero)
     ones = (1,) * len(spatial)
     data = f"N{spatial}C"
     return ops.Convolution(w.strides, pads, ones, w.dilation, data, layout, data, groups)(x, kernel)
+
+
+def _require_image(x: Node) -> None:
+    """Raise ShapeError for images without pixels, as LiteRT refuses them; there may be none of them."""
+    if 0 in x.shape[1:-1]:
+        raise ShapeError("a convolution of images without pixels", got=x.type)
 
 
 def static(kernel: Node, axes: Sequence[int]) -> tuple[int, ...]:
@@ -133,6 +141,7 @@ def transpose_conv(c: Call) -> Node:
 def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout: str = "OHWI") -> Node:
     """The transposed convolution to an image of these sizes: of x with holes, by the flipped kernel."""
     spatial = layout.replace("O", "").replace("I", "")
+    _require_image(x)
     axes = tuple(layout.index(a) for a in spatial)
     k, ones = static(kernel, axes), (1,) * len(spatial)
     w = window(c, sizes, k)

@@ -151,7 +151,8 @@ def _merge_rows(anchor: Node, loops: Loops, is_a_computed: bool, is_pooled: bool
         loops = flat_rows(loops, separate_axes=1 if anchor.shape[0] != 1 else 0)
     else:
         loops = scratch_loops(loops, a) if is_a_computed else flat_rows(rows_in_memory_order(loops))
-    return contiguous_reduction_last(loops) if b.dtype in (bf16, i8) else loops
+    is_dense = b.dtype in (bf16, i8) and not isinstance(b.op, ops.LEVEL_FORMS)
+    return contiguous_reduction_last(loops) if is_dense else loops
 
 
 def _prefetch_residuals(g: ContractionGroup, loops: Loops) -> Callable[[Block, Index, int], None] | None:

@@ -225,7 +225,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
         plan = replace(plan, k_block=outer // choice.blocks, scratch_bytes=scratch_bytes)
     if isinstance(c.k, int) and (needs_transpose(c) or is_widened):
         depth = c.k // choice.blocks if is_widened else -(-c.k // lanes) * lanes
-        panel = depth * plan.panel_columns * c.acc.nbytes
+        panel = depth * plan.panel_columns * (c.b if is_widened else c.acc).nbytes
         offset = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         plan = replace(plan, panel_offset=offset, scratch_bytes=offset + panel)
     if c.computes_a:

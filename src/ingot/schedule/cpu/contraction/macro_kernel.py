@@ -100,7 +100,8 @@ class MacroKernel(MicroKernel):
             self.partial_sums = top.alloc("sums", c.acc, plan.partial_sums_bytes // c.acc.nbytes, scratch=0)
         if plan.panel_offset >= 0:
             size = (plan.a_block_offset if plan.a_block_offset >= 0 else plan.scratch_bytes) - plan.panel_offset
-            panel = top.alloc("panel", c.acc, size // c.acc.nbytes, scratch=plan.panel_offset)
+            dtype = c.acc if self.quantized_panels is None else c.b
+            panel = top.alloc("panel", dtype, size // dtype.nbytes, scratch=plan.panel_offset)
             self.loads = replace(self.loads, buffer=panel)
         line_blocks = ceildiv(self.line_group_count, plan.chunk_line_groups)
         row_blocks = 1 if plan.chunk_rows == self.row_axis.extent else ceildiv(self.row_axis.extent, plan.chunk_rows)

@@ -29,7 +29,7 @@ from math import prod
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
-from ingot.ir.types import DType, f32, i8, i32, static_shape, u8, u32
+from ingot.ir.types import DType, bf16, f32, i8, i32, static_shape, u8, u16, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.compressed.rounded_rows import Rounded
@@ -83,22 +83,28 @@ class BlockQuantizedPanels:
         return Place(block.let(mul(whole, integer(rows)), "bw"), whole, width, range(0, width, self.plan.lanes))
 
     def widen(self, block: Block, at: Place, part: Expr, parts: int, out: Buffer) -> None:
-        """out[k, columns] = what the levels of one of equal parts of the panel stand for."""
+        """out[k, columns], or [k / 2, columns, 2] of bf16 = what the levels of one of equal parts of a panel stand
+        for."""
         turns = self._blocks // parts if self._blocks != 1 else 1
         low = mul(part, integer(turns)) if self._blocks != 1 else ZERO
+        each = 2 if out.dtype == bf16 else 1  # levels of a column that are neighbours
 
         def turn(b: Block, t: Expr) -> None:
             zeros, scales = self._zeros(b, at, t), self._term(b, at, t, self.b.scale)
             minima = self._term(b, at, t, self.b.minimum) if self.b.minimum else None
             start = mul(k.sub(t, low), integer(self._block))
 
+            def value(own: list[Expr], h: int, v: int) -> Expr:
+                scaled = k.mul(self._value(own, h, zeros[v]), scales[v])
+                return scaled if minima is None else k.add(scaled, minima[v])
+
             def word(x: Block, first: Expr, words: Words, count: int) -> None:
-                for h in range(count):
+                for h in range(0, count, each):
                     line = mul(add(add(start, first), integer(h)), integer(at.width))
                     for v, own in enumerate(words):
-                        value = k.mul(self._value(own, h, zeros[v]), scales[v])
-                        value = value if minima is None else k.add(value, minima[v])
-                        x.store(out, add(line, integer(v * self.plan.lanes)), value)
+                        values = [value(own, h + i, v) for i in range(each)]
+                        lanes = values[0] if each == 1 else _pairs(x, *values)
+                        x.store(out, add(line, integer(v * each * self.plan.lanes)), lanes)
 
             self._words(b, at, t, (part, parts) if self._blocks == 1 else (ZERO, 1), word)
 
@@ -140,7 +146,7 @@ class BlockQuantizedPanels:
                 for h in range(places):
                     levels = [x.let(self._value(w, h, zero), "l") for w, zero in zip(words, zeros, strict=True)]
                     for r, row in enumerate(rows):
-                        own = k.load(a, add(row, mul(add(first, integer(h)), dim_expr(inner.a))))
+                        own = k.cast(k.load(a, add(row, mul(add(first, integer(h)), dim_expr(inner.a)))), f32)
                         value = x.let(k.splat(own, lanes), "s")
                         if total is not None:
                             x.store(total, integer(r), k.add(k.load(total, integer(r)), value))
@@ -303,6 +309,12 @@ class BlockQuantizedPanels:
         for zero in zeros:
             value = k.sub(value, zero)
         return value
+
+
+def _pairs(block: Block, even: Expr, odd: Expr) -> Expr:
+    """Neighbouring values of each lane, rounded to bf16."""
+    low, high = (k.cast(k.bitcast(block.let(k.cast(x, bf16), "w"), u16), u32) for x in (even, odd))
+    return k.bitcast(k.binary("or", low, k.binary("shl", high, k.lit(16, u32, low.lanes))), bf16)
 
 
 __all__ = ["BlockQuantizedPanels", "Place"]
