@@ -28,6 +28,7 @@ class Build:
     threads: int
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
 
     @property
     def launches(self) -> list[Launch]:
@@ -67,6 +68,7 @@ def build(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
     rewrites: tuple[Rewrite, ...] | None = None,
 ) -> Build:
@@ -74,6 +76,7 @@ def build(
     features, trace = features_of(target), Trace()
     count = thread_count(threads)
     program = build_program(
-        graph, features, count, fast_math=fast_math, precision=precision, rewrites=rewrites, trace=trace
-    )
-    return Build(graph, program, trace, features, count, fast_math, precision)
+        graph, features, count, fast_math=fast_math, precision=precision, activations=activations, rewrites=rewrites,
+        trace=trace,
+    )  # fmt: skip
+    return Build(graph, program, trace, features, count, fast_math, precision, activations)

@@ -153,6 +153,7 @@ def build_program(
     *,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     memory: float | None = None,
     smaller_graph: Callable[[], Graph] | None = None,
     measure: Measure | None = None,
@@ -161,16 +162,17 @@ def build_program(
 ) -> Program:
     """Compile a MODEL graph for the machine that `features` describes.
 
-    precision: see `ingot.passes.precision`. memory: a limit, see `ingot.plan.recompute`. sparing: build the same graph
-    with loops that save fewer values, tried if the limit cannot be met. measure: run a program within the
-    limit, to choose by measured times. rewrites: by default those that the tuning database has for the machine.
+    precision: see `ingot.passes.precision`. activations: see `ingot.compile`. memory: a limit, see
+    `ingot.plan.recompute`. sparing: build the same graph with loops that save fewer values, tried if the limit cannot
+    be met. measure: run a program within the limit, to choose by measured times. rewrites: by default those that the
+    tuning database has for the machine.
 
     If the graph draws random numbers, their seed is part of the program's state.
     """
     graph = with_random_state(graph, RANDOM)
     target = target_of(features)
     known = tuning.rewrites(features, threads) if rewrites is None else rewrites
-    options = Options(threads, fast_math, precision, known)
+    options = Options(threads, fast_math, precision, activations, known)
     trace = Trace() if trace is None and known else trace
     variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(size_hints(graph)):
@@ -179,7 +181,7 @@ def build_program(
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
-        meta = {"precision": precision}
+        meta = {"precision": precision, "activations": activations}
         if trace is not None and (used := _applied(trace, options)):
             meta["rewrites"] = "\n".join(map(str, used))
         if memory is not None:

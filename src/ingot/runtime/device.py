@@ -84,7 +84,7 @@ class Device(Protocol):
         ...
 
 
-NAMES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "hip")
 
 
 @cache

@@ -83,7 +83,8 @@ def tune(
 
         task = {
             "model": str(model.resolve()), "words": vars(about.words), "threads": plan.threads,
-            "fast_math": settings.fast_math, "precision": settings.precision, "sizes": one_size(plan.program, size),
+            "fast_math": settings.fast_math, "precision": settings.precision, "activations": settings.activations,
+            "sizes": one_size(plan.program, size),
         }  # fmt: skip
         try:
             found = run_tuning(
