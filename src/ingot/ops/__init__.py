@@ -168,7 +168,7 @@ from ingot.ops.nn.norm import (
     Standardize,
 )
 from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
-from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup
+from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup, RoundToBytes
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.selection import OneHot, TopK, Trilu
 from ingot.ops.nn.sharding import Sharding

@@ -61,7 +61,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     if not isinstance(node.op, _ATTENTION):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
-    return has_static_heads and 16 <= node.inputs[0].dtype.bits <= 32
+    is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
+    return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
 
 
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a
@@ -81,6 +82,7 @@ class GpuTarget:
     forms = ("triton",)
     export = None
     has_fixed_sizes = False
+    overlaps_exchanges = True
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 
@@ -124,6 +126,7 @@ class GpuTarget:
             max_slice_elements=MAX_SLICE_ELEMENTS,
             levels=(f32, f16, bf16),
             blocks=False,
+            byte_rows=False,
             same_operand_types=True,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )

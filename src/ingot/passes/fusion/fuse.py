@@ -150,7 +150,7 @@ class _Fusion:
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or is_strided_view(node)
+        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes)) or is_strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
                 self.in_memory.add(i)

@@ -28,7 +28,7 @@ from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
+from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
@@ -93,8 +93,6 @@ class Loaded:
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._stores: list[_Store] = []
-        if device_memory is not None and self._communicators is not None:
-            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
         bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
         # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after

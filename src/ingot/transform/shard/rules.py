@@ -95,9 +95,11 @@ def _elementwise(op: Op, node: Node) -> Rule:
     return Rule(tuple(dims if x.shape else () for x in node.inputs), (dims,), linear=linear)
 
 
-@_sharding(ops.Sharding)
-def _annotation(op: ops.Sharding, node: Node) -> Rule:
+@_sharding(ops.Sharding, ops.AllReduce, ops.AllGather)
+def _annotation(op: Op, node: Node) -> Rule:
+    """Also of collectives between devices that are none of the mesh's: `turns` splits what one of them computes."""
     dims = _names(len(node.shape))
+    dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
     return Rule((dims,), (dims,))
 
 
