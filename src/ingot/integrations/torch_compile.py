@@ -313,6 +313,8 @@ def _over(model: ImportedModel, run: CompiledModel) -> Compiled:
         for target, tensor in zip(targets, tensors, strict=True):
             if target is not tensor:
                 tensor.copy_(target)
+        # torch, and programs with parameters as constants, tell changes by versions
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
         for number in sorted(written):
             found.insert(number, written[number])
         return tuple(found)

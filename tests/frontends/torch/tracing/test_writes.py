@@ -71,6 +71,23 @@ def test_an_optimizer_updates_parameters_and_moments_where_they_lie(over: list[i
     assert over and max(over) >= 12  # weights and biases, and two moments of each
 
 
+def test_what_is_written_has_another_version(over: list[int]) -> None:
+    """A program with the parameters as constants is compiled again."""
+    net = nn.Linear(5, 4)
+    run = compile_whole(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+    step = torch.compile(optimizer.step, backend="ingot", fullgraph=False)  # `over` tells what ran
+    x = torch.randn(6, 5)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x))
+        net(x).square().sum().backward()
+        before = net.weight._version
+        step()
+        assert net.weight._version > before
+    assert over
+
+
 def test_statistics_of_norms_are_updated(over: list[int]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     reference, run = copy.deepcopy(net), compile_whole(net)
