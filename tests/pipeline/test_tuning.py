@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline import tuning
 from ingot.pipeline.tuning import Entry
 from ingot.schedule.choice import GENERATION, Direct, Measured, Pieces, read_choice
@@ -62,7 +63,8 @@ def test_your_entries_go_before_the_shipped_ones(tmp_path: Path, monkeypatch: py
 def test_the_shipped_file_is_whole():
     lines = tuning.SHIPPED.read_bytes().splitlines()
     assert json.loads(lines[0]) == HEADER and len(tuning.read(tuning.SHIPPED)) == len(lines) - 1
-    entries = tuning.read(tuning.SHIPPED).values()
+    entries = [e for e in tuning.read(tuning.SHIPPED).values() if isinstance(e, Entry)]
+    assert len(entries) == len(lines) - 1
     assert all(e.choice == e.over or e.over_seconds >= 1.03 * e.seconds * 0.999 for e in entries)
 
 
@@ -95,9 +97,9 @@ def test_programs_are_cached_by_what_was_measured(tmp_path: Path, monkeypatch: p
 )  # fmt: skip
 def test_a_line_that_is_no_entry_is_left_out(tmp_path: Path, line: object):
     path = text(tmp_path / "db", HEADER, GOOD, line, GOOD | {"key": "other"})
-    assert [e.key for e in tuning.read(path).values()] == ["k", "other"]
+    assert [e.identity[1] for e in tuning.read(path).values()] == ["k", "other"]
     tuning.add(path, [entry("third")])
-    assert [e.key for e in tuning.read(path).values()] == ["k", "other", "third"]
+    assert [e.identity[1] for e in tuning.read(path).values()] == ["k", "other", "third"]
 
 
 @pytest.mark.parametrize("head", ["", "junk", {"ingot": "tuned", "format": 2}, GOOD])
@@ -138,7 +140,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path):
         w.start()
     for w in writers:
         w.join(60)
-    assert {e.key for e in tuning.read(path).values()} == {f"{n} {i}" for n in range(4) for i in range(12)}
+    assert {e.identity[1] for e in tuning.read(path).values()} == {f"{n} {i}" for n in range(4) for i in range(12)}
 
 
 def test_a_killed_writer_leaves_whole_entries(tmp_path: Path):
@@ -155,3 +157,32 @@ def test_a_killed_writer_leaves_whole_entries(tmp_path: Path):
     lines = path.read_bytes().splitlines()
     assert len(tuning.read(path)) == len(lines) - 1 >= 15
     tuning.add(path, [entry("after")])  # its lock went with it
+
+
+def test_rewrites_are_kept_beside_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own.jsonl"
+    monkeypatch.setenv("INGOT_TUNING", str(own))
+    rewrite = Rewrite("graph(...", "graph(...", False)
+    faster = tuning.Rewritten(MACHINE, rewrite, 1e-6, 2e-6)
+    slower = tuning.Rewritten(MACHINE, Rewrite("another", "graph(...", True), 3e-6, 2e-6)
+    elsewhere = tuning.Rewritten("another", rewrite, 1e-6, 2e-6)
+    tuning.add(own, [entry(), faster, slower, elsewhere])
+    assert list(tuning.read(own).values()) == [entry(), faster, slower, elsewhere]
+    assert tuning.rewrites(ISA, 2) == (rewrite,)
+    assert set(tuning.measured(ISA, 2)) >= {entry().key}
+    tuning.add(own, [tuning.Rewritten(MACHINE, rewrite, 5e-6, 2e-6)])
+    assert tuning.rewrites(ISA, 2) == ()
+    monkeypatch.setenv("INGOT_TUNING", "0")
+    assert tuning.rewrites(ISA, 2) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"before": 1}, {"after": None}, {"proof": "trust me"}, {"proof": 1}, {"before": "x" * (1 << 15)}, {"us": -1}],
+)
+def test_malformed_rewrites_are_ignored(tmp_path: Path, change: dict[str, object]) -> None:
+    own = tmp_path / "own.jsonl"
+    tuning.add(own, [tuning.Rewritten(MACHINE, Rewrite("a", "b", True), 1e-6, 2e-6)])
+    head, line = own.read_text().splitlines()
+    own.write_text("\n".join([head, json.dumps(json.loads(line) | change)]) + "\n")
+    assert tuning.read(own) == {}
