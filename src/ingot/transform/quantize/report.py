@@ -34,7 +34,8 @@ class Row:
 class Report:
     """A quantized model. float_scores, scores: of the float model and of this one, on the search samples and on the
     held-out ones. deviations: the largest deviation of each output from the float model's, relative to the largest
-    float output."""
+    float output. rounding: a bound of the distance of each output of the float program from the real numbers, on one
+    call; or why there is none."""
 
     machine: str
     threads: int
@@ -53,6 +54,7 @@ class Report:
     samples: tuple[int, int]
     search_seconds: float
     points: tuple[Point, ...]
+    rounding: dict[str, float] | str = ""
 
     def __str__(self) -> str:
         return self.text()
@@ -75,12 +77,22 @@ class Report:
         held_out = f"{self.scores[1]:.6g} of {self.float_scores[1]:.6g} on {self.samples[1]} calls it has not seen"
         gain = self.float_seconds / max(self.seconds, 1e-12)
         worst = max(self.deviations.values(), default=0.0)
+        rounding = (
+            f"none: {self.rounding}"
+            if isinstance(self.rounding, str)
+            else ", ".join(f"{name} {error:.1e}" for name, error in self.rounding.items())
+        )
         return [
             f"{self.metric}: {self.scores[0]:.6g} of {self.float_scores[0]:.6g} on {self.samples[0]} calls, {held_out}",
             f"a call: {_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
             f"{self.nbytes / 1e6:.2f} MB for {self.float_nbytes / 1e6:.2f} MB, arena {self.arena / 1e6:.2f} MB",
             f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {self.threads} threads, seed "
             f"{self.seed}, searched for {self.search_seconds:.1f} s",
+            *(
+                [f"bounds of float32's own rounding, in any order of sums, on one call: {rounding}"]
+                if self.rounding
+                else []
+            ),
         ]
 
     def to_json(self) -> str:
