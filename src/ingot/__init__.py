@@ -11,6 +11,7 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 from typing import TYPE_CHECKING
 
 from ingot.api import lazy
+from ingot.api.attribute import attribute, attribution
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
     "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits", "ShapeError",
-    "UnsupportedOpError", "VerifyError", "__version__", "compile", "export", "grad", "jit", "launch", "load", "prune",
-    "quantize", "simulate", "train", "value_and_grad",
+    "UnsupportedOpError", "VerifyError", "__version__", "attribute", "attribution", "compile", "export", "grad", "jit",
+    "launch", "load", "prune", "quantize", "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"
