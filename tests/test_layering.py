@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "debug": (None, "explain, compare, bisect"),
     "bench": (None, "measure beside other engines"),
     "tune": (None, "search for better choices"),
-    "transform": (None, "models from models: quantize, prune, train, differentiate, shard"),
+    "transform": (None, "models from models: quantize, prune, train, differentiate, attribute, shard"),
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),

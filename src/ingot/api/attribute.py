@@ -103,9 +103,9 @@ def attribution(
     """
     with no_collection():
         from ingot.driver.compile import Options  # as in `compile`
+        from ingot.driver.open import Request
         from ingot.transform.attribute.run import Settings, attribution_model
 
         settings = Settings(method, output, baseline, steps, stdev, window, stride, wrt, seed)
-        return attribution_model(
-            model, example_inputs, settings, dynamic, Options(compile_target, thread_count(threads))
-        )
+        options = Options(compile_target, thread_count(threads))
+        return attribution_model(model, Request(example_inputs, dynamic), settings, options)

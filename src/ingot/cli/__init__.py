@@ -17,6 +17,7 @@ except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}; pip install 'ingot-compiler[cli]'") from error
 
 from ingot import __version__
+from ingot.cli.analysis.attribute import attribute
 from ingot.cli.bench import bench
 from ingot.cli.compare import compare
 from ingot.cli.compile import compile_
@@ -44,6 +45,7 @@ COMMANDS = {
     "dump": dump,
     "compare": compare,
     "explain": explain,
+    "attribute": attribute,
     "tune": tune,
     "quantize": quantize,
     "train": train,

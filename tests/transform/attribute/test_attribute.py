@@ -94,7 +94,7 @@ def test_the_graph_means_what_the_program_computes(method: Any) -> None:
     whole = attribution_graph(graph, variables, scores_of(graph, variables, 0), settings)
     target = np.asarray([0, 1, 2, 3])
     (want,) = interpret(whole, [x, target])
-    got = attribution_model(model(), None, settings, None, Options(threads=1))(x, target=target)
+    got = attribution_model(model(), Request(), settings, Options(threads=1))(x, target=target)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert np.isfinite(got[[0, 3]]).all() and np.isnan(got[1]).any()
 

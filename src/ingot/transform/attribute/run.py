@@ -70,12 +70,15 @@ class AttributionModel(CompiledModel):
 
     It can be saved and loaded like any other program, which then takes its inputs by name: the model's own, `baseline
     of NAME`, and `target`, -1 for the class of the largest score. A target that is not there gives NaN there.
+
+    wrt: the attributed inputs. batch_axis: that of the explained result; None if it has none.
     """
 
     def __init__(self, graph: Graph, opened: Opened, scores: Scores, variables: Sequence[Variable], options: Options):
         self.wrt = tuple(v.name for v in variables)
         self._model_inputs = [x.op.label for x in opened.graph.inputs]  # type: ignore[attr-defined]
         self._flatten_model = opened.flatten
+        self.batch_axis = scores.batch_axis
         self._class_sizes = [scores.result.shape[d] for d in scores.class_axes]
         self._target_rank = None if (shape := scores.target_shape()) is None else len(shape)
         program = compiled_program(graph, options)
@@ -164,12 +167,11 @@ def _baseline(name: str, value: Any, x: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def attribution_model(
-    model: Any, example_inputs: Any, settings: Settings, dynamic: Any, options: Options
-) -> AttributionModel:
+def attribution_model(model: Any, request: Request, settings: Settings, options: Options) -> AttributionModel:
     """See `ingot.attribution`."""
     settings.check()
-    opened = _open(model, example_inputs, dynamic, settings, options).stateless()
+    request = replace(request, gradients=settings.method != "occlusion")
+    opened = _open(model, request, options.target).stateless()
     variables = find_variables(opened.graph, settings.wrt)
     if settings.method == "occlusion":
         variables = tuple(Variable(v.input, (v.input,)) for v in variables)
@@ -178,16 +180,15 @@ def attribution_model(
     return AttributionModel(graph, opened, scores, variables, options)
 
 
-def _open(model: Any, example_inputs: Any, dynamic: Any, settings: Settings, options: Options) -> Opened:
+def _open(model: Any, request: Request, target: str) -> Opened:
     """The model; a module whose sizes nobody spoke of with an open batch, if it allows that."""
     kind = "" if isinstance(getattr(model, "opened", None), Opened) else recognize(model)[0]
     if kind in FRONTENDS and "example_inputs" not in FRONTENDS[kind].options:
-        example_inputs = None
-    request = Request(example_inputs, dynamic, gradients=settings.method != "occlusion")
-    is_module = kind == "torch" and not hasattr(model, "graph_signature") and example_inputs is not None
-    if is_module and dynamic is None and options.target.partition(":")[0] in ("native", "cpu", "cuda"):
+        request = replace(request, example_inputs=None)
+    is_module = kind == "torch" and not hasattr(model, "graph_signature") and request.example_inputs is not None
+    if is_module and request.dynamic is None and target.partition(":")[0] in ("native", "cpu", "cuda"):
         try:
-            return open_model(model, replace(request, dynamic=_open_batch(example_inputs)))
+            return open_model(model, replace(request, dynamic=_open_batch(request.example_inputs)))
         except (InputError, ImportModelError, ShapeError) as error:
             _log.info("the batch stays as in the example: %s", error)
     return open_model(model, request)

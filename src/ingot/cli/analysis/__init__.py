@@ -1,0 +1,1 @@
+"""Commands that say why a model answers as it does."""
