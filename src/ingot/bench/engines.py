@@ -4,7 +4,8 @@
 
 Commands come on stdin then: {"seconds": 0.2}.
 
-The first answer tells how starting went, each further one the median seconds of a burst of calls.
+The first answer tells how starting went, each further one the median seconds of a burst of calls, and
+their number with that which warms up.
 """
 
 from __future__ import annotations
@@ -266,7 +267,8 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, tar
         write_arrays(feeds.with_name(f"{name}.npz"), outputs)
         answer(compile_s=ready - began, first_s=first - ready)
         for line in sys.stdin:
-            answer(seconds=timing.median(engine.call, float(json.loads(line)["seconds"])))
+            times = timing.burst(engine.call, float(json.loads(line)["seconds"]))
+            answer(seconds=float(np.median(times)), calls=len(times) + 1)
     except (IngotError, RuntimeError, ValueError, TypeError, OSError) as error:
         answer(failed=str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"[:500])
         sys.exit(1)

@@ -11,14 +11,18 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from ingot.bench.engines import ENGINES, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
+from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Found
+from ingot.support.energy.measure import Energy, measure
 from ingot.support.errors import InputError
 
 
@@ -27,6 +31,7 @@ class Result:
     """One engine. seconds: per call. ratio: its time over Ingot's, above 1 where Ingot is faster; None for Ingot.
 
     error: its results' largest deviation from Ingot's over their largest magnitude. failed: why it has no figures.
+    energy: of a call, where it was asked for.
     """
 
     engine: str
@@ -37,6 +42,7 @@ class Result:
     first_seconds: float | None = None
     error: float | None = None
     failed: str = ""
+    energy: Energy | None = None
 
 
 def start(engine: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> Worker:
@@ -67,12 +73,12 @@ def bench(
     seconds: float = timing.BURST_SECONDS,
     precision: str = "float32",
     target: str = "native",
+    energy: bool = False,
 ) -> list[Result]:
     """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
 
     precision: of Ingot and of OpenVINO; the other engines run in float32. target: Ingot's; on a GPU inputs and results
-    lie there, and the engines beside it are PyTorch's.
-
+    lie there, and the engines beside it are PyTorch's. energy: also measure each engine's, one after the other.
     """
     names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
@@ -99,7 +105,19 @@ def bench(
             results[name] = Result(name, failed=str(failure))
 
         times = round_robin(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]), failed)
-        return [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
+        summaries = [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
+        if not energy:
+            return summaries
+        counters = energy_counters({target.partition(":")[0]})
+        return [_with_energy(r, running[r.engine], counters) if r.seconds else r for r in summaries]
+
+
+def _with_energy(result: Result, worker: Worker, counters: Found) -> Result:
+    try:
+        energy = measure(lambda seconds: int(worker.ask(seconds=seconds)["calls"]), counters)
+    except WorkerFailed as failure:
+        return Result(result.engine, failed=str(failure))
+    return replace(result, energy=energy)
 
 
 def _summary(result: Result, times: list[float], own: list[float]) -> Result:
