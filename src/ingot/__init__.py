@@ -18,6 +18,7 @@ from ingot.api.grad import grad, value_and_grad
 from ingot.api.load import load
 from ingot.api.prune import prune
 from ingot.api.quantize import quantize
+from ingot.api.register_op import register_op
 from ingot.api.simulate import simulate
 from ingot.api.train import train
 from ingot.integrations.jax import jit
@@ -48,7 +49,7 @@ __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
     "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits", "ShapeError",
     "UnsupportedOpError", "VerifyError", "__version__", "attribute", "attribution", "compile", "export", "grad", "jit",
-    "launch", "load", "prune", "quantize", "simulate", "train", "value_and_grad",
+    "launch", "load", "prune", "quantize", "register_op", "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

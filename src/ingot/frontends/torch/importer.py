@@ -17,6 +17,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
+from ingot.frontends.torch.custom import registered_handler
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.slopes import has_slope, with_slope
@@ -186,7 +187,7 @@ class Importer:
 
     def _aten(self, node: fx.Node, target: torch._ops.OpOverload, env: _Env) -> object:
         name = functional_name(target)
-        handler = ATEN.get(name)
+        handler = ATEN.get(name) or registered_handler(name)
         loc = location(node)
         try:
             arguments = [self._read(a, env) for a in node.args]
