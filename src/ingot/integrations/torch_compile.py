@@ -52,6 +52,7 @@ from ingot.frontends.torch.tracing.layouts import (
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
+from ingot.integrations.eager import UnsupportedNodesError, WithFallback, reported, tell
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
@@ -66,7 +67,7 @@ Compiled = Callable[..., Any]
 Compile = Callable[..., Compiled]
 
 
-OPTIONS = ("precision", "threads", "cache", "fast_math")
+OPTIONS = ("precision", "threads", "cache", "fast_math", "fallback")
 
 
 # with this setting tokens, which order checks, are values of the graph instead of inputs
@@ -83,20 +84,33 @@ def ingot_backend(
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 
     mode: that of torch.compile, which selects settings of Inductor. It has no effect here.
-    options: those of torch.compile: any of OPTIONS, as for `ingot.compile`.
+    options: those of torch.compile: any of OPTIONS, as for `ingot.compile`. fallback: "eager" runs what Ingot does not
+    support in eager PyTorch, between programs of the rest; the log and `explain` tell which.
 
-    Raises UnsupportedOpError naming every op that Ingot does not support, InputError for an unknown option.
+    Raises UnsupportedOpError naming every op that Ingot does not support, unless there is a fallback; InputError for an
+    unknown option.
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    has_fallback = _has_fallback(options or {})
     if mode is not None:
         _tell_mode(mode)
     if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
         again = partial(ingot_backend, options=options, compile_model=compile_model)
         return flatten_graph_inputs(module, example_inputs, again)
-    compile_model = partial(compile_model, **(options or {}))
+    compile_model = partial(compile_model, **{k: v for k, v in (options or {}).items() if k != "fallback"})
     parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
+
+    def specialized(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], saved: slice = slice(0)
+    ) -> _Specialized | WithFallback:
+        if has_fallback:  # the parts of a graph keep the strides of what they save for the backward pass
+            return WithFallback(gm, example_inputs, fixed, partial(_Specialized, compile_model=compile_model))
+        run = _Specialized(gm, example_inputs, fixed, compile_model, saved)
+        if saved != slice(0):
+            report_strides(run.results)
+        return run
 
     def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
@@ -104,7 +118,7 @@ def ingot_backend(
         # in an optimizer's step, the tensors that it reads change between calls like those that it writes
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
         fixed = frozenset[int]() if steps else parameters - written
-        return _Specialized(gm, example_inputs, fixed, compile_model)
+        return specialized(gm, example_inputs, fixed)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
@@ -113,14 +127,12 @@ def ingot_backend(
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _written()
         names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
-        run = _Specialized(gm, example_inputs, fixed, compile_model, saved_results())
-        report_strides(run.results)
-        return run
+        return specialized(gm, example_inputs, fixed, saved_results())
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         join = split_sparse(gm.graph)
         fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
-        run = _Specialized(gm, example_inputs, fixed, compile_model)
+        run = specialized(gm, example_inputs, fixed)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     with padding_as_zeros():
@@ -135,6 +147,22 @@ def ingot_backend(
             # torch performs the graph's writes after it, unless an input gets other memory
             keep_inference_input_mutations=_gives_memory(module),
         )
+
+
+def _has_fallback(options: Mapping[str, Any]) -> bool:
+    fallback = options.get("fallback")
+    if fallback not in (None, "eager"):
+        raise InputError("fallback", expected="'eager', or None for an error", got=repr(fallback))
+    return fallback is not None
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Call what `torch.compile(..., backend="ingot")` returned, and tell what ran, in order: the steps of each program
+    with their times (`CompiledModel.explain`), and what ran in eager PyTorch between them."""
+    model(*args, **kwargs)  # compiles what is not yet
+    with reported() as report:
+        model(*args, **kwargs)
+    return "\n\n".join(report)
 
 
 @cache
@@ -244,6 +272,7 @@ class _Specialized:
         if self._constants.held or self._hooks or numbers:
             left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers)}
             given = [a for i, a in enumerate(given) if i not in left]
+        tell(run, given)
         result = run(*given)
         if self._places:
             pairs = zip(result, self._places, strict=True)
@@ -391,7 +420,8 @@ def import_flat(
         values.append(value)
     results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
     outputs = [_turned(value, order) for value, order in results]
-    importer.finish()
+    if importer.unsupported:
+        raise UnsupportedNodesError(importer.unsupported, importer.refused)
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)

@@ -77,6 +77,7 @@ class Importer:
     is_final: bool
     is_differentiated: bool = False
     unsupported: list[UnsupportedOp] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # the names of their nodes
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
     _draws: Iterator[int] = field(default_factory=count)
@@ -183,6 +184,7 @@ class Importer:
 
     def _refuse(self, node: fx.Node, name: str, reason: str = "") -> _Missing:
         self.unsupported.append(UnsupportedOp(name, location(node), reason))
+        self.refused.append(node.name)
         return _MISSING
 
     def _aten(self, node: fx.Node, target: torch._ops.OpOverload, env: _Env) -> object:
