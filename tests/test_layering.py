@@ -71,6 +71,7 @@ THIRD_PARTY = {
     "transform/quantize/onnx_model": {"onnx"},
     "frontends/torch": {"torch", "sympy"},
     "integrations/torch_compile": {"torch", "sympy"},
+    "integrations/torch_eager": {"torch"},
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,15 @@ from ingot.ir.parse import parse
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, f32
 from ingot.ops import custom
-from ingot.support.errors import CompileError, ImportModelError, InputError, UnsupportedOpError
+from ingot.runtime.cpu import host_functions
+from ingot.support.errors import (
+    ArtifactError,
+    CompileError,
+    ImportModelError,
+    InputError,
+    UnsupportedOpError,
+    VerifyError,
+)
 
 X = np.asarray([[-7.5, -0.5, 0.0], [0.5, 2.0, 30.0]], np.float32)
 
@@ -42,6 +54,7 @@ def no_registrations() -> Iterator[None]:
     yield
     custom.REGISTERED.clear()
     custom.NAMES.clear()
+    host_functions.FUNCTIONS.clear()
 
 
 def onnx_model(b: float = 1.0, domain: str = "example") -> Any:
@@ -161,7 +174,8 @@ def test_graphs_print_and_parse() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"lower": None}, "lower: expected a function"),
+        ({"lower": None}, "expected one of lower, host and c, got none"),
+        ({"lower": 3}, "lower: expected a function"),
         ({"lower": lambda x, b: ops.mul(x, 2.0)}, "the lowering: expected the reference's values"),
         ({"lower": lambda x, b: ops.reduce_sum(x)}, r"the lowering: expected what its type rule says, f32\[2,3\]"),
         ({"lower": lambda x, b: 3}, "lower: expected nodes, got int"),
@@ -175,6 +189,98 @@ def test_rules_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
     with pytest.raises((InputError, CompileError), match=told):
         ingot.register_op("op", **given)
     assert not custom.REGISTERED
+
+
+def scaled(x: np.ndarray, b: float) -> np.ndarray:
+    return (x[::-1] * b).astype(np.float32)
+
+
+def host_rules(**changes: Any) -> dict[str, Any]:
+    rules = {"infer": same_type, "reference": scaled, "host": lambda x, b: np.ascontiguousarray(scaled(x, b))}
+    return {**rules, "onnx": ("example", "Squareplus"), **changes}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_function_of_python(threads: int, tmp_path: Path) -> None:
+    """Between kernels, with an open size, in the middle of a program and again from a file."""
+    ingot.register_op("reversed", **host_rules(), samples=[(X,)], sample_attributes={"b": 3.0})
+    model = ingot.compile(onnx_model(3.0), threads=threads)
+    model.save(tmp_path / "m.ingot")
+    for runs in (model, ingot.load(tmp_path / "m.ingot", threads=threads)):
+        for n in (2, 5, 1):
+            x = np.random.default_rng(n).standard_normal((n, 3), np.float32)
+            np.testing.assert_allclose(runs(x), -scaled(x, 3.0), rtol=1e-6)
+    host_functions.FUNCTIONS.clear()
+    with pytest.raises(ArtifactError, match=r"the program calls reversed: expected a registered function"):
+        ingot.load(tmp_path / "m.ingot")
+
+
+def test_a_function_of_c(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc")
+    (tmp_path / "f.c").write_text(
+        "#include <stdint.h>\n"
+        "void reversed(const void *const *in, void *const *out, const int64_t *sizes, const double *attributes) {\n"
+        "  const float *x = in[0]; float *y = out[0];\n"
+        "  for (int64_t i = 0; i < sizes[0]; i++) for (int64_t j = 0; j < sizes[1]; j++)\n"
+        "    y[i * sizes[1] + j] = x[(sizes[0] - 1 - i) * sizes[1] + j] * (float)attributes[0];\n}\n"
+    )
+    library = tmp_path / "f.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, tmp_path / "f.c"], check=True, timeout=60)
+    function = ctypes.CDLL(str(library)).reversed
+    ingot.register_op("reversed", **host_rules(host=None, c=function), samples=[(X,)], sample_attributes={"b": 3.0})
+    model = ingot.compile(onnx_model(3.0), threads=1)
+    np.testing.assert_allclose(model(X), -scaled(X, 3.0), rtol=1e-6)
+
+
+def test_what_a_function_of_python_raises_ends_the_call() -> None:
+    answers: list[Any] = [ValueError("oops"), np.zeros((1, 3), np.float32)]
+
+    def host(x: np.ndarray, b: float) -> Any:
+        with pytest.raises(ValueError, match="read-only"):
+            x[0] = 0
+        answer = answers.pop(0) if answers else X
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    ingot.register_op("op", **host_rules(host=host))
+    model = ingot.compile(onnx_model(), threads=1)
+    with pytest.raises(ValueError, match="oops"):
+        model(X)
+    with pytest.raises(CompileError, match="op: its results"):
+        model(X)
+    np.testing.assert_array_equal(model(X), -X)
+    assert "call of op" in model.explain(X)
+
+
+def test_functions_have_no_gradient_and_no_other_target() -> None:
+    ingot.register_op("op", **host_rules())
+    with pytest.raises(UnsupportedOpError, match="host_call"):
+        ingot.attribute(onnx_model(), X, target=0)
+    occluded = ingot.attribute(onnx_model(2.0), X, target=0, method="occlusion", threads=1)
+    assert np.isfinite(occluded).all()
+    with pytest.raises((UnsupportedOpError, CompileError), match="call of op"):
+        ingot.compile(onnx_model(), target="c", dynamic={"n": 2})
+    for given, told in (
+        ({"host": None}, "expected one of lower, host and c, got none"),
+        ({"lower": lower}, "expected one of lower, host and c, got lower, host"),
+        ({"samples": [(X,)], "sample_attributes": {"b": 1.0}, "reference": reference}, "op: the function"),
+    ):
+        with pytest.raises(InputError, match=told):
+            ingot.register_op("op", **host_rules(**given))
+
+
+def test_a_file_cannot_have_a_function_read_beyond_its_arrays(tmp_path: Path) -> None:
+    ingot.register_op("op", **host_rules())
+    program = ingot.compile(onnx_model(), dynamic={"n": 2}, threads=1).program
+    steps = [replace(s, dims=(200, *s.dims[1:])) if s.host is not None else s for s in program.steps]
+    with pytest.raises(VerifyError, match="an offset into the"):
+        replace(program, steps=tuple(steps)).check()
+    wrong = [replace(s, dims=s.dims[1:]) if s.host is not None else s for s in program.steps]
+    with pytest.raises(VerifyError, match="2 tensors and their 4 sizes"):
+        replace(program, steps=tuple(wrong)).check()
 
 
 def test_two_ops_of_one_name_elsewhere() -> None:

@@ -11,7 +11,9 @@ def register_op(
     *,
     infer: Callable[..., Any],
     reference: Callable[..., Any],
-    lower: Callable[..., Any],
+    lower: Callable[..., Any] | None = None,
+    host: Callable[..., Any] | None = None,
+    c: Any = None,
     torch: str | None = None,
     onnx: str | tuple[str, str] | None = None,
     jax: Any = None,
@@ -36,7 +38,10 @@ def register_op(
         name: in messages, texts of graphs and `explain`.
         infer: types (`.dtype`, `.shape` with open sizes, `.with_shape`) to the type of the result, or to several.
         reference: numpy arrays to an array or several. `ingot compare` and the interpreter use it.
-        lower: nodes to a node or several, built of `ingot.ops`.
+        lower: nodes to a node or several, built of `ingot.ops`; or, for CPUs and without a gradient, one of
+        host: a Python function of arrays, which it must not write or keep, to an array or several;
+        c: a function of `ctypes`, `void f(const void *const *operands, void *const *results, const int64_t *sizes,
+            const double *attributes)`: sizes of all axes, operands' first; attributes in the order of their names.
         torch: the name of a torch.library op, "library::op" or "library::op.overload". Arguments that are no tensors
             are attributes, by the names of its schema.
         onnx: (domain, op type). Its attributes keep their names; the row that Ingot has for an op goes first.
@@ -47,6 +52,6 @@ def register_op(
     Raises InputError for rules that are no functions, for a name that another op has, and for a lowering that differs
     from the reference on a sample.
     """
-    from ingot.driver.custom import Names, register  # as in `compile`
+    from ingot.driver.custom import Body, Names, register  # as in `compile`
 
-    register(name, infer, reference, lower, Names(torch, onnx, jax), samples, sample_attributes or {})
+    register(name, infer, reference, Body(lower, host, c), Names(torch, onnx, jax), samples, sample_attributes or {})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot.ops import custom
+from ingot.runtime.cpu.host_functions import FUNCTIONS, HostFunction, of_c, of_python
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -30,21 +31,45 @@ class Names:
         return names
 
 
+@dataclass(frozen=True)
+class Body:
+    """What computes an op: one of these, see `ingot.register_op`."""
+
+    lower: Callable[..., Any] | None
+    host: Callable[..., Any] | None
+    c: Any
+
+    def check(self, name: str) -> None:
+        given = {rule: f for rule, f in vars(self).items() if f is not None}
+        if len(given) != 1:
+            raise InputError(f"{name}", expected="one of lower, host and c", got=", ".join(given) or "none")
+
+    def host_function(self, name: str) -> HostFunction | None:
+        if self.c is not None:
+            return of_c(self.c)
+        return None if self.host is None else of_python(name, self.host)
+
+
 def register(
-    name: str, infer: Callable[..., Any], reference: Callable[..., Any], lower: Callable[..., Any], names: Names,
+    name: str, infer: Callable[..., Any], reference: Callable[..., Any], body: Body, names: Names,
     samples: Sequence[Sequence[Any]], sample_attributes: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """See `ingot.register_op`. What was registered before stays if this fails."""
     if not isinstance(name, str) or not name:
         raise InputError("register_op", expected="a name", got=repr(name))
-    for rule, function in {"infer": infer, "reference": reference, "lower": lower}.items():
-        if not callable(function):
+    body.check(name)
+    for rule, function in {"infer": infer, "reference": reference, **vars(body)}.items():
+        if function is not None and not callable(function):
             raise InputError(f"{name}: {rule}", expected="a function", got=type(function).__name__)
-    registration = custom.Registration(name, infer, reference, lower)
+    registration = custom.Registration(name, infer, reference, body.lower)
+    host = body.host_function(name)
     with custom.unchanged_on_error():
         custom.register(registration, names.by_frontend(name))
         for sample in samples:
-            custom.check_sample(registration, sample, sample_attributes)
+            custom.check_sample(registration, sample, sample_attributes, host)
+    FUNCTIONS.pop(name, None)
+    if host is not None:
+        FUNCTIONS[name] = host
     if names.jax is not None and not isinstance(names.jax, str):
         from ingot.frontends.jax.primitives import lower_to_call
 

@@ -52,7 +52,7 @@ from ingot.frontends.torch.tracing.layouts import (
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
-from ingot.integrations.eager import UnsupportedNodesError, WithFallback, reported, tell
+from ingot.integrations.torch_eager import UnsupportedNodesError, WithFallback, reported, tell
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, dtype_of
+from ingot.ops.core.base import Category, CoreOp
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, InputError
 
@@ -26,12 +27,12 @@ Attribute = int | float | bool | str | Dim | tuple[Any, ...] | None
 @dataclass(frozen=True)
 class Registration:
     """What an op means, as functions of its operands and, by name, of its attributes. infer: types to the result's
-    type or types; reference: arrays to arrays; lower: nodes to nodes."""
+    type or types; reference: arrays to arrays; lower: nodes to nodes, None for a call of a function of the host."""
 
     name: str
     infer: Callable[..., Any]
     reference: Callable[..., Any]
-    lower: Callable[..., Any]
+    lower: Callable[..., Any] | None
 
 
 REGISTERED: dict[str, Registration] = {}
@@ -101,6 +102,15 @@ class Custom(Op):
         return tuple(np.asarray(r).astype(t.dtype.numpy, copy=False) for r, t in zip(results, types, strict=True))
 
     def lower(self, *inputs: Node) -> Node | tuple[Node, ...]:
+        if self.registration.lower is None:
+            inferred = self.infer(*(n.type for n in inputs))
+            types = inferred if isinstance(inferred, tuple) else (inferred,)
+            if open_sizes := [name for name, value in self.settings if isinstance(value, Dim)]:
+                raise CompileError(
+                    f"{self.op}: its attributes", expected="numbers and texts", got=f"sizes {open_sizes}"
+                )
+            node = HostCall(self.op, self.settings, types)(*inputs)
+            return node if len(types) == 1 else node.results
         results = self._call("lower", inputs, lambda n: isinstance(n, Node), "nodes")
         got = tuple(n.type for n in (results if isinstance(results, tuple) else (results,)))
         inferred = self.infer(*(n.type for n in inputs))
@@ -117,6 +127,23 @@ class Custom(Op):
         if not all(map(fits, results if isinstance(results, tuple) else (results,))):
             raise CompileError(f"{self.op}: {rule}", expected=what, got=type(results).__name__)
         return results
+
+
+@dataclass(frozen=True)
+class HostCall(CoreOp):
+    """A registered op that a function of the host computes. types: of its results."""
+
+    name: ClassVar[str] = "host_call"
+    category: ClassVar[Category] = Category.HOST
+    op: str
+    settings: tuple[tuple[str, Attribute], ...]
+    types: tuple[TensorType, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
+        return self.types[0] if len(self.types) == 1 else self.types
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        return Custom(self.op, self.settings).reference(*inputs)
 
 
 def apply(registration: Registration, operands: Sequence[Node], attributes: Mapping[str, Any], loc: str = "") -> Node:
@@ -140,18 +167,29 @@ def _attribute(op: str, name: str, value: Any) -> Attribute:
     raise InputError(f"attribute {name} of {op}", expected="numbers, text, or lists of them", got=type(value).__name__)
 
 
-def check_sample(registration: Registration, sample: Sequence[Any], attributes: Mapping[str, Any]) -> None:
-    """Raise InputError where the lowering, interpreted, differs from the reference on one sample."""
+HostFunction = Callable[[Sequence[np.ndarray], Sequence[np.ndarray], Mapping[str, Any]], None]
+
+
+def check_sample(
+    registration: Registration, sample: Sequence[Any], attributes: Mapping[str, Any], host: HostFunction | None
+) -> None:
+    """Raise InputError where the lowering, interpreted, or the function of the host differs from the reference on one
+    sample."""
     arrays = [np.asarray(x) for x in sample]
     inputs = tuple(Input(f"operand {n}", TensorType(dtype_of(x.dtype), x.shape))() for n, x in enumerate(arrays))
     node = apply(registration, inputs, attributes)
     want = node.op.reference(*arrays)
-    lowered = node.op.lower(*inputs)
-    got = interpret(Graph(inputs, lowered if isinstance(lowered, tuple) else (lowered,)), arrays)  # type: ignore[arg-type]
+    if host is not None:
+        got = tuple(np.zeros_like(a) for a in (want if isinstance(want, tuple) else (want,)))
+        host([np.ascontiguousarray(x) for x in arrays], got, attributes)
+    else:
+        lowered = cast(Custom, node.op).lower(*inputs)
+        got = interpret(Graph(inputs, lowered if isinstance(lowered, tuple) else (lowered,)), arrays)
     for a, b in zip(want if isinstance(want, tuple) else (want,), got, strict=True):
         tolerance = 1e-5 if a.dtype.kind in "fcV" else 0
         wide = (a, b) if a.dtype.kind in "biu" else (a.astype(np.float64), b.astype(np.float64))
         if not np.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True):
             gap = np.nanmax(np.abs(np.subtract(*wide, dtype=np.float64)))
             got_text = f"a difference of {gap:.3g}"
-            raise InputError(f"{registration.name}: the lowering", expected="the reference's values", got=got_text)
+            what = "the lowering" if host is None else "the function"
+            raise InputError(f"{registration.name}: {what}", expected="the reference's values", got=got_text)

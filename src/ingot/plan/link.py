@@ -297,6 +297,15 @@ class _Linker:
         args, dims = ((source, 0), (target, 0)), (expression(count),)
         self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
 
+    def call_host(self, call: rt.HostCall, buffers: Sequence[int], dims: Sequence[DimLike]) -> None:
+        """Append a call of a function of the host with contiguous tensors in `buffers`, operands first."""
+        number = len(self.steps)
+        for buffer in buffers:
+            self.buffers[buffer].touch(number)
+        self.sizes.add_step_dims(number, (1, 1, *dims))
+        args = tuple((buffer, 0) for buffer in buffers)
+        self.steps.append(rt.Step("", args, tuple(map(expression, dims)), label=f"call of {call.name}", host=call))
+
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which
         `set_target` can set its target. trip_count: of the loop that the jump leaves, if known in advance."""

@@ -66,7 +66,7 @@ def test_without_it_the_refusal_stands() -> None:
 def test_a_graph_is_split(caplog: pytest.LogCaptureFixture) -> None:
     net = Net().eval()
     model = compiled(net)
-    with torch.no_grad(), caplog.at_level(logging.WARNING, "ingot.integrations.eager"):
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "ingot.integrations.torch_eager"):
         for batch in (2, 2, 5):
             x = torch.randn(batch, 6)
             torch.testing.assert_close(model(x), net(x))
@@ -148,6 +148,6 @@ def test_what_is_supported_stays_one_program(caplog: pytest.LogCaptureFixture) -
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
     model = compiled(net)
     x = torch.randn(2, 6)
-    with torch.no_grad(), caplog.at_level(logging.WARNING, "ingot.integrations.eager"):
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "ingot.integrations.torch_eager"):
         torch.testing.assert_close(model(x), net(x))
     assert not caplog.records and "eager" not in explain(model, x)
