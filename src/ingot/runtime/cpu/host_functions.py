@@ -89,4 +89,4 @@ def _array(address: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     nbytes = prod(shape) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(shape)
+    return np.frombuffer(memoryview((ctypes.c_char * nbytes).from_address(address)), dtype).reshape(shape)
