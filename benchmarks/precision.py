@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import zoo
 from benchmarks.measure import deviation
+from ingot.bench.engines import Job
 from ingot.bench.round_robin import Worker, round_robin
 from ingot.bench.run import start
 
@@ -38,7 +39,7 @@ def measure(name: str, threads: int, rounds: int, seconds: float) -> None:
             own = Path(folder) / f"{engine}-{precision}"
             own.mkdir()
             np.savez(own / "feeds.npz", **feeds)  # type: ignore[arg-type]
-            process = start(engine, path, own / "feeds.npz", threads, precision, "native")
+            process = start(engine, path, own / "feeds.npz", Job(threads, precision))
             stack.callback(process.close)
             process.answer()
             running[engine, precision] = process

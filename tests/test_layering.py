@@ -39,7 +39,10 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),
-    "serving": (None, "models behind a URL: an ASGI application, Triton's repositories, Ray Serve's deployments"),
+    "serving": (
+        None,
+        "models behind a URL: an ASGI application, OpenAI's routes, Triton's repositories, Ray Serve's deployments",
+    ),
     "cli": (None, "the `ingot` command, a file for each subcommand"),
     "__main__": (None, "`python -m ingot`"),
 }
@@ -49,6 +52,7 @@ LAZY = {
     ("api", "exporters"),
     ("api", "transform"),
     ("api/load", "api"),  # what needs tokenizers
+    ("cli", "cli"),  # a command imports no other one
     ("cli/compile", "pipeline"),  # what C for microcontrollers needs
     ("cli/export", "exporters"),  # what needs flatbuffers
     ("cli/export", "transform"),
@@ -75,7 +79,7 @@ THIRD_PARTY = {
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},
-    "serving": {"starlette", "uvicorn", "prometheus_client"},
+    "serving": {"starlette", "uvicorn", "prometheus_client", "pydantic"},
     "cli": {"typer", "rich"},
 }
 
@@ -289,7 +293,7 @@ def test_only_the_target_imports_llvmlite_and_the_runtime_needs_numpy_alone(impo
 
 
 # of the tests, what mirrors no room of the source
-OTHER_TESTS = {"benchmarks", "conformance", "docs", "models", "tools"}
+OTHER_TESTS = {"benchmarks", "conformance", "docs", "examples", "models", "tools"}
 
 
 def test_tests_mirror_the_tree():

@@ -6,7 +6,9 @@
 Each part is a group of two processes with a share of the seconds, after which it is ended; what it has found by then is
 told. exchange: sums of several sizes as programs. tensor: Llama (1.2 billion, bfloat16) split over both GPUs, beside
 itself on one GPU and beside PyTorch with NCCL in a CUDA graph. data: steps of training with a fixed batch for each GPU,
-beside a step on one GPU and DistributedDataParallel. errors: what a rank that ends does to the other.
+beside a step on one GPU and DistributedDataParallel. ddp: DistributedDataParallel of a network that
+`torch.compile(backend="ingot")` compiled, beside one GPU. memory: the split Llama within bounds of each GPU's memory.
+errors: what a rank that ends does to the other, and ranks with different programs.
 
 A line is a JSON object, written as soon as it is known. `--target native` is a rehearsal on CPUs, in small sizes.
 """
@@ -29,7 +31,8 @@ from typing import Any
 MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # as Ingot sets them: here PyTorch loads NCCL first
 NCCL = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_GRAPH_REGISTER": "0"}
-PARTS = {"exchange": 0.15, "tensor": 0.45, "data": 0.35, "errors": 0.15}  # shares of the seconds, if all run
+# shares of the seconds, if all run
+PARTS = {"exchange": 0.15, "tensor": 0.45, "data": 0.35, "ddp": 0.35, "memory": 0.25, "errors": 0.15}
 RANKS = 2
 CASES = {"8x512": (8, 512, 0), "token": (1, 1, 513), "512": (1, 512, 0)}  # batch, tokens, places of the caches
 MARKS: dict[str, tuple[str, int]] = {
@@ -319,7 +322,7 @@ def networks(torch: Any, small: bool) -> dict[str, Callable[[int], tuple[Any, An
     return {"mlp": mlp, "gpt2": gpt2, "resnet50": resnet50}
 
 
-BATCH = {"mlp": 8, "gpt2": 8, "resnet50": 64}  # of each GPU
+BATCH = {"mlp": 8, "gpt2": 8, "resnet50": 64}  # of each GPU, unless the command line says otherwise
 
 
 def data(asked: argparse.Namespace, seconds: float) -> None:
@@ -333,7 +336,7 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
 
     torch, asked = rank.torch, rank.asked
     make = networks(torch, not rank.gpu)[name]
-    batch, index = BATCH[name], rank.group.rank
+    batch, index = asked.batch or BATCH[name], rank.group.rank
     precision = "bfloat16" if rank.gpu else "float32"
 
     def step_of(samples: int, **mesh: Any) -> tuple[Any, Any, Any]:
@@ -359,7 +362,8 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
         wanted = [float(whole(*every)[0]) for _ in range(5)]
         found["loss_deviation"] = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
     rank.meet()
-    found |= ddp(rank, make, batch)
+    step = eager_step(rank, make, batch, distributed(rank, norms=True))
+    found |= {"ddp_losses": mean_losses(rank, step), "ddp_ms": rank.time(step)}
     found["loss_deviation_from_ddp"] = max(
         abs(a - b) / abs(b)
         for a, b in zip(losses, found["ddp_losses"], strict=True)  # type: ignore[call-overload]
@@ -367,21 +371,21 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
     return found
 
 
-def ddp(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int) -> dict[str, object]:
-    """DistributedDataParallel, eager, with fused AdamW; resnet50's norms over the batches of both GPUs."""
-    torch, dist, index = rank.torch, rank.torch_group(), rank.group.rank
+def eager_step(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int, wrap: Callable[[Any], Any]) -> Call:
+    """A step of PyTorch's with fused AdamW, in bfloat16 by autocast; wrap: of the network."""
+    torch, index = rank.torch, rank.group.rank
     torch.manual_seed(0)
     net, x, y = make(batch * RANKS)
     net = net.train()
     own = tuple(rank.there(v[batch * index : batch * (index + 1)].contiguous()) for v in (x, y))
     if rank.gpu:
-        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net.cuda())
+        net = net.cuda()
         if x.dim() == 4:
             net, own = (
                 net.to(memory_format=torch.channels_last),
                 (own[0].contiguous(memory_format=torch.channels_last), own[1]),
             )
-    wrapped = torch.nn.parallel.DistributedDataParallel(net)
+    wrapped = wrap(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **({"fused": True} if rank.gpu else {}))
 
     def step() -> Any:
@@ -392,19 +396,102 @@ def ddp(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int) -> 
         optimizer.step()
         return loss.detach()
 
+    return step
+
+
+def mean_losses(rank: Rank, step: Call) -> list[float]:
+    """Of five steps, over the ranks."""
     losses: list[float] = []
     for _ in range(5):
         loss = step()
-        dist.all_reduce(loss)
+        rank.torch_group().all_reduce(loss)
         losses.append(float(loss) / RANKS)
-    return {"ddp_losses": losses, "ddp_ms": rank.time(step)}
+    return losses
+
+
+def distributed(rank: Rank, *, norms: bool = False) -> Callable[[Any], Any]:
+    """DistributedDataParallel. norms: those of batches over the batches of both GPUs."""
+    nn = rank.torch.nn
+    rank.torch_group()
+    if norms and rank.gpu:
+        return lambda net: nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(net))
+    return nn.parallel.DistributedDataParallel
+
+
+# --- ddp
+
+
+def ddp(asked: argparse.Namespace, seconds: float) -> None:
+    rank = Rank(asked, seconds)
+    for name in asked.networks.split(","):
+        rank.tried(f"ddp {name}", lambda name=name: ddp_case(rank, name))
+
+
+def ddp_case(rank: Rank, name: str) -> dict[str, object]:
+    from ingot.integrations.torch_compile import ingot_backend
+
+    torch, make, batch = rank.torch, networks(rank.torch, not rank.gpu)[name], rank.asked.batch or BATCH[name]
+    wrap = distributed(rank)
+    eager = eager_step(rank, make, batch, wrap)
+    found: dict[str, object] = {"batch": batch, "eager_losses": mean_losses(rank, eager), "eager_ms": rank.time(eager)}
+    rank.tell(what=f"ddp {name}, so far", **found)
+    del eager
+    begin = time.perf_counter()
+    both = eager_step(rank, make, batch, lambda net: torch.compile(wrap(net), backend=ingot_backend))
+    found["losses"] = mean_losses(rank, both)
+    found["first_steps_s"] = time.perf_counter() - begin
+    found["ms"] = rank.time(both)
+    rank.tell(what=f"ddp {name}, so far", **found)
+    one = eager_step(rank, make, batch, lambda net: torch.compile(net, backend=ingot_backend)) if rank.first else None
+    found["one_gpu_ms"] = rank.time(lambda: one() if one is not None else None, alone=True)
+    found["samples_over_one_gpu"] = RANKS * float(str(found["one_gpu_ms"])) / float(str(found["ms"]))
+    pairs = zip(found["losses"], found["eager_losses"], strict=True)  # type: ignore[call-overload]
+    found["loss_deviation_from_eager"] = max(abs(a - b) / abs(b) for a, b in pairs)
+    return found
+
+
+# --- memory
+
+
+def memory(asked: argparse.Namespace, seconds: float) -> None:
+    rank = Rank(asked, seconds)
+    rank.tried("memory", lambda: memory_case(rank))
+
+
+def memory_case(rank: Rank) -> dict[str, object]:
+    """Bounds of each GPU below the model's size: with 0.8 of it the halves fit, with 0.4 they are streamed."""
+    import ingot
+    from benchmarks.gpu import llama
+
+    torch, asked = rank.torch, rank.asked
+    torch.manual_seed(0)
+    net, (ids, at) = llama.llama(512, 0, asked.layers)
+    ids = torch.randint(0, llama.WORDS, (1, 512))
+    nbytes = sum(p.nbytes for p in {*net.parameters()})
+    own = rank.there(ids), rank.there(at)
+    found: dict[str, object] = {"model_mb": nbytes / 1e6}
+    results: list[Any] = []
+    for share in (None, 0.8, 0.4):
+        bound = None if share is None else int(share * nbytes)
+        split = ingot.compile(
+            net, (ids, at), mesh={"tp": RANKS}, shard=MARKS, target=asked.target, threads=1, device_memory=bound
+        )
+        with torch.no_grad():
+            results.append(split(*own).clone())
+            found[f"ms of {share}"] = rank.time(lambda split=split: split(*own))
+        found[f"free_mb of {share}"] = torch.cuda.mem_get_info()[0] / 1e6
+        found["same"] = all(bool((result == results[0]).all()) for result in results)
+        rank.tell(what="memory, so far", **found)
+        del split
+    return found
 
 
 # --- errors
 
 
 def errors(asked: argparse.Namespace, seconds: float) -> None:
-    """The second rank ends between two calls: the first one's next call has to end with an error."""
+    """Programs that differ are refused when they are loaded. The second rank ends between two calls: the first one's
+    next call has to end with an error."""
     rank = Rank(asked, seconds)
     torch = rank.torch
     from ingot import ops
@@ -413,8 +500,19 @@ def errors(asked: argparse.Namespace, seconds: float) -> None:
     from ingot.ir.types import TensorType, f32
     from ingot.runtime.executor import CompiledModel
 
-    x = Input("x", TensorType(f32, (1024,)))()
-    graph = Graph((x,), (ops.mul(ops.AllReduce(((0, 1),))(ops.mul(x, 1.0)), 2.0),))
+    def graph_of(kind: str) -> Graph:
+        x = Input("x", TensorType(f32, (1024,)))()
+        return Graph((x,), (ops.mul(ops.AllReduce(((0, 1),), kind)(ops.mul(x, 1.0)), 2.0),))
+
+    begin = time.perf_counter()
+    try:
+        kind = "sum" if rank.first else "max"
+        CompiledModel(build_graph(lambda: graph_of(kind), Options(asked.target, 1, cache=False)), threads=1)
+        rank.tell(what="different programs", error="no error")
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"[:300]
+        rank.tell(what="different programs", ended_s=time.perf_counter() - begin, told=told)
+    graph = graph_of("sum")
     model = CompiledModel(build_graph(lambda: graph, Options(asked.target, 1, cache=False)), threads=1)
     value = rank.there(torch.ones(1024))
     model(value)
@@ -445,6 +543,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--networks", default="gpt2")
+    parser.add_argument("--batch", type=int, default=0, help="of each GPU, in training")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--whole", action="store_true", help="also compare with the whole batch on one GPU")

@@ -11,7 +11,10 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 from typing import TYPE_CHECKING
 
 from ingot.api import lazy
+from ingot.api.attack import attack
 from ingot.api.attribute import attribute, attribution
+from ingot.api.bounds import bounds
+from ingot.api.certify import certify
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
@@ -44,12 +47,14 @@ if TYPE_CHECKING:
     from ingot.api.language_model import LanguageModel
     from ingot.api.launch import launch
     from ingot.integrations.onnxruntime.session import InferenceSession
+    from ingot.transform.train.adversary import Adversary
 
 __all__ = [
-    "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
-    "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits", "ShapeError",
-    "UnsupportedOpError", "VerifyError", "__version__", "attribute", "attribution", "compile", "export", "grad", "jit",
-    "launch", "load", "prune", "quantize", "register_op", "simulate", "train", "value_and_grad",
+    "Adversary", "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError",
+    "ImportModelError", "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits",
+    "ShapeError", "UnsupportedOpError", "VerifyError", "__version__", "attack", "attribute", "attribution",
+    "bounds", "certify", "compile", "export", "grad", "jit", "launch", "load", "prune", "quantize", "register_op",
+    "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"
@@ -59,6 +64,7 @@ __getattr__, __dir__ = lazy.attach(
     __all__,
     ("ops", "optim"),
     {
+        "Adversary": "ingot.transform.train.adversary",
         "InferenceSession": "ingot.integrations.onnxruntime.session",
         "LanguageModel": "ingot.api.language_model",
         "launch": "ingot.api.launch",

@@ -345,6 +345,23 @@ def test_compile_gives_logits_of_a_chunk(lm: ingot.LanguageModel, file: Path) ->
         m(np.array([[1] * 300]), np.array([0]))
 
 
+def test_activations_of_8_bits(tmp_path: Path) -> None:
+    """Differ from floats as rounding does, and read the same a token at a time and in one chunk."""
+    path = write(tmp_path / "q8.gguf", is_quantized=True)
+    ids = np.random.default_rng(0).integers(32, 127, 60).tolist()
+    exact, rounded = (ingot.LanguageModel(path, threads=1, activations=a) for a in ("float32", "int8"))
+    a, b = exact.score(ids).logprobs, rounded.score(ids).logprobs
+    assert 1e-5 < np.abs(a - b).mean() < 0.1
+    session = rounded._session
+    assert session is not None
+    whole = session.logits(ids[:20]).copy()
+    rounded.reset()
+    step = [session.logits(ids[:i]) for i in range(1, 21)][-1]
+    assert np.abs(step - whole).max() < 0.05
+    with pytest.raises(InputError, match=r"activations.*float32 or int8"):
+        ingot.LanguageModel(path, activations="int4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -26,7 +26,8 @@ class Engine:
     def __init__(self, machine: Machine, fails: bool = False) -> None:
         self.machine, self.fails = machine, fails
 
-    def ask(self, seconds: float) -> dict[str, Any]:
+    def ask(self, seconds: float, count: bool) -> dict[str, Any]:
+        assert count
         if self.fails:
             raise WorkerFailed("it ended")
         return {"calls": self.machine.window(0.01)(seconds)}

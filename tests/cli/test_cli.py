@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -367,10 +369,150 @@ def test_precision(model: Path, precision: str):
     assert "float32 or bfloat16 or float16" in refused(2, "compile", model, "--precision", "int8")
 
 
+def test_words_of_other_projects_lead_to_the_right_one(model: Path):
+    words = {"fp16": "it is called float16", "BF16": "it is called bfloat16", "int8": "ingot quantize", "q4": "ingot q"}
+    for word, told_word in words.items():
+        assert told_word in refused(2, "compile", model, "--precision", word)
+    targets = {"gpu": "write cuda", "arm64": "cpu:aarch64", "znver4": "write cpu:znver4", "tpu": "ingot export"}
+    for word, told_word in targets.items():
+        assert told_word in refused(2, "compile", model, "--target", word)
+    assert ";" not in refused(2, "compile", model, "--target", "abacus")
+
+
+def test_inspect_compiles_nothing(model: Path, tmp_path: Path):
+    file = tmp_path / "g.svg"
+    facts = told(call("inspect", model, "--svg", file, "--json"))
+    assert facts["inputs"] == ["image: f32[batch,1,8,8]"] and facts["outputs"] == ["probability: f32[batch,5]"]
+    assert facts["file_ops"]["Conv"] == 1 and facts["ops"]["conv"] == 1 and not facts["unsupported"]
+    assert facts["parameters"] == 12 * 9 + 12 + 5 * 192 + 5
+    assert {layer["name"]: layer["count"] for layer in facts["layers"]} == {"conv": 120, "dense": 965}
+    texts = {e.text for e in ElementTree.fromstring(file.read_text()).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"image", "conv", "softmax"} <= texts
+    assert not (tmp_path / "cache").exists()
+    result = call("inspect", models.save(models.tokens(), tmp_path / "t.onnx"))
+    assert "66 parameters" in result.output and "1 Gather, 1 ReduceMean" in result.output
+
+
+def test_inspect_tells_what_is_not_supported(tmp_path: Path):
+    node = onnx.helper.make_node("Mystery", ["x"], ["y"], "odd", domain="example")
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "g", [info("x", 1, [2])], [info("y", 1, [2])])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("example", 1)]
+    file = models.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "odd.onnx")
+    result = call("inspect", file, "--json")
+    facts = json.loads(result.stdout)
+    assert (
+        result.exit_code == 3 and facts["file_ops"] == {"example::Mystery": 1} and "Mystery" in facts["unsupported"][0]
+    )
+    assert facts["inputs"] and "Mystery" in refused(3, "inspect", file)
+
+
+def test_the_cache_is_listed_and_cleared(model: Path, tmp_path: Path):
+    told(call("run", model, "--random", "--json"))
+    entries = told(call("cache", "list", "--json"))["entries"]
+    assert {"program"} <= {e["kind"] for e in entries}
+    used = [e["used"] for e in entries]
+    assert used == sorted(used, reverse=True)
+    facts = told(call("cache", "size", "--json"))
+    assert facts["entries"] == len(entries) and facts["bytes"] == sum(e["bytes"] for e in entries)
+    assert facts["folder"] == str(tmp_path / "cache")
+    assert told(call("cache", "list", "--json"))["entries"] == entries  # to look is no use
+    assert told(call("cache", "clear", "--older-than", 1, "--json"))["entries"] == 0
+    assert told(call("cache", "clear", "--json"))["bytes"] == facts["bytes"]
+    assert told(call("cache", "size", "--json"))["entries"] == 0
+    assert "0 entries" in call("cache", "list").output
+
+
+def test_prune_writes_a_program_with_zeros(model: Path, tmp_path: Path):
+    path = tmp_path / "small.ingot"
+    facts = told(
+        call("prune", model, "--sparsity", "0.2", "--sparsity", "den*=0.9", "--block", 1, "-o", path, "--json")
+    )
+    assert facts["sparsity"]["dense"] == pytest.approx(0.9, abs=0.01)
+    assert facts["sparsity"]["conv"] == pytest.approx(0.2, abs=0.02)
+    image = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
+    pruned = ingot.prune(model, {"*": 0.2, "den*": 0.9}, block=1)
+    np.testing.assert_array_equal(ingot.load(path)(image), pruned(image))
+    assert "NAME=0.9" in refused(2, "prune", model, "--sparsity", "much")
+    assert "names of products" in refused(2, "prune", model, "--sparsity", "none*=0.5")
+
+
 def test_compare_with_an_impossible_tolerance_is_a_mismatch(model: Path):
     result = call("compare", model, "--size", "batch=2", "--tolerance", "0")
     assert result.exit_code == 1
-    assert "differs" in result.output and "to blame" in result.output
+    assert "by rounding alone" in result.output and "nobody is to blame" in result.output
+    checks = json.loads(call("compare", model, "--size", "batch=2", "--json").stdout)["checks"]
+    assert {c["agreement"]["size"] for c in checks} <= {"none", "rounding"}
+
+
+def picture(path: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.arange(6 * 9 * 3, dtype=np.uint8).reshape(6, 9, 3)).save(path)
+    return path
+
+
+def test_own_data_decide_the_sizes(model: Path, tmp_path: Path):
+    rows = np.random.default_rng(0).standard_normal((3, 1, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    np.savez(tmp_path / "all.npz", image=rows)
+    np.savez(tmp_path / "one.npz", anything=rows)
+    wanted = ingot.compile(model)(rows)
+    for given in ("x.npy", "all.npz", "image=one.npz"):
+        name, _, file = given.rpartition("=")
+        told(
+            call(
+                "run",
+                model,
+                "--input",
+                f"{name}{'=' * bool(name)}{tmp_path / file}",
+                "--output-dir",
+                tmp_path,
+                "--json",
+            )
+        )
+        np.testing.assert_array_equal(np.load(tmp_path / "probability.npy"), wanted)
+    own = f"image={tmp_path / 'x.npy'}"
+    assert {c["sizes"]["batch"] for c in told(call("compare", model, "-i", own, "--json"))["checks"]} == {3}
+    assert told(call("explain", model, "-i", own, "--repeats", 1, "--json"))["sizes"] == {"batch": 3}
+    bench = told(call("bench", model, "-i", own, "--against", "", "--rounds", 1, "--seconds", 0.01, "--json"))
+    assert bench["inputs"] == {"image": [3, 1, 8, 8]}
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "other.npz", wrong=rows)
+    for wrong in ("bad.npz", "other.npz"):
+        assert "--input" in refused(2, "run", model, "-i", tmp_path / wrong) or wrong == "bad.npz"
+    np.save(tmp_path / "flat.npy", rows.ravel())
+    for command in ("run", "compare", "explain", "bench"):
+        assert "image" in refused(2, command, model, "-i", f"image={tmp_path / 'flat.npy'}")
+
+
+def test_pictures_are_inputs(model: Path, tmp_path: Path):
+    file = picture(tmp_path / "dog.png")
+    assert told(call("run", model, "-i", f"image={file}", "--json"))["outputs"][0]["shape"] == [1, 5]
+    assert told(call("compare", model, "-i", file, "--json"))["ok"]
+    (tmp_path / "no.png").write_bytes(b"none")
+    assert "expected a picture" in refused(2, "run", model, "-i", tmp_path / "no.png")
+
+
+def test_inner_values_of_onnx_models(model: Path, tmp_path: Path):
+    values, both = tmp_path / "values.npz", tmp_path / "both.npz"
+    facts = told(call("run", model, "--random", "--outputs", "r", "--json"))["outputs"]
+    assert [f["name"] for f in facts] == ["r"] and facts[0]["shape"] == [1, 12, 8, 8] and facts[0]["min"] == 0
+    told(call("run", model, "--random", "--all-values", values, "--json"))
+    with np.load(values) as found:
+        assert set(found.files) == {"c", "r", "p", "f", "l", "probability"}
+        np.testing.assert_array_equal(found["r"], np.maximum(found["c"], 0))
+    compared = told(call("compare", model, "--all-values", both, "--size", "batch=2", "--json"))
+    assert compared["ok"] and {c["output"] for c in compared["checks"]} == {"c", "r", "p", "f", "l", "probability"}
+    with np.load(both) as found:
+        np.testing.assert_allclose(found["r"], found["r (interpreter)"], atol=1e-5)
+    assert "outputs" in refused(2, "run", model, "--random", "--outputs", "nothing")
+    assert "--all-values" in refused(2, "run", model, "--random", "--outputs", "r", "--all-values", values)
+
+
+def test_compare_says_that_all_is_nan(model: Path, tmp_path: Path):
+    np.save(tmp_path / "nan.npy", np.full((1, 1, 8, 8), np.nan, np.float32))
+    result = call("compare", model, "-i", tmp_path / "nan.npy")
+    assert result.exit_code == 0 and "all 5 values are NaN, as expected" in " ".join(result.output.split())
 
 
 def test_compare_checks_a_saved_program(model: Path, tmp_path: Path):
@@ -416,6 +558,31 @@ def test_bench_runs_each_engine_in_its_process(model: Path):
     assert theirs["engine"] == "ort" and theirs["ratio"] > 0 and theirs["error"] < 1e-5
 
 
+def test_bench_tells_percentiles_of_streams_and_writes_a_table(model: Path, tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "figures.csv"
+    options = ("--streams", 2, "--rounds", 2, "--seconds", 0.01, "--warm-up", 0.01, "--dim", "batch=2", "--csv", file)
+    facts = told(call("bench", model, "--against", "ort", *options, "--json"))
+    assert facts["inputs"] == {"image": [2, 1, 8, 8]} and facts["streams"] == 2
+    for r in facts["results"]:
+        assert r["best"] <= r["seconds"] and r["p50"] <= r["p90"] <= r["p99"] and r["calls_per_second"] > 0
+    with file.open() as table:
+        rows = [*csv.DictReader(table)]
+    assert [row["engine"] for row in rows] == ["ingot", "ort"] and float(rows[1]["ratio"]) > 0
+
+
+@pytest.mark.parametrize("name, engine, package", [("m.mlir", "jax", "jax"), ("m.tflite", "tflite", "ai_edge_litert")])
+def test_bench_beside_the_engines_of_other_formats(model: Path, tmp_path: Path, name: str, engine: str, package: str):
+    pytest.importorskip(package)
+    pytest.importorskip("flatbuffers")
+    file = tmp_path / name
+    inline = ["--inline"] if engine == "jax" else []
+    assert call("export", model, "-o", file, "--dim", "batch=2", *inline).exit_code == 0
+    facts = told(call("bench", file, "--rounds", 1, "--seconds", 0.01, "--json"))
+    assert [r["engine"] for r in facts["results"]] == ["ingot", engine]
+    assert facts["results"][1]["error"] < 1e-5
+
+
 def test_bench_says_which_engine_cannot_run(model: Path):
     result = call("bench", model, "--against", "inductor", "--rounds", 1, "--seconds", 0.01)
     assert result.exit_code == 3
@@ -445,6 +612,17 @@ def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path
     monkeypatch.setenv("INGOT_TUNING", str(path))
     shown = call("tune", model, "--budget", 1, "--threads", 2)
     assert shown.exit_code == 0 and "untuned" in shown.output
+
+
+def test_tune_rewrites_tells_what_it_found(model: Path, tmp_path: Path):
+    path = tmp_path / "own.jsonl"
+    options = ["--rewrites", "--fast-math", "--budget", 2, "--threads", 1, "--database", path]
+    assert "fix them: --dim batch=SIZE" in refused(2, "tune", model, *options)
+    options += ["--dim", "batch=4"]
+    found = told(call("tune", model, *options, "--json"))
+    assert {"machine", "rows", "rewrites", "gain"} <= set(found) and path.is_file()
+    assert "kept; a call" in call("tune", model, *options).output
+    assert "--rewrites: expected this machine's CPU alone" in refused(2, "tune", model, *options, "--workers", 2)
 
 
 def test_tune_refuses_what_it_cannot_write_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from tests.language import tiny
 from tests.serving.models import compiled, pooled
 
 
@@ -135,3 +137,32 @@ def test_other_engines_serve_the_same_answers(files: Path, engine: str):
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_environment(files: Path):
+    gguf = tiny.write(files / "tiny.gguf")
+    words = command(gguf, files / "pool.onnx", "--port", 0, "--threads", 1, "--json")
+    environment = {**os.environ, "INGOT_API_KEY": "s3cret"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            assert said["language_models"] == ["tiny"] and said["models"] == [["pool", "1"]]
+            body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 3, "temperature": 0}).encode()
+            address = f"{said['url']}/v1/completions"
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(address, body, timeout=20)
+            request = urllib.request.Request(address, body, {"Authorization": "Bearer s3cret"})
+            with urllib.request.urlopen(request, timeout=20) as response:
+                assert json.load(response)["choices"][0]["text"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert process.returncode in (0, 130) and "Traceback" not in errors
+
+
+def test_language_models_are_for_the_own_application_alone(files: Path, tmp_path: Path):
+    words = command(tiny.write(tmp_path / "tiny.gguf"), "--to", f"triton:{tmp_path}")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "no language models" in done.stderr

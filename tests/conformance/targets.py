@@ -116,8 +116,8 @@ def _no_gpu() -> str:
     return "" if refused is None else str(refused)
 
 
-_NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {d.name for d in NARROW}}
-assert not set(_NO_TILES) & {d.name for d in TYPES}
+NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {d.name for d in NARROW}}
+assert not set(NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {
     "cpu": Runner(partial(_compiled, HOST), quick=(12, 4)),
@@ -144,11 +144,11 @@ TARGETS: dict[str, Runner] = {
     },
     "wasm": Runner(_in_node, absent="" if NODE else "no node", quick=(4, 0), skipped=COLLECTIVES),
     "cuda": Runner(
-        partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=_NO_TILES,
+        partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=NO_TILES,
         fixed="to be tried on a GPU",
     ),
     "null:cuda": Runner(
-        partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=_NO_TILES,
+        partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=NO_TILES,
         skipped=COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),

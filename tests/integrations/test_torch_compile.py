@@ -104,7 +104,7 @@ def test_options() -> None:
         close(compile_whole(net, backend=backend, options={"threads": 1})(x), net(x))
         assert asked == [{"threads": 1}]
         torch._dynamo.reset()
-        with pytest.raises(BackendCompilerFailed, match="precision, threads, cache, fast_math, fallback, got speed"):
+        with pytest.raises(BackendCompilerFailed, match="threads, cache, fast_math, fallback, got speed"):
             compile_whole(net, backend=backend, options={"speed": 2})(x)
 
 
@@ -117,7 +117,7 @@ def test_a_mode_is_taken_and_told_once(caplog: pytest.LogCaptureFixture) -> None
     assert len(spy.models) == 2
     assert [r.getMessage() for r in caplog.records if r.name == torch_compile.__name__] == [
         "torch.compile(mode='max-autotune') has no effect: Ingot has a single mode; "
-        "options= takes precision, threads, cache, fast_math, fallback"
+        "options= takes precision, activations, threads, cache, fast_math, fallback"
     ]
 
 
@@ -479,3 +479,44 @@ def test_no_test_takes_eager_results_for_those_of_programs() -> None:
         named = [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.compile"]
         silent += [f"{path.relative_to(ROOT)}:{n.lineno}" for n in named if n not in heard]
     assert not silent
+
+
+class ThreeLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(600, 600) for _ in range(3))  # 1.4 MB each
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def test_distributed_data_parallel_splits_a_network_into_buckets(tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    parts: list[Any] = []
+
+    def counted(module: Any, inputs: Any) -> Any:
+        parts.append(module)
+        return ingot_backend(module, inputs)
+
+    torch.manual_seed(0)
+    net = ThreeLayers()
+    x = torch.randn(4, 600)
+    net(x).square().sum().backward()
+    want = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        compiled = torch.compile(DistributedDataParallel(net, bucket_cap_mb=1), backend=counted, fullgraph=False)
+        for _ in range(2):
+            net.zero_grad()
+            y = compiled(x)
+            y.square().sum().backward()
+            torch.testing.assert_close(y, net(x))
+            torch.testing.assert_close([p.grad for p in net.parameters()], want)
+        assert len(parts) > 1
+    finally:
+        distributed.destroy_process_group()

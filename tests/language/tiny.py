@@ -35,10 +35,19 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
+def q8_0(x: np.ndarray) -> np.ndarray:
+    """f32[rows, columns] -> uint8[blocks, 34]."""
+    blocks = x.reshape(-1, 32)
+    scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
+    levels = np.rint(blocks / scale.astype(np.float32)).astype(np.int8)
+    return np.concatenate([scale.view(np.uint8), levels.view(np.uint8)], 1)
+
+
 def write(
-    path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None
-) -> Path:
-    """added: to tensors by name."""
+    path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None,
+    context: int = CONTEXT, is_quantized: bool = False,
+) -> Path:  # fmt: skip
+    """added: to tensors by name. is_quantized: matrices of whole blocks are stored in Q8_0."""
     tokens = [*byte_tokens(), *SPECIAL]
     rng = np.random.default_rng(seed)
 
@@ -58,8 +67,11 @@ def write(
     for name, delta in (added or {}).items():
         format, shape, values = tensors[name]
         tensors[name] = format, shape, values + delta
+    if is_quantized:
+        wide = {name: x for name, (_, (*_, columns), x) in tensors.items() if columns % 32 == 0 and x.ndim == 2}
+        tensors |= {name: ("Q8_0", x.shape, q8_0(x)) for name, x in wide.items()}
     numbers = {
-        "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
+        "context_length": context, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
         "attention.head_count": HEADS, "attention.head_count_kv": KEY_HEADS,
     }  # fmt: skip
     ids = {"bos_token_id": 256, "eos_token_id": 257, "eot_token_id": 259}

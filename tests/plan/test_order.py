@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.node import Graph, Input, Node, Op, topological
 from ingot.ir.types import TensorType, f32
 from ingot.ops.group import Group
-from ingot.plan.order import shortest_lifetimes
+from ingot.plan.order import behind_exchanges, shortest_lifetimes
 from ingot.plan.storage import assign
 
 
@@ -56,3 +56,25 @@ def _grouped(op: Op, *operands: Node) -> Node:
     body = tuple(Input(f"a{i}", x.type)() for i, x in enumerate(operands))
     kind = "reduction" if isinstance(op, ops.Reduce) else "pointwise"
     return Group(Graph(body, (op(*body),)), kind)(*operands)
+
+
+def test_what_waits_for_an_exchange_comes_behind_what_does_not() -> None:
+    """Two halves of two layers each take turns, and every node comes behind its operands."""
+    kind = TensorType(f32, (4,))
+    outputs: list[Node] = []
+    sums: list[list[Node]] = []
+    inputs = [Input(f"x{i}", kind)() for i in range(2)]
+    for x in inputs:
+        own: list[Node] = []
+        for _ in range(2):
+            own.append(ops.AllReduce(((0,),))(ops.Neg()(x)))
+            x = ops.Exp()(own[-1])
+        sums.append(own)
+        outputs.append(x)
+    order = topological([*inputs, *outputs])
+    found = behind_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))
+    assert sorted(n.id for n in found) == sorted(n.id for n in order)
+    assert all(found.index(i) < at for at, n in enumerate(found) for i in n.inputs)
+    (a, c), (b, d) = sums
+    assert [n for n in found if isinstance(n.op, ops.AllReduce)] == [a, b, c, d]
+    assert found.index(outputs[0]) > found.index(d)

@@ -25,18 +25,25 @@ static uint8_t *content(const char *path, size_t *nbytes) {
   return data;
 }
 
-/* Make all digests right. seal: also that of the plan which the code carries; else code says of no plan (`forget`). */
-static void resealed(uint8_t *file, size_t nbytes, int forget) {
+/* Make all digests right. seal: also that of the plan and the weights that the code carries. */
+static void resealed(uint8_t *file, size_t nbytes, int seal) {
   uint32_t header;
   uint64_t length;
   memcpy(&header, file + 12, 4);
   memcpy(&length, file + 40, 8);
   uint8_t *section = file + PREFIX_BYTES + header, *body = section + length;
   uint8_t *code = body + word_at(section);
-  if (forget) memset(code, 0, 2 * DIGEST_BYTES);
+  weights_digest(file + nbytes - word_at(section + 72), (size_t)word_at(section + 72), section + 80);
+  if (seal) {
+    size_t start = 104 + 8 * (size_t)word_at(section + 96);
+    blake both;
+    blake_begin(&both);
+    blake_add(&both, section + start, length - start);
+    blake_add(&both, section + 80, DIGEST_BYTES);
+    blake_end(&both, code + DIGEST_BYTES);
+  }
   digest_of(code, (size_t)word_at(section + 8), section + 16);
   digest_of(body + word_at(section + 32), (size_t)word_at(section + 40), section + 48);
-  weights_digest(file + nbytes - word_at(section + 72), (size_t)word_at(section + 72), section + 80);
   digest_of(section, length, file + 48);
 }
 
@@ -103,9 +110,9 @@ int main(int count, char **words) {
         memcpy(place, &word, 8);
       }
     }
-    /* half of the changed plans are those of code that carries no digest of one: they are bound, but never run */
-    int forget = what >= 2 && next_random() % 2;
-    if (what != 1) resealed(file, nbytes, forget);
+    /* half of the changed plans are those that the code names: they are bound, but never run */
+    int seal = what >= 2 && next_random() % 2;
+    if (what != 1) resealed(file, nbytes, seal);
     ingot_model *model;
     ingot_session *session;
     int code = ingot_open_memory(file, nbytes, &model);
@@ -121,7 +128,7 @@ int main(int count, char **words) {
     if (takes && ingot_session_open(model, 1, &session) == INGOT_OK) {
       memset(outputs, 0, sizeof outputs);
       size_t room;
-      if (forget) {
+      if (seal) {
         if (!ingot_output_count(model) || ingot_output_bytes(session, inputs, 0, &room) == INGOT_OK)
           bound++;
         else

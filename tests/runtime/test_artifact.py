@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.plan_json import to_json
+from ingot.runtime.plan_json import sealed, to_json
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
 from tests.runtime import models
@@ -60,7 +60,7 @@ def test_every_truncation_is_refused(path: Path):
 
 def test_flipped_bits_are_found(path: Path):
     data = path.read_bytes()
-    original = models.static(70_000)
+    original = sealed(models.static(70_000))
     rng = np.random.default_rng(0)
     for at in [*range(0, 400, 3), *(int(i) for i in rng.integers(0, len(data), 150)), len(data) - 1]:
         broken = bytearray(data)

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingot.runtime import artifact
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import MAX_BITS, check, evaluate
-from ingot.runtime.plan_json import from_json, sealed, to_json
+from ingot.runtime.plan_json import digest, from_json, sealed, to_json
 from ingot.runtime.program import Program
 from ingot.support.errors import ArtifactError, IngotError, VerifyError
 from tests.runtime import models
@@ -195,3 +197,17 @@ def test_code_runs_the_plan_that_it_was_made_for_alone() -> None:
     assert loaded(plan, program, seal=True).meta["note"] == "for people"
     own = sealed(STATIC)
     assert loaded(plan_of(own), own, seal=True) and loaded(plan_of(own), replace(own), seal=True)
+
+
+def test_files_hold_the_digest_of_their_plan(tmp_path: Path) -> None:
+    """Whatever its last byte is; code that names no plan might be told to loop for ever."""
+    for notes in range(600):  # a digest ends in 0 once in 256
+        program = replace(STATIC, inputs=(replace(STATIC.inputs[0], name=f"x{notes}"), *STATIC.inputs[1:]))
+        program = sealed(program) if notes % 2 else program
+        if digest(to_json(program))[-1] == 0 or notes < 2:
+            artifact.save(program, tmp_path / "m.ingot")
+            assert artifact.load(tmp_path / "m.ingot").inputs == program.inputs
+    parts = artifact.content(replace(STATIC, code={k: replace(c, plan=bytes(16)) for k, c in STATIC.code.items()}))
+    (tmp_path / "m.ingot").write_bytes(b"".join(parts))
+    with pytest.raises(ArtifactError, match="the plan that its code was compiled for"):
+        artifact.load(tmp_path / "m.ingot")

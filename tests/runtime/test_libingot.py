@@ -233,7 +233,7 @@ def test_changed_artifacts_are_errors_and_never_crashes(tmp_path: Path) -> None:
         total += [int(word) for word in done.stdout.split()]
     refused, bound, ran = total
     assert refused + bound + ran == 8 * 2501
-    # what runs is whole, or has other state; what is bound says nothing of its plan, and is not run
+    # what runs is whole, or has other state; what is bound is code that names a changed plan, and is not run
     assert refused > 15_000 and bound > 500 and 8 <= ran < 1_000, total
 
 

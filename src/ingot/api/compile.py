@@ -31,6 +31,7 @@ def compile(
     dynamic: Any = None,
     constants: Mapping[str, Any] | None = None,
     precision: str = "float32",
+    activations: str = "float32",
     threads: int | None = None,
     cache: bool = True,
     fast_math: bool = False,
@@ -63,13 +64,16 @@ def compile(
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
             "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
-            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "c": a `.c` and a `.h` file.
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "hip:gfx942": AMD's, which nobody has
+            run yet. "c": a `.c` and a `.h` file.
         dynamic: the sizes that vary from call to call. ONNX: by default the sizes that the file leaves open;
             False or {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} fixes axis 2 of input x.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
         precision: the type in which weights are stored: "float32", "bfloat16" (which the values multiplied with them
             take, too) or "float16". Sums and all other values stay f32; inputs and outputs keep their types
             (docs/precision.md).
+        activations: what weights of few bits are multiplied with: "float32", or "int8", values rounded to 8 bits in
+            blocks, as llama.cpp does unasked: products of bytes, several times as fast (docs/quantized.md).
         threads: the threads of a call; by default the physical cores that this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
@@ -81,7 +85,7 @@ def compile(
         constants: the same as `weights`, for an ONNX model.
         signature: the signature of a SavedModel ("serving_default" if it has one) or of a TFLite model (by default that
             of its first subgraph).
-        outputs: the names of the outputs to compute; for a TensorFlow model also of tensors inside the graph.
+        outputs: the names of the outputs to compute; for an ONNX or TensorFlow model also of values inside the graph.
         inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own (docs/tensorflow.md).
         state: inputs that the compiled model keeps from call to call, each with the output that replaces it:
             {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in
@@ -109,7 +113,7 @@ def compile(
             from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
-            options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory)
+            options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory, activations)
             if mesh is None:
                 if shard is not None or rank is not None:
                     raise InputError("shard and rank", expected="a mesh, too", got="none", fix='mesh={"tp": 2}')

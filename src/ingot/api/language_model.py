@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from ingot.language.engine import Answer, Engine, Stepper, open_engine
+from ingot.language.engine.paging import Steps
 from ingot.language.session import SAMPLING, Sampling, Session
-from ingot.language.text.generation import Generation, Piece, Request, generate, log_softmax
+from ingot.language.text.arguments import is_several, stop_texts, token_ids
+from ingot.language.text.generation import Request, generate, log_softmax, parts, whole
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
 from ingot.language.text.tokenizer import Tokenizer
@@ -29,6 +33,8 @@ from ingot.support.garbage import no_collection
 _SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _SCORED = 32  # tokens of a call that scores: each has as many logits as there are words
 _TOKENS = 256  # of a text, unless the caller says otherwise
+_SEQUENCES = 8  # at once
+_WHOLE = 1 << 62  # more than there can be
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ class LanguageModel:
         adapters: str | os.PathLike[str] | Mapping[Any, float] | Sequence[Any] = (),
         target: str = "native",
         precision: str = "float32",
+        activations: str = "float32",
         threads: int | None = None,
+        sequences: int | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         """Compile a model, or take it from the disk cache.
 
@@ -82,13 +91,23 @@ class LanguageModel:
             cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
-            target, precision, threads: as in `ingot.compile`.
+            target, precision, activations, threads: as in `ingot.compile`.
+            sequences: answers that are computed at once, by `engine` and by `generate` of several prompts; by default
+                the program is for one, and a second one is compiled when these are called.
+            cache_bytes: of keys and values of all sequences together; by default enough for all of them at full length,
+                at most 1 GiB.
 
         Raises ImportModelError for a file that is malformed or of a model that is not supported, and InputError for
         arguments that do not fit.
         """
-        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), target, precision, threads)
-        self._start(self._program_of("generate"), threads)
+        with no_collection():
+            from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
+            from ingot.driver.language import language_programs
+
+            options = Options(target, thread_count(threads), precision=precision, activations=activations)
+            self._program_of = language_programs(Path(model), context, cache, adapters, options)
+        what = "generate" if sequences is None else Steps(sequences, cache_bytes)
+        self._start(self._program_of(what), threads)
 
     @classmethod
     def _of_program(cls, program: Program, threads: int | None) -> LanguageModel:
@@ -102,10 +121,12 @@ class LanguageModel:
             facts = json.loads(program.meta[artifact.LANGUAGE])
             self.name, self.context = str(facts["name"]), int(facts["context"])
             self._kind, rewinds = str(facts["kind"]), bool(facts["rewinds"])
+            self._vocabulary = int(facts["vocabulary"])
             self._defaults = {k: facts["sampling"][k] for k in SAMPLING if k in facts.get("sampling", {})}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError("a language model", expected="its description", got=str(error)) from error
         self._facts, self._threads = facts, threads
+        self._shared_engines: dict[Any, Engine] = {}
         self._model = CompiledModel(program, threads=threads)
         generates = self._kind == "generate" and self._model.refused is None
         self._session = Session(self._model, self.context, rewinds) if generates else None
@@ -154,7 +175,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         *,
         max_tokens: int | None = _TOKENS,
         temperature: float | None = None,
@@ -173,11 +194,14 @@ class LanguageModel:
         logprobs: int | None = None,
         ignore_ends: bool = False,
         stream: bool = False,
+        speculate: str | None = None,
+        draft: LanguageModel | None = None,
     ) -> Any:
         """What follows a prompt: a text for a text, a list of token ids for a list of token ids.
 
         Args:
-            prompt: a text, in which special tokens may stand, or token ids as they are.
+            prompt: a text, in which special tokens may stand, or token ids as they are; or a list of such prompts,
+                which are computed together, for a list of results.
             max_tokens: the most tokens of the answer; None: until the model ends it or the context is full.
             temperature: 0 takes the most likely token each time. What is None is what the file recommends, else
                 temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; values of 1, 0, 1 and 0 leave them off.
@@ -191,16 +215,23 @@ class LanguageModel:
                 `Generation`: its tokens, text and why it ended; 0: logprobs without alternatives.
             ignore_ends: go on behind tokens that end an answer.
             stream: return an iterator of the parts of the answer: of texts, ids, or `Piece`s with `logprobs`.
+            speculate, draft: as in `engine`: the same tokens, several at a time where they can be guessed.
 
         Raises InputError for arguments that do not fit, and for a prompt longer than the context.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
-        return self._answer(
-            ids, isinstance(prompt, str), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        options: dict[str, Any] = dict(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty, seed=seed, stop=stop, schema=schema, regex=regex, grammar=grammar,
             logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
+            speculate=speculate, draft=draft,
         )  # fmt: skip
+        if is_several(prompt):
+            return self._answers([*map(self._prompt_ids, prompt)], isinstance(prompt[0], str), **options)
+        return self._answer(self._prompt_ids(prompt), isinstance(prompt, str), **options)
+
+    def _prompt_ids(self, prompt: Any) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def chat(
         self,
@@ -229,7 +260,108 @@ class LanguageModel:
         ids: Sequence[int],
         is_text: bool,
         *,
-        max_tokens: int | None,
+        logprobs: int | None = None,
+        stream: bool = False,
+        speculate: str | None = None,
+        draft: LanguageModel | None = None,
+        **options: Any,
+    ) -> Any:
+        """See `generate`. is_text: the result is one."""
+        request = self.request(stream=stream, logprobs=logprobs, **options)
+        if self._session is None or speculate is not None or draft is not None:
+            pieces = self._shared_engine(speculate, draft).submit(ids, request).until_left()
+        else:
+            tokenizer = self.tokenizer if is_text or request.stop or request.constraint else None
+            self._session.check(ids)  # now, not when the first part of a stream is asked for
+            pieces = generate(self._session, tokenizer, ids, request)
+        kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
+        return parts(pieces, kind) if stream else whole(pieces, kind, len(ids))
+
+    def _answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        is_text: bool,
+        *,
+        logprobs: int | None = None,
+        stream: bool = False,
+        speculate: str | None = None,
+        draft: LanguageModel | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        if stream:
+            raise InputError("stream", expected="one prompt", got=f"a list of {len(prompts)}", fix="lm.engine().submit")
+        engine = self._shared_engine(speculate, draft)
+        answers: list[Answer] = []
+        try:
+            for ids in prompts:
+                answers.append(engine.submit(ids, self.request(logprobs=logprobs, **options)))
+            kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
+            return [whole(answer, kind, answer.prompt_tokens) for answer in answers]
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    # --- many at once
+
+    def engine(
+        self,
+        *,
+        sequences: int | None = None,
+        cache_bytes: int | None = None,
+        queue: int = 64,
+        prefill_chunk: int = 64,
+        speculate: str | None = None,
+        draft: LanguageModel | None = None,
+        proposals: int = 3,
+    ) -> Engine:
+        """What answers many requests at once, on a thread of its own; see docs/language.md.
+
+        Args:
+            sequences, cache_bytes: as of the model, by default the model's own, or 8 sequences.
+            queue: requests that may wait beside those that are computed.
+            prefill_chunk: tokens of prompts that a step reads beside a token of each answer.
+            speculate: "prompt" proposes what came behind the last tokens when they were there before. draft: a smaller
+                model with the same vocabulary proposes. proposals: of one step, at most. Answers have the same tokens.
+        """
+        model, tokenizer = self._stepper(sequences, cache_bytes), self.tokenizer if "tokenizer" in self._facts else None
+        of_draft = None if draft is None else draft._stepper(model[0].sequences, None, is_whole=True)
+        return open_engine(
+            model, tokenizer, queue=queue, prefill_chunk=prefill_chunk, speculate=speculate, draft=of_draft,
+            proposals=proposals,
+        )  # fmt: skip
+
+    def _stepper(
+        self, sequences: int | None, cache_bytes: int | None, *, is_whole: bool = False
+    ) -> tuple[Stepper, Mapping[str, Any]]:
+        """(a program of steps with caches of its own, what it says of itself). is_whole: with pages for all sequences
+        at full length."""
+        self._check_generates()
+        facts = self._facts
+        own = int(facts["sequences"]) if self._kind == "steps" else None
+        if own is not None and sequences in (None, own) and cache_bytes is None and not is_whole:
+            program = self._model.program
+        elif self._program_of is None:
+            fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"
+            raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
+        else:
+            program = self._program_of(
+                Steps(own or _SEQUENCES if sequences is None else sequences, _WHOLE if is_whole else cache_bytes)
+            )
+            facts = json.loads(program.meta[artifact.LANGUAGE])
+        return Stepper(CompiledModel(program, threads=self._threads)), facts
+
+    def _shared_engine(self, speculate: str | None, draft: LanguageModel | None) -> Engine:
+        """Of calls of `generate`."""
+        key = speculate, draft
+        if key not in self._shared_engines:
+            self._shared_engines[key] = engine = self.engine(queue=_WHOLE, speculate=speculate, draft=draft)
+            weakref.finalize(self, engine.close)
+        return self._shared_engines[key]
+
+    def request(
+        self,
+        *,
+        max_tokens: int | None = _TOKENS,
         stop: str | Sequence[str] | None = None,
         schema: Any = None,
         regex: str | None = None,
@@ -237,28 +369,20 @@ class LanguageModel:
         logit_bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
         ignore_ends: bool = False,
-        stream: bool = False,
+        stream: bool = True,
         **sampling: Any,
-    ) -> Any:
-        """See `generate`. is_text: the result is one."""
-        session = self._generating()
+    ) -> Request:
+        """For an engine: the options of `generate`, checked. A request with a schema or a grammar is of one answer."""
         constraint = None
         if sum(given is not None for given in (schema, regex, grammar)) > 1:
             raise InputError("schema, regex, grammar", expected="one of them", got="several")
         if schema is not None or regex is not None or grammar is not None:
             constraint = self._grammars.constraint(schema, regex, grammar)
-        request = Request(
-            session.context if max_tokens is None else max_tokens, self._sampling(sampling),
+        return Request(
+            self.context if max_tokens is None else max_tokens, self._sampling(sampling),
             () if ignore_ends else self._ends,
-            _texts(stop), logit_bias or {}, logprobs, constraint, stream,
+            stop_texts(stop), logit_bias or {}, logprobs, constraint, stream,
         )  # fmt: skip
-        tokenizer = self.tokenizer if is_text or request.stop or constraint else None
-        session.check(ids)  # now, not when the first part of a stream is asked for
-        pieces = generate(session, tokenizer, ids, request)
-        if stream:
-            return pieces if logprobs is not None else _parts(pieces, is_text)
-        result = _joined(pieces, len(ids))
-        return result if logprobs is not None else result.text if is_text else result.ids
 
     def _sampling(self, given: Mapping[str, Any]) -> Sampling:
         """What is asked for, else what the file recommends."""
@@ -276,28 +400,31 @@ class LanguageModel:
 
     # --- what is not generated
 
-    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """f32[texts, width], of length 1; of one text f32[width]. A decoder gives the mean of its tokens, unless the
-        file says otherwise."""
-        if isinstance(texts, str):
-            return self.embed([texts])[0]
+    def embed(self, texts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+        """f32[texts, width], of length 1; of one text f32[width]. A text is a str or a list of token ids. A decoder
+        gives the mean of its tokens, unless the file says otherwise."""
+        if isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer)):
+            return self.embed(cast(Any, [texts]))[0]
         model = self._model if self._kind == "embed" else self._embedder
         rows: list[np.ndarray] = []
-        for text in texts:
-            ids = self.tokenizer.encode(text)
+        for text in cast(Sequence[str | Sequence[int]], texts):
+            ids = self._prompt_ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
+            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
         width = model.outputs[0].shape[-1]
         return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token."""
-        session = self._generating()
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else _ids(text)
+        self._check_generates()
+        ids = self._prompt_ids(text)
         if not 2 <= len(ids) <= self.context + 1:
             raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids))
         if self._program_of is None:  # a saved model has the one program, which tells the logits of its last token
+            session = self._generating()
             rows = [log_softmax(session.logits(ids[: i + 1]))[ids[i + 1]] for i in range(len(ids) - 1)]
             return Score(ids, np.array(rows))
         parts: list[np.ndarray] = []
@@ -322,21 +449,33 @@ class LanguageModel:
         return self._model.threads
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it embeds texts and generates none."""
+        return self._kind == "embed"
+
+    @property
     def vocabulary(self) -> int:
         """Token ids are below it."""
-        return self._generating().vocabulary
+        return self._vocabulary
 
     def reset(self) -> None:
         """Forget what was computed for the last call."""
-        self._generating().reset()
+        if self._session is not None:
+            self._session.reset()
 
     # --- inside
 
-    def _generating(self) -> Session:
-        if self._session is None:
+    def _check_generates(self) -> None:
+        if self._kind == "embed" or self._model.refused is not None:
             if self._model.refused is not None:  # it is for another machine, and can be saved
                 raise self._model.refused
             raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
+
+    def _generating(self) -> Session:
+        self._check_generates()
+        if self._session is None:
+            fix = "LanguageModel(...) without sequences"
+            raise InputError("a model of several sequences does not score texts when it was saved", fix=fix)
         return self._session
 
     @cached_property
@@ -349,68 +488,10 @@ class LanguageModel:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self._generating().vocabulary)
+        return Grammars(self.tokenizer, self.vocabulary)
 
-    def _other(self, what: str) -> CompiledModel:
+    def _other(self, what: Literal["embed", "score"]) -> CompiledModel:
         if self._program_of is None:
             fix = "LanguageModel(the file that it was compiled from)"
             raise InputError(f"a saved model has the program that generates, and none to {what}", fix=fix)
         return CompiledModel(self._program_of(what), threads=self._threads)
-
-
-def _compiler(
-    path: Path,
-    context: int | None,
-    cache: str,
-    adapters: list[tuple[Path, float]],
-    target: str,
-    precision: str,
-    threads: int | None,
-) -> Callable[[Any], Program]:
-    """The programs of a file, by what they do."""
-
-    def program(what: Any) -> Program:
-        with no_collection():
-            from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
-            from ingot.driver.language import language_program
-
-            options = Options(target, thread_count(threads), precision=precision)
-            return language_program(path, what, context, cache, adapters, options)
-
-    return program
-
-
-def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        return (stop,)
-    if stop is not None and not isinstance(stop, Sequence):
-        raise InputError("stop", expected="a text or several", got=repr(stop))
-    return tuple(stop or ())
-
-
-def _scaled(adapters: Any) -> list[tuple[Path, float]]:
-    if isinstance(adapters, str | os.PathLike):
-        adapters = [adapters]
-    pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]
-    return [(Path(adapter), float(scale)) for adapter, scale in pairs]
-
-
-def _ids(values: Sequence[int]) -> list[int]:
-    ids = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
-        raise InputError("the prompt", expected="a text or a list of token ids", got=repr(values)[:80])
-    return [int(i) for i in ids]
-
-
-def _joined(pieces: Iterator[Piece], prompt: int) -> Generation:
-    all_ = [*pieces]
-    tokens = tuple(token for piece in all_ for token in piece.tokens)
-    return Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
-
-
-def _parts(pieces: Iterator[Piece], is_text: bool) -> Iterator[Any]:
-    for piece in pieces:
-        if not is_text:
-            yield from (token.id for token in piece.tokens)
-        elif piece.text:
-            yield piece.text

@@ -10,6 +10,7 @@ from ingot.support.garbage import no_collection
 if TYPE_CHECKING:
     from ingot.optim import Optimizer
     from ingot.transform.shard.mesh import Marks, Mesh
+    from ingot.transform.train.adversary import Adversary
 
 
 def train(
@@ -26,6 +27,7 @@ def train(
     accumulate: int = 1,
     precision: str = "float32",
     skip_nonfinite: bool = False,
+    adversary: Adversary | None = None,
     target: str = "native",
     dynamic: Any = None,
     threads: int | None = None,
@@ -62,6 +64,7 @@ def train(
         precision: the type of the operands of products: "float32", "bfloat16" or "float16" (with a loss scale that
             adapts). Parameters, sums and all other values stay as they are.
         skip_nonfinite: skip the update if a gradient is NaN or infinite, so that `first_nan` can name its origin.
+        adversary: an `ingot.Adversary`, which attacks the inputs of each batch: adversarial training.
         target, dynamic, threads: as for `compile`.
         seed: the seed of dropout and of other random numbers.
         memory: a limit, met by recomputing values that the backward pass reads. The bits are the same, except where
@@ -86,6 +89,6 @@ def train(
         return train_model(
             model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
             clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
-            skip_nonfinite=skip_nonfinite, target=target, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
-            mesh=mesh, shard=shard,
+            skip_nonfinite=skip_nonfinite, adversary=adversary, target=target, dynamic=dynamic, threads=threads,
+            seed=seed, memory=memory, mesh=mesh, shard=shard,
         )  # fmt: skip

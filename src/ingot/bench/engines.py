@@ -1,11 +1,11 @@
 """Ingot and other engines on one model, each in a process of its own, driven by JSON lines.
 
-    python -m ingot.bench.engines ENGINE MODEL FEEDS.npz THREADS PRECISION TARGET
+    python -m ingot.bench.engines '{"engine": ..., "model": ..., "feeds": ..., "job": {...}}'
 
 Commands come on stdin then: {"seconds": 0.2}.
 
-The first answer tells how starting went, each further one the median seconds of a burst of calls, and
-their number with that which warms up.
+The first answer tells how starting went, each further one a burst of calls: the median of their seconds, those of each
+in nanoseconds, and how long all took; with "count" only how many there were, those that warm up included.
 """
 
 from __future__ import annotations
@@ -15,18 +15,47 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  gives numpy the names of its types
 import numpy as np
 
-from ingot.debug.source import Source, compile_source, open_source, runnable
+from ingot.debug.comparison.foreign import compile_stablehlo
+from ingot.debug.source import Source, Words, compile_source, open_source, runnable
+from ingot.ir.node import Input
 from ingot.support import timing
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each engine is to do. threads: of all streams together. streams: calls at a time. warm_up: seconds of calls
+    before the first burst. words: of the model's sizes and values."""
+
+    threads: int
+    precision: str = "float32"
+    target: str = "native"
+    streams: int = 1
+    warm_up: float = 0.0
+    words: Words = Words()
+
+    @property
+    def threads_of_call(self) -> int:
+        return max(1, self.threads // self.streams)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Job:
+        return Job(**{**values, "words": Words(**values["words"])})
 
 
 class Engine(ABC):
@@ -44,6 +73,10 @@ class Engine(ABC):
     def call(self) -> object:
         """What is timed: a run until its results are there, on the GPU if it is one's."""
         return self.run()
+
+    def stream(self) -> Callable[[], object]:
+        """A call that runs beside those of other streams."""
+        return self.call
 
 
 class Ingot(Engine):
@@ -94,10 +127,11 @@ class OnnxRuntime(Engine):
         for name, size in _symbols(source, feeds).items():
             options.add_free_dimension_override_by_name(name, size)
         self.session: Any = onnxruntime.InferenceSession(str(source.path), options, providers=["CPUExecutionProvider"])
-        self.feeds = dict(feeds)
+        self.feeds = {**feeds, **source.weights}
+        self.outputs = list(source.outputs) if source.outputs else None
 
     def run(self) -> list[np.ndarray]:
-        return [np.asarray(out) for out in self.session.run(None, self.feeds)]
+        return [np.asarray(out) for out in self.session.run(self.outputs, self.feeds)]
 
 
 class OpenVino(Engine):
@@ -115,15 +149,20 @@ class OpenVino(Engine):
             "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float16": "f16"}.get(precision, "f32"),
         }
         graph = core.read_model(str(source.path))
+        feeds = {**feeds, **source.weights}
         graph.reshape({port.any_name: list(feeds[port.any_name].shape) for port in graph.inputs})
-        model = core.compile_model(graph, "CPU", settings)
-        self.request: Any = model.create_infer_request()
-        self.inputs = [feeds[port.any_name] for port in model.inputs]
-        self.count = len(model.outputs)
+        self.model: Any = core.compile_model(graph, "CPU", settings)
+        self.request: Any = self.model.create_infer_request()
+        self.inputs = [feeds[port.any_name] for port in self.model.inputs]
+        self.count = len(self.model.outputs)
 
     def run(self) -> list[np.ndarray]:
         results = self.request.infer(self.inputs, share_inputs=True, share_outputs=True)
         return [results[i] for i in range(self.count)]
+
+    def stream(self) -> Callable[[], object]:
+        request: Any = self.model.create_infer_request()
+        return lambda: request.infer(self.inputs, share_inputs=True, share_outputs=True)
 
 
 class Eager(Engine):
@@ -184,12 +223,81 @@ class Inductor(Eager):
         self.module = self.torch.compile(self.module, dynamic=False, mode=mode)
 
 
+class LiteRt(Engine):
+    """LiteRT with its fast kernels (XNNPACK), sizes fixed. An interpreter of its own for each stream."""
+
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        _needs_cpu(target, "tflite")
+        if source.kind != "tflite":
+            raise InputError("engine tflite", expected="a TFLite file", got=str(source.path))
+        self.library, self.path, self.threads = _extra("ai_edge_litert.interpreter", "tflite"), source.path, threads
+        from ingot.frontends.tflite import import_tflite
+
+        inputs = import_tflite(source.path, dynamic=dict(source.dims) or None).graph.inputs
+        self.arrays = [feeds[n.op.label] for n in inputs if isinstance(n.op, Input)]
+        self.interpreter = self._started()
+
+    def _started(self) -> Any:
+        made = self.library.Interpreter(str(self.path), num_threads=self.threads)
+        places = [d["index"] for d in made.get_input_details()]
+        for place, array in zip(places, self.arrays, strict=True):
+            made.resize_tensor_input(place, array.shape)
+        made.allocate_tensors()
+        return made
+
+    def _called(self, interpreter: Any) -> list[np.ndarray]:
+        for detail, array in zip(interpreter.get_input_details(), self.arrays, strict=True):
+            interpreter.set_tensor(detail["index"], array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
+
+    def run(self) -> list[np.ndarray]:
+        return self._called(self.interpreter)
+
+    def stream(self) -> Callable[[], object]:
+        own = self._started()
+        return lambda: self._called(own)
+
+
+class Xla(Engine):
+    """XLA's CPU client on StableHLO, as JAX calls it, sizes fixed. It has one pool of threads, of all cores."""
+
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        _needs_cpu(target, "jax")
+        if source.kind != "stablehlo":
+            raise InputError("engine jax", expected="a StableHLO file", got=str(source.path))
+        jax = _extra("jax", "jax")
+        from ingot.frontends.stablehlo import import_stablehlo
+
+        whole = import_stablehlo(source.path)
+        if any(leaf.kind == "complex" for leaf in whole.inputs):
+            raise InputError("engine jax", expected="a program without complex arguments", got=str(source.path))
+        arrays = [np.ascontiguousarray({**feeds, **source.weights}[leaf.name]) for leaf in whole.inputs]
+        self.executable, device = compile_stablehlo(source.path.read_bytes(), arrays)
+        self.arguments = [jax.device_put(array, device) for array in arrays]
+
+    def run(self) -> list[np.ndarray]:
+        return [np.asarray(y) for y in self.executable.execute(self.arguments)]
+
+    def call(self) -> object:
+        results = self.executable.execute(self.arguments)
+        for y in results:
+            y.block_until_ready()
+        return results
+
+
 ENGINES: dict[str, type[Engine]] = {
     "ingot": Ingot,
     "ort": OnnxRuntime,
     "openvino": OpenVino,
     "eager": Eager,
     "inductor": Inductor,
+    "tflite": LiteRt,
+    "jax": Xla,
 }
 
 
@@ -248,7 +356,20 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> None:
+def burst(calls: list[Callable[[], object]], seconds: float) -> tuple[np.ndarray, float]:
+    """(seconds of each call of all streams, seconds that all of them took)."""
+    start = time.perf_counter()
+    if len(calls) == 1:
+        times = [timing.burst(calls[0], seconds)]
+    else:
+        with ThreadPoolExecutor(len(calls)) as executor:
+            times = [*executor.map(lambda call: timing.burst(call, seconds), calls)]
+    found = np.concatenate(times)
+    # each burst has a call that warms up and is not counted
+    return found, (time.perf_counter() - start) * len(found) / (len(found) + len(calls))
+
+
+def serve(name: str, model: Path, feeds: Path, job: Job) -> None:
     """Answer on what is standard output now; whatever engines print goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -260,19 +381,28 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, tar
     try:
         arrays = read_arrays(feeds)
         began = time.perf_counter()
-        engine = ENGINES[name](open_source(model), arrays, threads, precision, target)
+        source = open_source(model, job.words)
+        engine = ENGINES[name](source, arrays, job.threads_of_call, job.precision, job.target)
         ready = time.perf_counter()
         outputs = {f"{i}": np.array(o) for i, o in enumerate(engine.run())}
         first = time.perf_counter()
         write_arrays(feeds.with_name(f"{name}.npz"), outputs)
         answer(compile_s=ready - began, first_s=first - ready)
+        calls = [engine.call] if job.streams == 1 else [engine.stream() for _ in range(job.streams)]
+        if job.warm_up:
+            burst(calls, job.warm_up)
         for line in sys.stdin:
-            times = timing.burst(engine.call, float(json.loads(line)["seconds"]))
-            answer(seconds=float(np.median(times)), calls=len(times) + 1)
+            command = json.loads(line)
+            times, wall = burst(calls, float(command["seconds"]))
+            if command.get("count"):
+                answer(calls=len(times) + len(calls))
+                continue
+            answer(seconds=float(np.median(times)), times_ns=(times * 1e9).astype(int).tolist(), wall_s=wall)
     except (IngotError, RuntimeError, ValueError, TypeError, OSError) as error:
         answer(failed=str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"[:500])
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+    asked = json.loads(sys.argv[1])
+    serve(asked["engine"], Path(asked["model"]), Path(asked["feeds"]), Job.from_json(asked["job"]))

@@ -6,15 +6,19 @@ A figure is the median of an engine's bursts, a ratio the median over rounds of 
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ingot.bench.engines import ENGINES, read_arrays, write_arrays
+import numpy as np
+
+from ingot.bench.engines import ENGINES, Job, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
@@ -28,7 +32,9 @@ from ingot.support.errors import InputError
 
 @dataclass(frozen=True)
 class Result:
-    """One engine. seconds: per call. ratio: its time over Ingot's, above 1 where Ingot is faster; None for Ingot.
+    """One engine. seconds: of a call, the median over bursts of their medians; p50, p90, p99: percentiles of all calls.
+    calls_per_second: of all streams together. ratio: its pace over Ingot's, above 1 where Ingot is faster; None for
+    Ingot.
 
     error: its results' largest deviation from Ingot's over their largest magnitude. failed: why it has no figures.
     energy: of a call, where it was asked for.
@@ -37,6 +43,10 @@ class Result:
     engine: str
     seconds: float | None = None
     best: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    calls_per_second: float | None = None
     ratio: float | None = None
     compile_seconds: float | None = None
     first_seconds: float | None = None
@@ -45,13 +55,28 @@ class Result:
     energy: Energy | None = None
 
 
-def start(engine: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> Worker:
+@dataclass(frozen=True)
+class Burst:
+    """times: seconds of each call. wall: of all of them together, of so many at a time."""
+
+    times: np.ndarray
+    wall: float
+    streams: int
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one answer to the next; of one stream the median."""
+        return float(np.median(self.times)) if self.streams == 1 else self.wall / len(self.times)
+
+
+def start(engine: str, model: Path, feeds: Path, job: Job) -> Worker:
     """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.bench.engines`."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+    asked = {"engine": engine, "model": str(model), "feeds": str(feeds), "job": job.to_json()}
     return Worker(
-        "ingot.bench.engines", (engine, str(model), str(feeds), str(threads), precision, target),
-        threads=threads, log=feeds.with_name(f"{engine}.log"),
+        "ingot.bench.engines", (json.dumps(asked),), threads=job.threads_of_call,
+        log=feeds.with_name(f"{engine}.log"),
         environment={"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
     )  # fmt: skip
 
@@ -68,17 +93,15 @@ def bench(
     model: Path,
     against: Sequence[str],
     feeds: Feeds,
-    threads: int,
+    job: Job,
     rounds: int = 10,
     seconds: float = timing.BURST_SECONDS,
-    precision: str = "float32",
-    target: str = "native",
     energy: bool = False,
 ) -> list[Result]:
     """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
 
-    precision: of Ingot and of OpenVINO; the other engines run in float32. target: Ingot's; on a GPU inputs and results
-    lie there, and the engines beside it are PyTorch's. energy: also measure each engine's, one after the other.
+    job.precision: of Ingot and of OpenVINO; the other engines run in float32. job.target: Ingot's; on a GPU inputs and
+    results lie there, and the engines beside it are PyTorch's. energy: also measure each engine's, one after the other.
     """
     names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
@@ -88,7 +111,7 @@ def bench(
         results = {name: Result(name) for name in names}
         for name in names:
             progress.report(f"start {name}")
-            process = start(name, model.resolve(), inputs, threads, precision, target)
+            process = start(name, model.resolve(), inputs, job)
             stack.callback(process.close)
             try:
                 started = process.answer()
@@ -104,30 +127,37 @@ def bench(
         def failed(name: str, failure: WorkerFailed) -> None:
             results[name] = Result(name, failed=str(failure))
 
-        times = round_robin(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]), failed)
-        summaries = [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
+        bursts = round_robin(running, rounds, lambda worker: _burst(worker.ask(seconds=seconds), job.streams), failed)
+        summaries = [_summary(results[name], bursts.get(name, []), bursts.get("ingot", [])) for name in names]
         if not energy:
             return summaries
-        counters = energy_counters({target.partition(":")[0]})
+        counters = energy_counters({job.target.partition(":")[0]})
         return [_with_energy(r, running[r.engine], counters) if r.seconds else r for r in summaries]
 
 
 def _with_energy(result: Result, worker: Worker, counters: Found) -> Result:
     try:
-        energy = measure(lambda seconds: int(worker.ask(seconds=seconds)["calls"]), counters)
+        energy = measure(lambda seconds: int(worker.ask(seconds=seconds, count=True)["calls"]), counters)
     except WorkerFailed as failure:
         return Result(result.engine, failed=str(failure))
     return replace(result, energy=energy)
 
 
-def _summary(result: Result, times: list[float], own: list[float]) -> Result:
-    if not times:
+def _burst(answer: Mapping[str, Any], streams: int) -> Burst:
+    return Burst(np.array(answer["times_ns"]) / 1e9, float(answer["wall_s"]), streams)
+
+
+def _summary(result: Result, bursts: list[Burst], own: list[Burst]) -> Result:
+    if not bursts:
         return result
-    ratios = [theirs / ours for theirs, ours in zip(times, own, strict=False)]
-    ratio = statistics.median(ratios) if ratios and result.engine != "ingot" else None
-    return Result(
-        result.engine, statistics.median(times), min(times), ratio,
-        result.compile_seconds, result.first_seconds, result.error,
+    ratios = [theirs.pace / ours.pace for theirs, ours in zip(bursts, own, strict=False)]
+    medians = [float(np.median(burst.times)) for burst in bursts]
+    times = np.concatenate([burst.times for burst in bursts])
+    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+    return replace(
+        result, seconds=statistics.median(medians), best=min(medians), p50=p50, p90=p90, p99=p99,
+        calls_per_second=len(times) / sum(burst.wall for burst in bursts),
+        ratio=statistics.median(ratios) if ratios and result.engine != "ingot" else None,
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import typer
 
 from ingot.api.language_model import LanguageModel
-from ingot.cli.console import check_writable, command_context, err, escape, out, print_json
-from ingot.cli.language.options import CACHE_OPTION, Context
+from ingot.cli.console import check_writable, command_context, err, escape, machine_line, out, print_json
+from ingot.cli.language.options import CACHE_OPTION, CacheMemory, Context, Sequences
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.drawing import bytes_text, time_text
@@ -47,6 +47,8 @@ def compile_(
         ),
     ] = False,
     context: Context = None,
+    sequences: Sequences = None,
+    cache_memory: CacheMemory = None,
     cache_type: Annotated[str | None, CACHE_OPTION] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
     *,
@@ -63,7 +65,7 @@ def compile_(
     ingot compile model.onnx                        writes model.ingot
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
-    ingot compile model.gguf --context 8192         a language model, for ingot chat
+    ingot compile model.gguf --context 8192         a language model, for ingot chat; --sequences 8: for ingot serve
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     ingot compile model.onnx -o net.so              a native library and its header, for C and others (also .o, .a)
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
@@ -74,8 +76,13 @@ def compile_(
         source = open_source(model, about.words)
         if source.kind == "artifact":
             raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
-        if (context is not None or cache_type is not None) and source.kind not in LANGUAGE:
-            raise InputError("--context, --cache-type", expected="none, but for language models", got="a value")
+        of_language = (context, cache_type, sequences, cache_memory)
+        if of_language != (None,) * 4 and source.kind not in LANGUAGE:
+            raise InputError(
+                "--context, --cache-type, --sequences, --cache-memory",
+                expected="none, but for language models",
+                got="a value",
+            )
         if source.kind in LANGUAGE and source.dynamic:
             raise InputError("--dim", expected="none for a language model", got=about.dim, fix="--context TOKENS")
         target = settings.target.partition(":")[0]
@@ -92,7 +99,7 @@ def compile_(
                 raise InputError("--threads", expected="1 for a native library", got=settings.threads)
             settings = replace(settings, threads=1)
         if source.kind in LANGUAGE:
-            compiled = _language_model(model, context, cache_type, settings)
+            compiled = _language_model(model, context, cache_type, sequences, cache_memory, settings)
         else:
             compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
@@ -167,13 +174,21 @@ def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
 
 
-def _language_model(model: Path, context: int | None, cache: str | None, settings: CompileOptions) -> CompiledModel:
+def _language_model(
+    model: Path,
+    context: int | None,
+    cache: str | None,
+    sequences: int | None,
+    cache_memory: float | None,
+    settings: CompileOptions,
+) -> CompiledModel:
     """With its tokenizer and chat template, as `ingot chat` takes it."""
     if settings.fast_math:
         raise InputError("--fast-math", expected="none for a language model", got="it")
     lm = LanguageModel(
         model, context=context, cache=cache or "float16", target=settings.target, precision=settings.precision,
-        threads=settings.threads,
+        activations=settings.activations, threads=settings.threads, sequences=sequences,
+        cache_bytes=None if cache_memory is None else int(cache_memory * (1 << 20)),
     )  # fmt: skip
     return lm.program
 
@@ -216,4 +231,4 @@ def _print_facts(compiled: CompiledModel) -> None:
     if program.features.target_name == "c":
         sizes = "one function"
     out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}{threads}", highlight=False)
-    out.print(f"for {program.features}", highlight=False)
+    out.print(f"for {machine_line(program.features)}", highlight=False)

@@ -31,11 +31,12 @@ from ingot.support.errors import (
     printable,
 )
 from ingot.support.limits import limited, parse_limits
+from ingot.support.native import Features
 
 OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
     OK: "done",
-    MISMATCH: "compare found a difference",
+    MISMATCH: "compare found a difference, or certify no proof",
     BAD_INPUT: "wrong usage, or an invalid input, model or file",
     UNSUPPORTED: "the model has unsupported ops, or an engine of bench could not run it",
     FAILED: "internal error of Ingot: please report it",
@@ -122,6 +123,23 @@ def _json_value(value: object) -> object:
     if isinstance(value, Mapping):
         return {k: _json_value(v) for k, v in value.items()}
     return [_json_value(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+# what LLVM's names of extensions mean to people; of several with one meaning the first that is there
+_EXTENSIONS = {
+    "avx512f": "AVX-512", "avx2": "AVX2", "avx512vnni": "VNNI", "avxvnni": "VNNI", "avx512bf16": "BF16",
+    "avx512fp16": "FP16", "amx-tile": "AMX", "sve": "SVE", "dotprod": "DOTPROD", "i8mm": "I8MM", "bf16": "BF16",
+    "fullfp16": "FP16", "v": "V",
+}  # fmt: skip
+
+
+def machine_line(features: Features) -> str:
+    """A machine in few words: "znver4 (AVX-512, VNNI, BF16)"."""
+    if features.target_name != "cpu":
+        return str(features)
+    names = [word for name, word in _EXTENSIONS.items() if name in features]
+    names = [name for name in dict.fromkeys(names) if name != "AVX2" or "AVX-512" not in names]
+    return f"{features.cpu or features.arch} ({', '.join(names) or 'no extensions'})"
 
 
 def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None:

@@ -40,7 +40,21 @@ Inputs = Annotated[
     ),
 ]
 Outputs = Annotated[
-    list[str] | None, typer.Option("--outputs", metavar="NAME", help="Compile only this output. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--outputs", metavar="NAME", help="Compile only this output, of ONNX also an inner value. Repeatable."
+    ),
+]
+Feeds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", "-i", metavar="NAME=FILE",
+        help="An input: .npy, .npz, or a picture (floats from 0 to 1); or FILE.npz with all by name. Repeatable.",
+    ),
+]  # fmt: skip
+AllValues = Annotated[
+    Path | None,
+    typer.Option("--all-values", metavar="FILE.npz", help="Of an ONNX model: write all inner values, by name."),
 ]
 Sizes = Annotated[
     list[str] | None,
@@ -58,6 +72,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that hold for real numbers only.")]
 Precision = Annotated[
     str, typer.Option(metavar="TYPE", help="The type of stored weights: float32, bfloat16, float16. Sums are float32.")
+]
+Activations = Annotated[
+    str, typer.Option(metavar="TYPE", help="What weights of few bits are multiplied with: float32, int8 (faster).")
 ]
 Limit = Annotated[
     list[str] | None,
@@ -88,6 +105,7 @@ class CompileOptions:
     threads: Threads = None
     target: Target = "native"
     precision: Precision = "float32"
+    activations: Activations = "float32"
     fast_math: FastMath = False
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ingot.cli.console import command_context, escape, out, plain_table, print_json
-from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
+from ingot.cli.console import check_writable, command_context, escape, out, plain_table, print_json
+from ingot.cli.options import AllValues, CompileOptions, Feeds, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
-from ingot.debug.feeds import read_feeds
-from ingot.debug.source import compile_source, open_source, runnable
+from ingot.debug.feeds import read_feeds, write_archive
+from ingot.debug.source import compile_source, open_source, runnable, with_all_values
 from ingot.driver.compile import check_runs
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -27,11 +27,10 @@ from ingot.support.files import atomic_write
 @grouped
 def run(
     model: Model,
-    feed: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input, as .npy. Repeatable.")
-    ] = None,
+    feed: Feeds = None,
     random: Annotated[bool, typer.Option("--random", help="Random arrays for the inputs that are not given.")] = False,
     size: Sizes = None,
+    all_values: AllValues = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write every output as NAME.npy into this folder.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     *,
@@ -45,9 +44,12 @@ def run(
     \b
     ingot run model.ingot --input x=x.npy --output-dir results
     ingot run model.onnx --random --size batch=4
+    ingot run model.onnx --input image=dog.png --outputs /1/Relu_output_0    a value inside
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
+        check_writable([all_values], [model])
+        source = source if all_values is None else with_all_values(source)
         if source.kind != "artifact":
             check_runs(settings.target)
         compiled = runnable(compile_source(source, cache=True, **vars(settings)))
@@ -58,16 +60,19 @@ def run(
         names = {spec.name for spec in compiled.inputs}
         feeds |= {name: value for name, value in source.weights.items() if name in names}
         if random:
-            feeds = inputs_of(source, compiled.program, size, seed) | feeds
+            feeds = inputs_of(source, compiled.program, size, seed, feeds)
         elif missing := [str(s) for s in compiled.inputs if s.name not in feeds]:
-            raise InputError("inputs", expected=", ".join(missing), fix="pass --input NAME=FILE.npy, or --random")
+            raise InputError("inputs", expected=", ".join(missing), fix="pass --input NAME=FILE, or --random")
         folder = None if output_dir is None else _folder(output_dir)
         progress.report("run")
         start = time.perf_counter()
         results = compiled.run([feeds[spec.name] for spec in compiled.inputs])
         seconds = time.perf_counter() - start
         named = zip((spec.name for spec in compiled.outputs), results, strict=True)
-        facts = [_output(name, r, folder) for name, r in (leaf for n, r in named for leaf in _leaves(n, r))]
+        leaves = [leaf for name, result in named for leaf in _leaves(name, result)]
+        if all_values is not None:
+            write_archive(all_values, dict(leaves))
+        facts = [_output(name, array, folder) for name, array in leaves]
     if as_json:
         print_json({"model": str(model), "seconds": seconds, "outputs": facts})
         return

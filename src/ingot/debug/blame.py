@@ -124,7 +124,7 @@ def _blame_import(source: Source, feeds: Feeds, apart: Agreement, other: str, to
 def _blame_passes(
     build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], judge: Judge, tolerance: float | None
 ) -> Blame | None:
-    before, options = build.graph, Options(build.threads, build.fast_math, build.precision)
+    before, options = build.graph, Options(build.threads, build.fast_math, build.precision, build.activations)
     for name, run in target_of(build.features).passes(build.features, options):
         progress.report(f"check pass {name}")
         after = build.after(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of, target_of
 from ingot.plan.link import Launch
@@ -27,6 +28,7 @@ class Build:
     threads: int
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
 
     @property
     def launches(self) -> list[Launch]:
@@ -66,10 +68,15 @@ def build(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
+    rewrites: tuple[Rewrite, ...] | None = None,
 ) -> Build:
-    """Compile `graph` without the cache. Raises what compiling raises."""
+    """Compile `graph` without the cache. rewrites: see `build_program`. Raises what compiling raises."""
     features, trace = features_of(target), Trace()
     count = thread_count(threads)
-    program = build_program(graph, features, count, fast_math=fast_math, precision=precision, trace=trace)
-    return Build(graph, program, trace, features, count, fast_math, precision)
+    program = build_program(
+        graph, features, count, fast_math=fast_math, precision=precision, activations=activations, rewrites=rewrites,
+        trace=trace,
+    )  # fmt: skip
+    return Build(graph, program, trace, features, count, fast_math, precision, activations)

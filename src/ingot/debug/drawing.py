@@ -7,6 +7,7 @@ to row 7 carries `data-row="7"`, by which the page's script links the pictures a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from html import escape
 
 from ingot.debug.explain import Explanation, Row
@@ -49,24 +50,55 @@ def _short(text: str, length: int) -> str:
     return escape(text if len(text) <= length else text[: length - 1] + "…")
 
 
+class Layers:
+    """Boxes in layers by their longest path from an input, with edges from writer to reader.
+
+    reads: of each box those before it that it reads. at: the left upper corner of each.
+    """
+
+    def __init__(self, reads: Sequence[Sequence[int]]) -> None:
+        layer: list[int] = []
+        for own in reads:
+            layer.append(1 + max((layer[s] for s in own), default=-1))
+        members: dict[int, list[int]] = defaultdict(list)
+        for i, depth in enumerate(layer):
+            members[depth].append(i)
+        self.width = max((len(m) for m in members.values()), default=1) * (_BOX + _GAP) + 120
+        self.height = 20 + (max(layer, default=0) + 1) * _RISE
+        self.at: dict[int, tuple[float, float]] = {}
+        for depth, row in members.items():
+            left = self.width / 2 - (len(row) * (_BOX + _GAP) - _GAP) / 2
+            for n, i in enumerate(row):
+                self.at[i] = (left + n * (_BOX + _GAP), 10 + depth * _RISE)
+        self.edges = [_edge(self.at[s], self.at[i], layer[i] - layer[s]) for i, own in enumerate(reads) for s in own]
+
+
+_STYLE = """<style>svg{background:#fff;font:12px system-ui,sans-serif}rect{fill:#eef2f7;stroke:#8fa3b8}
+.dim{fill:#5b6b7b}.edge{fill:none;stroke:#8fa3b8}text{fill:#16202b}@media(prefers-color-scheme:dark){svg{background:#12171d}
+rect{fill:#1f2933;stroke:#52667a}.dim{fill:#9fb3c8}text{fill:#e4e9f0}}</style>"""
+
+
+def node_graph(labels: Sequence[tuple[str, str]], reads: Sequence[Sequence[int]]) -> str:
+    """A picture by itself. labels: of each box its two lines. reads: as `Layers` takes them."""
+    layers = Layers(reads)
+    parts = [_STYLE, *layers.edges]
+    for i, (name, detail) in enumerate(labels):
+        x, y = layers.at[i]
+        parts.append(
+            f'<g transform="translate({x:.0f} {y:.0f})"><title>{escape(name)} {escape(detail)}</title>'
+            f'<rect width="{_BOX}" height="{_HEIGHT}" rx="6"/><text x="8" y="15">{_short(name, 32)}</text>'
+            f'<text class="dim" x="8" y="29">{_short(detail, 34)}</text></g>'
+        )
+    size = f'width="{layers.width}" height="{layers.height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="graph">{"".join(parts)}</svg>\n'
+
+
 def graph(e: Explanation) -> str:
-    """Groups in layers by their longest path from an input, with edges from writer to reader."""
-    layer: list[int] = []
+    """Groups in layers, with edges from writer to reader."""
+    layers = Layers([[s for s in r.reads if s < r.index] for r in e.rows])
+    parts = [*layers.edges]
     for r in e.rows:
-        layer.append(1 + max((layer[s] for s in r.reads if s < r.index), default=-1))
-    members: dict[int, list[int]] = defaultdict(list)
-    for i, depth in enumerate(layer):
-        members[depth].append(i)
-    widest = max((len(m) for m in members.values()), default=1)
-    width = widest * (_BOX + _GAP) + 120
-    middle, at = width / 2, dict[int, tuple[float, float]]()
-    for depth, row in members.items():
-        left = middle - (len(row) * (_BOX + _GAP) - _GAP) / 2
-        for n, i in enumerate(row):
-            at[i] = (left + n * (_BOX + _GAP), 10 + depth * _RISE)
-    parts = [_edge(at[s], at[r.index], layer[r.index] - layer[s]) for r in e.rows for s in r.reads if s < r.index]
-    for r in e.rows:
-        x, y = at[r.index]
+        x, y = layers.at[r.index]
         parts.append(
             f'<g class="node" data-row="{r.index}" transform="translate({x:.0f} {y:.0f})">{_tip(r)}'
             f'<rect class="{kind_class(r.kind)}" width="{_BOX}" height="{_HEIGHT}" rx="6"/>'
@@ -74,8 +106,8 @@ def graph(e: Explanation) -> str:
             f'<text x="8" y="15">{_short(r.label, 32)}</text>'
             f'<text class="dim" x="8" y="29">{_short(r.where or r.result, 24)} · {time_text(r.seconds)}</text></g>'
         )
-    height = 20 + (max(layer, default=0) + 1) * _RISE
-    return f'<svg class="graph" width="{width}" height="{height}" role="img" aria-label="graph">{"".join(parts)}</svg>'
+    size = f'width="{layers.width}" height="{layers.height}"'
+    return f'<svg class="graph" {size} role="img" aria-label="graph">{"".join(parts)}</svg>'
 
 
 def _edge(a: tuple[float, float], b: tuple[float, float], layers: int) -> str:

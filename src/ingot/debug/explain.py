@@ -25,6 +25,7 @@ from ingot.debug.probe import Rates, measure
 from ingot.ir.dims import DimLike, estimate, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import DType, TensorType, f32
+from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.build import size_hints
@@ -42,7 +43,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One group. seconds: median over runs. begin: where it starts on the timeline of one call.
+    """One group. label: its ops as the model has them. seconds: median over runs. begin: where it starts on the
+    timeline of one call. fused: its primitives, with their places.
 
     flops_share, bytes_share: of this machine's measured rates while it ran. floor: seconds that these rates allow.
     reads: rows whose results it reads. apart: why it is not part of the kernel that reads it.
@@ -67,6 +69,10 @@ class Row:
     apart: str
     reads: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        return f"{self.label} @ {self.where}" if self.where else self.label
+
 
 @dataclass(frozen=True)
 class Block:
@@ -85,7 +91,8 @@ class Explanation:
     """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`support.timing`).
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
-    what a GPU's steps are launched as."""
+    what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
+    applied."""
 
     model: str
     sizes: dict[str, int]
@@ -102,6 +109,8 @@ class Explanation:
     passes: tuple[tuple[str, float], ...]
     state: tuple[tuple[str, str], ...] = ()
     graphs: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -140,7 +149,7 @@ def _called(model: CompiledModel, feeds: Feeds) -> float:
 
 def _measured(build: Build, moved: int) -> Rates:
     """What the machine can do of what the model asks for."""
-    if build.program.device == "cuda":
+    if build.program.is_on_gpu:
         return gpu_probe.measure(build.features, _multiplied(build))
     return measure(build.threads, moved)
 
@@ -164,7 +173,7 @@ def _explanation(
     program = build.program
     instance = Binding(program, binding_shapes(program, [feeds[spec.name] for spec in program.inputs]))
     rows = _rows(build, instance, times, rates)
-    return Explanation(
+    explanation = Explanation(
         name,
         instance.upper_bounds,
         rates,
@@ -180,14 +189,45 @@ def _explanation(
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
         tuple((s.spec.name, s.copy_reason) for s in program.state),
         tuple(describe.graphs(program)),
+        rewrites=tuple(program.meta.get("rewrites", "").splitlines()),
     )
+    return replace(explanation, advice=_advice(explanation, build))
+
+
+_MIN_SHARE = 0.1  # of the time, of a kernel that is worth an advice of its own
+_LOW_PEAK = 0.4  # of the multiply-add peak: a product below it may have better tiles
+_NEAR_MEMORY = 0.6  # of the bandwidth
+_MIN_PRODUCTS = 0.5  # of the time, in products, for which another number format pays
+_MAX_ADVICES = 4
+
+
+def _advice(e: Explanation, build: Build) -> tuple[str, ...]:
+    """What to try next, the most useful first; nothing where nothing stands out."""
+    found: list[str] = []
+    on_cpu = not build.program.is_on_gpu
+    products = [r for r in e.rows if r.flops]
+    for r in sorted(products, key=lambda r: -r.seconds)[:2]:
+        is_slow = r.flops_share < _LOW_PEAK and r.bytes_share < _NEAR_MEMORY
+        if on_cpu and r.share >= _MIN_SHARE and is_slow and r.kind == "contraction":
+            found.append(f"{r.name}: {r.flops_share:.0%} of the peak and {r.share:.0%} of the time: try `ingot tune`")
+    if build.precision == "float32" and sum(r.share for r in products) >= _MIN_PRODUCTS:
+        has_bf16 = not on_cpu or "avx512bf16" in build.features.features or "bf16" in build.features.features
+        formats = 'precision="bfloat16" or `ingot quantize`' if has_bf16 else "`ingot quantize`"
+        found.append(f"{sum(r.share for r in products):.0%} of the time is in products of float32: try {formats}")
+    memory = sum(r.share for r in e.rows if not r.flops and r.bytes_share >= _NEAR_MEMORY)
+    if memory >= _MIN_SHARE:
+        found.append(f"{memory:.0%} of the time moves bytes at the memory's rate: only fewer bytes make it faster")
+    outside = 1 - e.seconds / e.call_seconds if e.call_seconds else 0.0
+    if outside >= _LOW_PEAK:
+        found.append(f"{outside:.0%} of a call is spent around the kernels: try larger batches")
+    return tuple(found[:_MAX_ADVICES])
 
 
 def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> tuple[Row, ...]:
     sizes, total = instance.upper_bounds, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
-    apart = reasons(build)
+    apart, ops_at = reasons(build), _model_ops(build.graph)
     together = Counter((launch.first, launch.last) for launch in build.launches)
     rows: list[Row] = []
     for i, launch in enumerate(build.launches):
@@ -201,7 +241,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
         rows.append(
             Row(
                 index=i,
-                label=_title(group.body),
+                label=_title(group.body, ops_at),
                 where=launch.node.loc,
                 kind=group.kind,
                 kernels=tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last)),
@@ -247,11 +287,37 @@ def _place(node: Node) -> tuple[object, ...]:
 _QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 
 
-def _title(body: Graph) -> str:
-    """A group's ops, each kind once, in order; views only where there is nothing else."""
-    names = dict.fromkeys(n.op.name for n in body.nodes() if not isinstance(n.op, _QUIET))
-    views = dict.fromkeys(n.op.name for n in body.nodes() if n.op.computes)
-    return " ".join(names or views) or "copy"
+_MAX_NAMES = 4  # of a group's title
+
+
+def _model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """By place, the names of the model's ops there: the main one alone, as a convolution with its bias, or else all."""
+    found: dict[str, list[Node]] = {}
+    for n in graph.nodes():
+        if n.loc and not isinstance(n.op, _QUIET):
+            found.setdefault(n.loc, []).append(n)
+    names: dict[str, tuple[str, ...]] = {}
+    for place, nodes in found.items():
+        main = [n for n in nodes if category(n.op) is not Category.ELEMENTWISE]
+        names[place] = tuple(dict.fromkeys(_op_name(n) for n in main or nodes))
+    return names
+
+
+def _op_name(n: Node) -> str:
+    return "MatMul" if isinstance(n.op, ops.DotGeneral) else type(n.op).__name__
+
+
+def _title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
+    """A group's ops as the model has them; its primitives, each kind once, where their places are not the model's."""
+    nodes = [n for n in body.nodes() if not isinstance(n.op, _QUIET)]
+    names: list[str] = []
+    for place in dict.fromkeys(n.loc for n in nodes):
+        names += ops_at.get(place, ())
+    if not names:
+        names = [*dict.fromkeys(n.op.name for n in nodes)]
+    names = names or [*dict.fromkeys(n.op.name for n in body.nodes() if n.op.computes)] or ["copy"]
+    more = [f"{len(names) - _MAX_NAMES + 1} more"] if len(names) > _MAX_NAMES else []
+    return " + ".join([*names[: _MAX_NAMES - len(more)], *more])
 
 
 def fused_ops(body: Graph) -> tuple[str, ...]:

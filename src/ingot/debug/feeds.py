@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
@@ -21,13 +22,15 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.program import Program, TensorSpec
 from ingot.support.errors import InputError, check_once
-from ingot.support.files import open_regular
+from ingot.support.files import atomic_write, open_regular
 
 Feeds = dict[str, np.ndarray]
 
 BATCHES, LENGTHS = (1, 3, 2), (128, 33, 7)  # one common size, and odd ones that leave remainders in every tile
 PIXELS = (224, 97, 64)  # of an image's height and width: networks halve them time and again
 
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of pictures by their channels
 # what numpy raises for a file that holds no arrays
 _UNREADABLE = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
 
@@ -42,6 +45,14 @@ def read_archive(path: Path) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except _UNREADABLE as error:
         raise _unread(path, "arrays written by numpy.savez", error) from error
+
+
+def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """An .npz file of named arrays; of types that numpy lacks as float32."""
+    data = io.BytesIO()
+    plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in arrays.items()}
+    np.savez(data, **plain)  # type: ignore[arg-type]
+    atomic_write(path, [data.getbuffer()])
 
 
 def _unread(path: Path, expected: str, error: Exception) -> InputError:
@@ -251,19 +262,87 @@ def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...
     return random.standard_normal(shape).astype(dtype)
 
 
+def axis_sizes(program: Program, feeds: Feeds) -> dict[str, int]:
+    """The sizes of arrays along open axes of inputs, as `choose_sizes` takes them: {"x:0": 8}."""
+    found: dict[str, int] = {}
+    for spec in program.inputs:
+        if spec.name not in feeds:
+            continue
+        array = feeds[spec.name]
+        if array.ndim != len(spec.shape):
+            raise InputError(f"--input {spec.name}", expected=str(spec), got=f"an array of shape {list(array.shape)}")
+        for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
+            if linear_in(dim) is not None:
+                found[f"{spec.name}:{axis}"] = size
+    return found
+
+
 def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
-    """["x=x.npy"] -> arrays by input name. Raises InputError for unknown names and files that hold no array."""
-    names = [spec.name for spec in model.inputs]
-    given: list[tuple[str, str]] = []
+    """["x=x.npy", "image=dog.png", "all.npz"] -> arrays by input name. An archive has them by name; for one input it
+    holds one array, or one of that name. Raises InputError for unknown names and files that hold no array."""
+    specs = {spec.name: spec for spec in model.inputs}
+    given: list[tuple[str, np.ndarray]] = []
+    files: list[tuple[str, Path]] = []
     for text in texts:
         name, equals, path = text.partition("=")
-        if not equals and len(names) == 1:
-            name, path = names[0], text
-        if name not in names:
-            raise InputError("--input", expected=f"NAME=FILE.npy with a name of {names}", got=repr(text))
-        given.append((name, path))
-    check_once("--input", [name for name, _ in given])
-    return {name: read_array(Path(path)) for name, path in given}
+        if not equals and Path(text).suffix.lower() == ".npz":
+            archive = read_archive(Path(text))
+            unknown = [key for key in archive if key not in specs]
+            if unknown or not archive:
+                got = unknown or "none"
+                raise InputError(f"--input {text}", expected=f"arrays by the names {[*specs]}", got=got)
+            given += archive.items()
+            continue
+        if not equals and len(specs) == 1:
+            name, path = next(iter(specs)), text
+        if name not in specs:
+            raise InputError("--input", expected=f"NAME=FILE with a name of {[*specs]}, or FILE.npz", got=repr(text))
+        files.append((name, Path(path)))
+    check_once("--input", [name for name, _ in (*given, *files)])
+    return dict(given) | {name: _read_input(path, specs[name]) for name, path in files}
+
+
+def _read_input(path: Path, spec: TensorSpec) -> np.ndarray:
+    suffix = path.suffix.lower()
+    if suffix in _IMAGES:
+        return read_image(path, spec)
+    if suffix != ".npz":
+        return read_array(path)
+    archive = read_archive(path)
+    found = archive.get(spec.name, next(iter(archive.values())) if len(archive) == 1 else None)
+    if found is None:
+        raise InputError(f"--input {spec.name}", expected=f"an archive with {spec.name!r}", got=sorted(archive))
+    return found
+
+
+def read_image(path: Path, spec: TensorSpec) -> np.ndarray:
+    """A picture as an input takes it: channels first or last, resized to its height and width where they are fixed,
+    bytes as they are, floats from 0 to 1; the same for each of a fixed batch. Raises InputError."""
+    try:
+        from PIL import Image  # an extra
+    except ImportError as error:
+        raise InputError("pictures need the package pillow", fix="pip install 'ingot-compiler[images]'") from error
+    shape, wanted = spec.shape[-3:], "an input of bytes or floats with 1, 3 or 4 channels, first or last"
+    is_first = len(shape) == 3 and shape[0] in _MODES
+    channels = shape[0] if is_first else shape[-1] if len(shape) == 3 else None
+    if len(spec.shape) not in (3, 4) or channels not in _MODES or spec.dtype not in ("u8", "f16", "bf16", "f32", "f64"):
+        raise InputError(f"--input {spec.name}={path}", expected=wanted, got=str(spec))
+    sides = shape[1:] if is_first else shape[:2]
+    try:
+        with Image.open(path) as image:
+            picture = image.convert(_MODES[channels])
+            height, width = (d if isinstance(d, int) else n for d, n in zip(sides, picture.size[::-1], strict=True))
+            if picture.size != (width, height):
+                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(picture).reshape(height, width, channels)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read {path}", expected="a picture", got=str(error)) from error
+    pixels = np.moveaxis(pixels, 2, 0) if is_first else pixels
+    array = pixels if spec.dtype == "u8" else (pixels / 255).astype(numpy_dtype(spec.dtype))
+    if len(spec.shape) == 3:
+        return np.ascontiguousarray(array)
+    batch = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+    return np.ascontiguousarray(np.broadcast_to(array, (batch, *array.shape)))
 
 
 def read_array(path: Path) -> np.ndarray:

@@ -26,12 +26,14 @@ def html_report(e: Explanation) -> str:
 <header><div><h1>{escape(e.model)}</h1>
 <small>{escape(sizes)} · {escape(e.rates.machine)}</small></div>
 <button id="theme" type="button">light / dark</button></header>
-<div class="tiles">{_tiles(e)}</div>
+<p class="summary">{escape(_summary(e))}</p>
+{_advice(e)}<div class="tiles">{_tiles(e)}</div>
+<h2>Time by kind of kernel</h2>{_kinds(e)}
 <h2>Timeline of one call <input id="zoom" type="range" min="100" max="2000" value="100" aria-label="zoom"></h2>
 <div class="scroll">{drawing.timeline(e)}</div>
-<h2>Kernels <small>click a head to sort, a row to find it in the pictures</small></h2>
-<div class="scroll"><table><thead><tr>{"".join(f"<th>{h}</th>" for h in heads)}</tr></thead>
-<tbody>{"".join(map(_row, e.rows))}</tbody></table></div>
+<h2>Kernels <small>the slowest first; click a head to sort, a row to find it in the pictures</small></h2>
+<div class="scroll table"><table><thead><tr>{"".join(f"<th>{h}</th>" for h in heads)}</tr></thead>
+<tbody>{"".join(map(_row, sorted(e.rows, key=lambda r: -r.seconds)))}</tbody></table></div>
 <h2>Graph of kernels <small>the bar under a box is its share of the time</small></h2>
 <div class="scroll">{drawing.graph(e)}</div>
 <h2>Memory plan <small>each buffer by its life and its place; yellow ones keep a border of zeros</small></h2>
@@ -40,17 +42,45 @@ def html_report(e: Explanation) -> str:
 """
 
 
+def _summary(e: Explanation) -> str:
+    slowest = max(e.rows, key=lambda r: r.seconds, default=None)
+    text = f"A call takes {time_text(e.call_seconds)}; the kernels alone could not take less than {time_text(e.floor)}"
+    text += " at this machine's measured rates."
+    if slowest is not None and e.seconds:
+        text += f" The slowest of {len(e.rows)} is {slowest.name}: {slowest.share:.0%} of the time."
+    return text
+
+
+def _advice(e: Explanation) -> str:
+    return f'<ul class="advice">{"".join(f"<li>{escape(text)}</li>" for text in e.advice)}</ul>' if e.advice else ""
+
+
+def _kinds(e: Explanation) -> str:
+    """A bar of all time, and its legend."""
+    shares: dict[str, float] = {}
+    for r in e.rows:
+        shares[r.kind] = shares.get(r.kind, 0.0) + r.share
+    ordered = sorted(shares.items(), key=lambda pair: -pair[1])
+    bar = "".join(
+        f'<span class="{kind_class(kind)}" style="width:{100 * share:.2f}%"></span>' for kind, share in ordered
+    )
+    legend = "".join(
+        f'<span><i class="{kind_class(kind)}"></i>{escape(kind.replace("_", " "))} {share:.0%}</span>'
+        for kind, share in ordered
+    )
+    return f'<div class="kinds">{bar}</div><div class="legend">{legend}</div>'
+
+
 def _tiles(e: Explanation) -> str:
     tiles = (
         (time_text(e.call_seconds), "a call"),
-        (time_text(e.seconds), "of it in kernels"),
-        (f"{e.floor / e.seconds:.0%}" if e.seconds else "-", f"of the time is the floor, {time_text(e.floor)}"),
-        (f"{len(e.rows)} groups", f"{e.steps} steps"),
+        (time_text(e.seconds), f"in {len(e.rows)} kernels"),
+        (f"{e.floor / e.seconds:.0%}" if e.seconds else "-", "of that is the floor"),
         (bytes_text(e.arena), "arena"),
         (bytes_text(e.weights), "weights"),
         (bytes_text(e.code), "code"),
-        (f"{e.rates.gflops:.0f} GFLOP/s", "measured multiply-add peak"),
-        (f"{e.rates.gbytes:.0f} GB/s", f"measured on {bytes_text(e.rates.working_set)}"),
+        (f"{e.rates.gflops:.0f} GFLOP/s", "measured peak"),
+        (f"{e.rates.gbytes:.0f} GB/s", f"measured, {bytes_text(e.rates.working_set)}"),
     )
     return "".join(f"<div><b>{escape(big)}</b><small>{escape(small)}</small></div>" for big, small in tiles)
 
@@ -60,8 +90,8 @@ def _row(r: Row) -> str:
     name = (
         f'<span class="bar {kind_class(r.kind)}" style="width:{max(2, round(90 * r.share))}px"></span>'
         f"<b>{escape(r.label)}</b> <small>{escape(r.where)}</small>"
-        f"<details><summary><small>{escape(', '.join(r.kernels))} · {escape(r.result)}</small></summary>"
-        f"<ul>{fused}</ul></details><small>stored: {escape(r.apart)}</small>"
+        f"<details><summary><small>{escape(r.result)} · {escape(', '.join(r.kernels))}</small></summary>"
+        f"<ul>{fused}</ul><small>stored: {escape(r.apart)}</small></details>"
     )
     cells = (
         (r.index, str(r.index)),

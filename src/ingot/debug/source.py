@@ -79,7 +79,7 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         fix = "--inputs x=f32:1,? and --constant rate=16000, or ingot.compile(path, example_inputs) in Python"
         raise InputError(f"model {path}", expected="what goes in", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, TorchScript, StableHLO, TensorFlow, TFLite, Keras, GGUF or .ingot file"
+        known = "an ONNX, .pt2, TorchScript, StableHLO, jax.export, TensorFlow, TFLite, Keras, GGUF or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     dims = parse_dims(words.dims)
     if kind == "artifact" and dims:
@@ -94,6 +94,16 @@ def open_source(path: Path, words: Words | None = None) -> Source:
     if words.weights or source.request.set_options:
         frontend_for(kind, replace(source.request, weights=list(words.weights) or None))
     return replace(source, weights=read_weights(source, words.weights)) if words.weights else source
+
+
+def with_all_values(source: Source) -> Source:
+    """The source with every tensor inside of an ONNX model as an output. Raises InputError for other kinds."""
+    if source.kind != "onnx" or source.outputs is not None:
+        got = source.kind if source.kind != "onnx" else "--outputs"
+        raise InputError("--all-values", expected="an ONNX model, without --outputs", got=got)
+    from ingot.frontends.onnx import inner_values  # an extra
+
+    return replace(source, outputs=tuple(inner_values(source.path)))
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
@@ -207,6 +217,7 @@ def compile_source(
     fast_math: bool = False,
     target: str = "native",
     precision: str = "float32",
+    activations: str = "float32",
 ) -> CompiledModel:
     """The compiled model, called with flat inputs; for an artifact the loaded one.
 
@@ -214,13 +225,14 @@ def compile_source(
     """
     if source.kind == "artifact":
         program = artifact.load(source.path)
-        if target.partition(":")[0] not in ("native", program.features.target) or precision != "float32" or fast_math:
+        is_default = precision == activations == "float32" and not fast_math
+        if target.partition(":")[0] not in ("native", program.features.target) or not is_default:
             raise InputError(
                 f"{source.path} is compiled: its target, precision and arithmetic are settled",
                 fix="compile the model again with these options",
             )
         return CompiledModel(program, threads=threads)
-    options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
+    options = compiler.Options(target, thread_count(threads), cache, fast_math, precision, activations=activations)
     return compiler.compile_model(source.path, source.request, options).flat()
 
 

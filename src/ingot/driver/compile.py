@@ -10,7 +10,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 64 << 20  # of a file whose digest takes longer than to look for it
 _SETTLED_SECONDS = 5
+ACTIVATIONS = ("float32", "int8")
 
 
 def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
@@ -78,13 +79,13 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
             return _compile_content(frontend, source, request, options)
         return compile_opened(frontend.open(source, request), options)
 
-    return _with_other_sizes(source, request, build)
+    return _with_other_sizes(source, request, build, dict)
 
 
 def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
     """The sizes that a target without open ones takes from the model's file, by symbol: those of its tensors' shapes
     that the file leaves open and the request does not speak of."""
-    if target.partition(":")[0] in ("native", "cpu", "cuda"):  # without the compiler, for programs in the cache
+    if target.partition(":")[0] in ("native", "cpu", "cuda", "hip"):  # without the compiler, for programs in the cache
         return {}
     from ingot.pipeline.target import parse_target
 
@@ -99,23 +100,31 @@ def compile_opened(opened: Opened, options: Options) -> CompiledModel:
     if reopen is not None and opened.graph.symbols():
 
         def build(refused: SizesError) -> Any:
-            other = reopen(refused)
+            other = None if refused.fixed else reopen(refused)
             return None if other is None else compile_opened(other, options)
 
         model._other_sizes = OtherSizes(limits.with_current_limits(build))
     return model
 
 
-def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], CompiledModel]) -> CompiledModel:
-    """The model that `build` returns; calls with sizes beyond its bounds compile and run one for these sizes."""
+def _with_other_sizes(
+    source: Any,
+    request: Request,
+    build: Callable[[Request], CompiledModel],
+    open_axes: Callable[[], Mapping[str, Collection[int]]],
+) -> CompiledModel:
+    """The model that `build` returns; calls with sizes beyond its bounds compile and run one for these sizes.
+
+    open_axes: by input, the axes that the source leaves open; the program may know their sizes.
+    """
     model = build(request)
-    if model.refused is not None or not model.program.symbols:
+    if model.refused is not None:
         return model
     shapes = {spec.name: spec.shape for spec in model.inputs}
     stamps = _stamps(source)
 
     def recompile(refused: SizesError) -> Any:
-        from ingot.frontends.shared.dynamic import with_shapes, with_sizes
+        from ingot.frontends.shared.dynamic import with_axes, with_shapes, with_sizes
 
         if _stamps(source) != stamps:
             raise InputError(
@@ -124,7 +133,9 @@ def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], 
                 got="changed files",
                 fix="compile the model again",
             )
-        if refused.out_of_range:
+        if refused.fixed:
+            dynamic = with_axes(request.dynamic, refused.fixed, open_axes())
+        elif refused.out_of_range:
             dynamic = with_sizes(request.dynamic, refused.out_of_range, shapes)
         else:
             dynamic = with_shapes(request.dynamic, shapes, refused.shapes)
@@ -149,11 +160,14 @@ class Options:
     fast_math: bool = False
     precision: str = "float32"
     device_memory: int | None = None
+    activations: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("cache", "fast_math"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InputError(name, expected="True or False", got=repr(value))
+        if self.activations not in ACTIVATIONS:
+            raise InputError("activations", expected=" or ".join(ACTIVATIONS), got=repr(self.activations))
 
 
 def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledModel:
@@ -194,7 +208,12 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
             progress.report("read")
             return to_model(compiled_program(onnx_graph(source, asked, example), options), options)
 
-        return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request)
+        def open_axes() -> Mapping[str, Collection[int]]:
+            from ingot.frontends.onnx import open_axes
+
+            return open_axes(source)
+
+        return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request, open_axes)
 
     try:
         return build({}, None)
@@ -352,8 +371,8 @@ def build_graph(
     features = target.features(request)  # after reading: a worker reports them
     with sharing(DiskCache() if options.cache else None):
         return build_program(
-            graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-            smaller_graph=sparing, measure=measure, trace=trace,
+            graph, features, options.threads, fast_math=options.fast_math, precision=options.precision,
+            activations=options.activations, memory=memory, smaller_graph=sparing, measure=measure, trace=trace,
         )  # fmt: skip
 
 

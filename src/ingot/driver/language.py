@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.driver.compile import Options, cached_program, digest_of
 from ingot.driver.recognize import files_of, language_model
 from ingot.ir.node import Graph
+from ingot.language.engine.paging import Steps
 from ingot.runtime.artifact import LANGUAGE
 from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.errors import InputError
+from ingot.support.garbage import no_collection
 
-What = Literal["generate", "embed", "score"]
+What = Literal["generate", "embed", "score"] | Steps
+
+
+def language_programs(
+    path: Path, context: int | None, cache: str, adapters: Any, options: Options
+) -> Callable[[What], Program]:
+    """The programs of a file, by what they do. adapters: of low rank: one, several, or scales by adapters."""
+    if isinstance(adapters, str | os.PathLike):
+        adapters = [adapters]
+    pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]
+    scaled = [(Path(adapter), float(scale)) for adapter, scale in pairs]
+
+    def program(what: What) -> Program:
+        with no_collection():
+            return language_program(path, what, context, cache, scaled, options)
+
+    return program
 
 
 def language_program(

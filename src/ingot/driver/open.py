@@ -185,7 +185,8 @@ def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, .
     if model is not None:
         raise NeedsHost(model)
     weights = {k: host_array(v, k) for k, v in (request.weights or {}).items()}
-    graph = import_onnx(source, dynamic=request.dynamic, weights=weights, example=example)
+    outputs = [request.outputs] if isinstance(request.outputs, str) else request.outputs
+    graph = import_onnx(source, dynamic=request.dynamic, weights=weights, example=example, outputs=outputs)
     return _select_outputs(graph, request)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Literal
@@ -12,11 +14,14 @@ from ingot.support.files import open_regular
 from ingot.support.formats import SCRIPT, UNKNOWN, Format, foreign
 
 Kind = Literal[
-    "onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "gguf", "huggingface", "artifact",
+    "onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "gguf", "huggingface", "jax",
+    "artifact",
 ]  # fmt: skip
 LANGUAGE = ("gguf", "huggingface")  # kinds of language models
 # MLIR: bytecode, or text that begins with a module, a function or an alias, after comments
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
+_BYTECODE = b"ML\xefR"
+_TABLE_BYTES = 8  # the least before a table of FlatBuffers
 _HEAD_BYTES = 4096
 # a GraphDef, which begins with a node, or a SavedModel of schema 1, which begins with a graph and its description
 _TENSORFLOW = re.compile(rb"\x0a[\x80-\xff]*[\x00-\x7f]\x0a|\x08\x01\x12[\x80-\xff]*[\x00-\x7f]\x0a", re.DOTALL)
@@ -51,6 +56,8 @@ def kind_of(path: Path) -> Kind | Format:
         return "tensorflow"
     if head.startswith(_HDF5):
         return "keras"
+    if _is_jax_export(path, head):
+        return "jax"
     if not head.startswith(_ZIP):
         return "onnx" if _ONNX.match(head) else UNKNOWN
     with zipfile.ZipFile(path) as archive:
@@ -59,6 +66,21 @@ def kind_of(path: Path) -> Kind | Format:
         return "keras"
     is_script = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in names)
     return "torchscript" if is_script else "torch"
+
+
+def _is_jax_export(path: Path, head: bytes) -> bool:
+    """Whether it is what `jax.export.Exported.serialize` gives: a table of FlatBuffers, which have no magic number
+    there, with a module in MLIR's bytecode. Raises OSError."""
+    if len(head) < _TABLE_BYTES:
+        return False
+    (root,) = struct.unpack_from("<I", head)
+    if not _TABLE_BYTES <= root <= len(head) - 4:
+        return False
+    fields = root - struct.unpack_from("<i", head, root)[0]
+    if not 4 <= fields <= root - 4 or struct.unpack_from("<H", head, fields)[0] not in range(4, root - fields + 1):
+        return False
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(_BYTECODE) >= 0
 
 
 def language_model(path: Path) -> Literal["gguf", "huggingface"] | None:

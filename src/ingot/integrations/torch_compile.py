@@ -21,7 +21,7 @@ import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
-from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
+from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -67,7 +67,7 @@ Compiled = Callable[..., Any]
 Compile = Callable[..., Compiled]
 
 
-OPTIONS = ("precision", "threads", "cache", "fast_math", "fallback")
+OPTIONS = ("precision", "activations", "threads", "cache", "fast_math", "fallback")
 
 
 # with this setting tokens, which order checks, are values of the graph instead of inputs
@@ -135,6 +135,7 @@ def ingot_backend(
         run = specialized(gm, example_inputs, fixed)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
+    counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
     with padding_as_zeros():
         return aot_module_simplified(
             module,
@@ -144,8 +145,7 @@ def ingot_backend(
             inference_compiler=compile_inference,
             partition_fn=partition,
             decompositions=table,
-            # torch performs the graph's writes after it, unless an input gets other memory
-            keep_inference_input_mutations=_gives_memory(module),
+            keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
 
 
@@ -170,12 +170,6 @@ def _tell_mode(mode: str) -> None:
     """Warn, once for each mode, that it has no effect."""
     text = "torch.compile(mode=%r) has no effect: Ingot has a single mode; options= takes %s"
     _log.warning(text, mode, ", ".join(OPTIONS))
-
-
-def _gives_memory(module: torch.nn.Module) -> bool:
-    """Whether an input is assigned other memory: `p.data = x`."""
-    graph = module.graph if isinstance(module, fx.GraphModule) else fx.Graph()
-    return any(n.target in ("set_", torch.Tensor.set_) for n in graph.nodes)
 
 
 def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -239,7 +233,7 @@ class _Specialized:
     ):
         """saved: the slice of results that only a backward graph reads."""
         gpu = gpu_of(graph.graph)
-        self._writes = _writes(graph.graph)
+        self._writes = _Writes(graph.graph)
         read, self._memory = cut_memory(graph.graph)
         self.results = cut_results(graph.graph, saved, len(self._writes))
         self._graph, self._constants = graph, Constants(fixed)
@@ -280,9 +274,10 @@ class _Specialized:
         if self.results.finish is not None:
             result = self.results.finish(*args, *result)
         if self._writes:
-            result, values = result[: -len(self._writes)], result[-len(self._writes) :]
-            for (place, write), value in zip(self._writes, values, strict=True):
-                write(args[place], value)
+            count = len(self._writes)
+            result, values = result[:-count], result[-count:]
+            for write, places in self._writes.groups:
+                write([args[place] for place, _ in places], [values[i] for _, i in places])
         return result
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
@@ -308,22 +303,47 @@ class _Specialized:
         return self._runs[numbers]
 
 
-def _writes(graph: fx.Graph) -> list[tuple[int, Callable[..., Any]]]:
-    """(position, op) of the inputs that the graph writes at its end. The written values become its last results.
+class _Writes:
+    """What a graph writes at its end, whose values become its last results.
 
-    set_(p, x); return (y,)   ->   return (y, x)
+    set_(p, x); copy_(q, z); return (y,)   ->   return (y, x, z)
+
+    groups: (write, (position of the input, number of the value) of each). One call copies all tensors of a type: a step
+    of training writes three for each batch norm, and an optimizer all parameters and moments.
     """
-    (end,) = (n for n in graph.nodes if n.op == "output")
-    place = {n: i for i, n in enumerate(_placeholders(graph))}
-    ops = (_aten.set_.source_Tensor, _aten.copy_.default)
-    found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
-    writes = [(place[n.args[0]], n.target, n.args[1]) for n in found]
-    for node in found:
-        node.replace_all_uses_with(node.args[1])
-        graph.erase_node(node)
-    if writes:
-        end.args = ((*end.args[0], *(value for _, _, value in writes)),)
-    return [(at, write) for at, write, _ in writes]
+
+    def __init__(self, graph: fx.Graph) -> None:
+        (end,) = graph.find_nodes(op="output")
+        place = {n: i for i, n in enumerate(_placeholders(graph))}
+        ops = (_aten.set_.source_Tensor, _aten.copy_.default)
+        found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
+        by_kind: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        for i, node in enumerate(found):
+            value = node.args[0].meta.get("val")
+            kind = (value.dtype, value.device, value.dim()) if isinstance(value, torch.Tensor) else ()
+            by_kind.setdefault((node.target, *kind), []).append((place[node.args[0]], i))
+            node.replace_all_uses_with(node.args[1])
+        if found:
+            end.args = ((*end.args[0], *(n.args[1] for n in found)),)
+        for node in found:
+            graph.erase_node(node)
+        self._count = len(found)
+        self.groups = [(_set if kind[0] is ops[0] else _copy, places) for kind, places in by_kind.items()]
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _set(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        _aten.set_.source_Tensor(target, value)
+
+
+def _copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    if len(targets) == 1:
+        targets[0].copy_(values[0])
+    else:
+        _aten._foreach_copy_.default(targets, values)
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:

@@ -5,6 +5,7 @@ A shape is a tuple of dimensions; each is an `int` or a symbolic `Dim` (see `ing
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import ml_dtypes
@@ -213,3 +214,17 @@ class WeightAxes:
     contracted: tuple[int, int]
     groups: int = 1
     plain: bool = False
+
+
+_WORDS = {
+    "float64": ("fp64", "f64", "double"),
+    "float32": ("fp32", "f32", "float", "single"),
+    "float16": ("fp16", "f16", "half"),
+    "bfloat16": ("bf16", "bfloat", "brain"),
+}
+
+
+def word_fix(text: object, known: Collection[str]) -> str | None:
+    """What to do about a type that other projects name otherwise, for the message of an error: "fp16" is float16."""
+    word = next((word for word, others in _WORDS.items() if str(text).lower() in others), None)
+    return f"it is called {word}" if word in known else None

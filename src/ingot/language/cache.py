@@ -10,6 +10,7 @@ from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Input, Node
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8, i64
 from ingot.language.architecture import Architecture
+from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -37,6 +38,7 @@ class CacheForm:
     batch: int
     context: int
     layers: tuple[tuple[tuple[str, TensorType], ...], ...]
+    pages: int = 0  # of pools
 
     @staticmethod
     def of(
@@ -57,9 +59,24 @@ class CacheForm:
                 layers.append(tuple((f"{what}{part}.{i}", t) for what in ("keys", "values") for part, t in kept))
         return CacheForm(batch, context, tuple(layers))
 
+    @staticmethod
+    def paged(architecture: Architecture, sequences: int, context: int, pages: int, dtype: DType = f32) -> CacheForm:
+        """Pools that sequences share: keys and values of [heads, pages * PAGE, width], of which a table of pages tells
+        a sequence's; of a convolution f32[sequences, n - 1, width]."""
+        form = CacheForm.of(architecture, sequences, context, dtype)
+        layers = tuple(
+            tuple((name, t.with_shape((t.shape[1], pages * PAGE, t.shape[3])) if t.rank == 4 else t) for name, t in own)
+            for own in form.layers
+        )
+        return CacheForm(sequences, context, layers, pages)
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name, _ in layer)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(t.nbytes) for layer in self.layers for _, t in layer)
 
     def inputs(self) -> tuple[Node, ...]:
         return tuple(Input(name, type)() for layer in self.layers for name, type in layer)
@@ -119,6 +136,25 @@ def _last_positions(size: DimLike, end: Node) -> Node:
     """i64[size]: for each place of a ring the last position before `end` that it holds."""
     last = ops.sub(end, 1)
     return ops.sub(last, ops.floor_mod(ops.sub(last, ops.arange(size)), size))
+
+
+def in_pages(cache: Sequence[Node], chunk: Node, slots: Node) -> tuple[Node, ...]:
+    """The pools of keys or of values with the rows of `chunk`, f32[1, heads, rows, width], at the positions i64[rows];
+    rows of which those are none of the pool's are left out."""
+    scatter = ops.Scatter("set", (0, 2), (1,), (), (), (1,), 1, unique=True)
+    index = ops.expand_dims(slots, 1)
+    return tuple(
+        scatter(pool, index, ops.squeeze(part, 0)) for pool, part in zip(cache, _stored(cache, chunk), strict=True)
+    )
+
+
+def read_pages(cache: Sequence[Node], table: Node, at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
+    """As `read`, by a sequence's table of pages, i64[pages]; what is read begins with a page."""
+    first = dim_max(at.size - (window - 1), 0) // PAGE * PAGE if window else 0
+    positions = ops.add(ops.arange(at.size + tokens - first), ops.scalar(first, i64))
+    # rows, whose index is found once for each: 20 times as fast as a gather of pages that are then divided into rows
+    slots = ops.add(ops.mul(ops.Take(0)(table, ops.div(positions, PAGE)), PAGE), ops.rem(positions, PAGE))
+    return _wide([ops.expand_dims(ops.Take(1)(part, slots), 0) for part in cache]), first
 
 
 def _levels(x: Node) -> tuple[Node, Node]:

@@ -15,7 +15,8 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, boolean, i64
-from ingot.language.cache import CacheForm, Position
+from ingot.language.attention import Chunk
+from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.language.programs import START, TOKENS, chunk_inputs, last, limits
 from ingot.language.sampler import Sampler
@@ -41,7 +42,7 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     given, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
     start = ops.reshape(at, ())
 
-    x, after = network.hidden(ids, Position(START, start), form, caches)
+    x, after = network.hidden(ids, Chunk(START, start), form, caches)
     logits = network.logits(last(x))
     sampler = given.counted(ids, ops.scalar(False, boolean), is_prompt)
     limit = ops.minimum(count, most)
@@ -106,7 +107,7 @@ def _goes_on(values: _Loop) -> Graph:
 
 def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
     v = values.inputs()
-    x, caches = network.hidden(ops.expand_dims(v.token, 1), Position(END - 1, v.position), form, v.caches)
+    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END - 1, v.position), form, v.caches)
     position = ops.add(v.position, 1)
     token = v.sampler.tokens(network.logits(last(x)), position)
     yes = ops.scalar(True, boolean)

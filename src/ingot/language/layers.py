@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from ingot import ops
@@ -10,7 +9,8 @@ from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import i64
 from ingot.language.architecture import Architecture, Experts, Norm
-from ingot.language.cache import CacheForm, Position, read, recent, ring_positions, through_ring, written
+from ingot.language.attention import Chunk, Kept, Tokens
+from ingot.language.cache import CacheForm
 from ingot.language.rope import Rope
 from ingot.language.tensors import Tensors
 from ingot.language.weights import Weights
@@ -42,7 +42,7 @@ class Network:
                 "context", expected=f"1 to {most} tokens" if architecture.positions else "1 or more tokens", got=context
             )
 
-    def hidden(self, ids: Node, at: Position, form: CacheForm, caches: Sequence[Node]) -> tuple[Node, list[Node]]:
+    def hidden(self, ids: Node, at: Tokens, form: CacheForm, caches: Sequence[Node]) -> tuple[Node, list[Node]]:
         """(f32[batch, tokens, width] before the last norm, the caches with these tokens) of ids, i64[batch, tokens],
         from position `at` on. Raises ImportModelError for a file that lacks a tensor, and for an encoder."""
         if not self.architecture.causal:
@@ -57,20 +57,20 @@ class Network:
         mask = None
         if not a.causal:  # else no token sees what is behind it
             mask = ops.compare("LT", ops.arange(ids.shape[1]), ops.reshape(lengths, (*lengths.shape, 1, 1, 1)))
-        x, _ = self._through(ids, Position(0, ops.scalar(0, i64)), [()] * len(a.layers), mask)
+        x, _ = self._through(ids, Chunk(0, ops.scalar(0, i64)), [()] * len(a.layers), mask)
         x = x if a.residual_norm else self._norm(x, "norm")
         t.ignore("output")
         t.check_all_read()
         return x
 
     def _through(
-        self, ids: Node, at: Position, caches: Sequence[Sequence[Node]], mask: Node | None = None
+        self, ids: Node, at: Tokens, caches: Sequence[Sequence[Node]], mask: Node | None = None
     ) -> tuple[Node, list[Node]]:
         a, t = self.architecture, self._tensors
         tokens = ids.shape[1]
         x = _scaled(t.rows("embedding", ids), a.embedding_scale)
         if a.positions:
-            x = ops.add(x, _rows(t.matrix("positions"), at, tokens))
+            x = ops.add(x, at.rows(t.matrix("positions"), tokens))
         if t.has("segments"):
             x = ops.add(x, ops.index_axis(t.matrix("segments"), 0, 0))
         if t.has("embedding_norm"):
@@ -131,60 +131,36 @@ class Network:
         return q, k, v
 
     def _attended(
-        self, x: Node, i: int, caches: Sequence[Node], at: Position, turns: Turns | None, mask: Node | None
-    ) -> tuple[Node, tuple[Node, ...]]:
+        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, turns: Turns | None, mask: Node | None
+    ) -> tuple[Node, Kept]:
         a = self.architecture
-        q, k, v = self._heads(x, i, turns)
-        tokens, window = q.shape[2], a.layers[i].window
-        if window >= self.context:
-            window = 0
-        first, kept = 0, ()
-        seen, taken = k, v
-        half, visible = len(caches) // 2, None
-        if caches and window and caches[0].shape[2] == window:
-            (keys, seen), (values, taken) = through_ring(caches[:half], k, at), through_ring(caches[half:], v, at)
-            kept = (*keys, *values)
-            visible = _in_window(ring_positions(window, tokens, at), ops.add(ops.arange(tokens), at.value), window)
-        elif caches:
-            keys, values = written(caches[:half], k, at), written(caches[half:], v, at)
-            (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in (keys, values))
-            kept = (*keys, *values)
-        operands = [q, seen, taken, *([] if mask is None else [mask]), *([] if visible is None else [visible])]
-        if visible is None and window and (tokens != 1 or not kept):
-            # the first key that a token sees; a single token sees all that is read
-            rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))
-            operands.append(ops.compare("GE", ops.arange(seen.shape[2]), ops.expand_dims(rows, 1)))
-        causal = "lower_right" if a.causal and tokens != 1 and visible is None else "none"
-        y = ops.Attention(causal, a.attention_scale, a.attention_cap)(*operands)
-        y = ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
+        window = a.layers[i].window
+        window = 0 if window >= self.context else window
+        y, kept = at.attended(a, window, *self._heads(x, i, turns), caches, mask)
+        y = ops.reshape(ops.swap_axes(y, 1, 2), (*x.shape[:-1], a.heads * a.head_width))
         return self._tensors.linear(y, "attention_output", i), kept
 
-    def _turns(self, rope: Rope, at: Position, tokens: DimLike) -> Turns:
+    def _turns(self, rope: Rope, at: Tokens, tokens: DimLike) -> Turns:
         role = "rope_factors"
         if rope.scaling == "longrope":
             role += "_long" if self.context > rope.original else "_short"
         factors = self._tensors.array(role) if self._tensors.has(role) else None
         for other in ("rope_factors_long", "rope_factors_short"):
             self._tensors.ignore(other)
-        cos, sin = (_rows(const(table), at, tokens) for table in rope.tables(self.context, factors))
+        cos, sin = (at.rows(const(table), tokens) for table in rope.tables(self.context, factors))
         return cos, sin
 
     # --- convolution
 
-    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Position) -> tuple[Node, tuple[Node, ...]]:
+    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Tokens) -> tuple[Node, Kept]:
         """Of each channel its last tokens, gated before and after."""
         t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
         before, after, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
-        past = recent(caches[0], at) if caches else ops.full((x.shape[0], size - 1, width), 0.0)
-        line = ops.concat([past, ops.mul(before, x)], 1)
         taps = ops.reshape(t.vector("convolution", i), (width, size))
-        tokens = x.shape[1]
-        parts = [ops.mul(ops.slice_axis(line, 1, j, tokens + j), ops.index_axis(taps, 1, j)) for j in range(size)]
-        y = functools.reduce(ops.add, parts)
+        y, kept = at.convolved(ops.mul(before, x), taps, caches)
         if (bias := t.bias("convolution", i)) is not None:
             y = ops.add(y, bias)
-        kept = ops.slice_axis(line, 1, tokens, tokens + size - 1)
-        return t.linear(ops.mul(after, y), "convolution_output", i), (kept,)
+        return t.linear(ops.mul(after, y), "convolution_output", i), kept
 
     # --- what stands between
 
@@ -261,18 +237,6 @@ class Network:
         if self._tensors.has(f"experts_{role}", i):
             return self._tensors.matrix(f"experts_{role}", i)
         return self._tensors.experts(f"expert_{role}", i, experts.count)
-
-
-def _in_window(keys: Node, queries: Node, window: int) -> Node:
-    """bool[queries, keys], of their positions: those that are not below 0 nor behind the query, within its window."""
-    queries = ops.expand_dims(queries, 1)
-    is_near = ops.compare("GT", keys, ops.sub(queries, window))
-    return ops.and_(ops.and_(is_near, ops.compare("LE", keys, queries)), ops.compare("GE", keys, 0))
-
-
-def _rows(table: Node, at: Position, tokens: DimLike) -> Node:
-    """Of [context, width] the rows of a chunk's positions."""
-    return ops.Slice((at.size, 0), (at.size + tokens, table.shape[1]), (1, 1))(table)
 
 
 def _normalized(x: Node, norm: Norm, *parameters: Node) -> Node:

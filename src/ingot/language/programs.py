@@ -9,7 +9,8 @@ from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32, i64
-from ingot.language.cache import CacheForm, Position
+from ingot.language.attention import Chunk
+from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.support.errors import InputError
 
@@ -23,7 +24,7 @@ def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every:
     f32[batch, tokens, vocabulary]."""
     ids, at = Input("ids", TensorType(i64, (form.batch, tokens)))(), Input("at", TensorType(i64, (1,)), (AT,))()
     caches = form.inputs()
-    x, after = network.hidden(ids, Position(AT, ops.reshape(at, ())), form, caches)
+    x, after = network.hidden(ids, Chunk(AT, ops.reshape(at, ())), form, caches)
     logits = network.logits(x if every else last(x))
     rest = form.context - AT - tokens
     bounds = (("at.0", 0, form.context - (tokens if isinstance(tokens, int) else 1)), ("tokens", 1, form.context))
@@ -44,7 +45,7 @@ def score(network: Network, form: CacheForm) -> Graph:
     targets = Input("targets", ids.type)()
     caches = form.inputs()
     start = ops.reshape(at, ())
-    x, after = network.hidden(ids, Position(START, start), form, caches)
+    x, after = network.hidden(ids, Chunk(START, start), form, caches)
     logprobs = ops.LogSoftmax(2)(network.logits(x))
     scores = ops.squeeze(ops.GatherElements(2)(logprobs, ops.expand_dims(targets, 2)), 2)
     names = (*(f"next {name}" for name in form.names), "scores")

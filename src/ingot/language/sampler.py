@@ -54,7 +54,14 @@ class Sampler:
 
     def tokens(self, logits: Node, position: Node) -> Node:
         """f32[batch, vocabulary], and where the tokens will stand, i64[] -> i64[batch]."""
-        scores = self._penalized(ops.add(logits, self.bias))
+        return self.drawn(self.weighed(logits), position)
+
+    def weighed(self, logits: Node) -> Node:
+        """With bias and penalties."""
+        return self._penalized(ops.add(logits, self.bias))
+
+    def drawn(self, scores: Node, position: Node) -> Node:
+        """Of weighed logits."""
         best = ops.arg_reduce("max", scores, 1)
         is_greedy = ops.compare("LE", self["temperature"], 0.0)
         # a temperature near 0 is the largest, not infinities beside each other
@@ -63,7 +70,7 @@ class Sampler:
         scaled = ops.div(ops.sub(scores, top), cold)
         key = ops.counted_key(self["seed"], position)
         operands = (self["top_k"], self["top_p"], self["min_p"], scaled, key)
-        branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(logits)))
+        branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(scores)))
         return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands, best)
 
     def counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:

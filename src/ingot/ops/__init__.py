@@ -146,7 +146,7 @@ from ingot.ops.nn.activation import (
     ThresholdedRelu,
 )
 from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
-from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.attention import Attention, AttentionWithSums
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.gradients.custom import Cotangent, CustomGradient, straight_through
@@ -169,7 +169,7 @@ from ingot.ops.nn.norm import (
     Standardize,
 )
 from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
-from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup
+from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup, RoundToBytes
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.selection import OneHot, TopK, Trilu
 from ingot.ops.nn.sharding import Sharding

@@ -136,12 +136,9 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
             if out[i] == 1:
                 out[i] = d
             elif d not in (1, out[i]):
-                raise ShapeError(
-                    f"broadcast: sizes differ on axis {i - rank}",
-                    expected=f"{out[i]} or 1",
-                    got=d,
-                    fix=f"shapes are {', '.join(show_shape(s) for s in shapes)}",
-                ).between((out[i], d))
+                fix = f"shapes are {', '.join(show_shape(s) for s in shapes)}"
+                what = f"broadcast: sizes differ on axis {i - rank}"
+                raise ShapeError(what, expected=f"{out[i]} or 1", got=d, fix=fix).between((out[i], d))
     return tuple(out)
 
 
@@ -151,7 +148,9 @@ def broadcast_to(x: Node, shape: Shape, loc: str = "") -> Node:
     if x.shape == shape:
         return x
     if len(x.shape) > len(shape) or broadcast_shapes(x.shape, shape) != shape:
-        raise ShapeError(f"broadcast_to: {x.type} does not broadcast to {show_shape(shape)}")
+        unequal = ((to, d) for d, to in zip(x.shape[::-1], shape[::-1], strict=False) if d not in (1, to))
+        what = f"broadcast_to: {x.type} does not broadcast to {show_shape(shape)}"
+        raise ShapeError(what).between(next(unequal, None))
     return BroadcastInDim(shape, tuple(range(len(shape) - len(x.shape), len(shape))))(x, loc=loc)
 
 

@@ -62,21 +62,28 @@ class Recomputed(Group):
 
 
 def reads_same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
-    """Whether element i of parameter `p` is only used for element i of the results, in row-major order.
+    """Whether element i of parameter `p` is only used for element i of the results, which have its shape.
 
     value: a result that must depend on `p` as well, if given.
     """
+    readers = elements_readers(body, p)
+    return readers is not None and all(n.shape == p.shape for n in body.outputs) and (value is None or value in readers)
+
+
+def elements_readers(body: Graph, p: Node) -> set[Node] | None:
+    """The nodes that depend on the parameter `p`, itself included, if all of them need its element i for their element
+    i only, in row-major order; else None."""
     users = body.uses()
     stack, visited = [p], {p}
     while stack:
         for u in users.get(stack.pop(), ()):
             elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
             if not elementwise and not isinstance(u.op, Reshape):
-                return False
+                return None
             if u not in visited:
                 visited.add(u)
                 stack.append(u)
-    return all(n.shape == p.shape for n in body.outputs) and (value is None or value in visited)
+    return visited
 
 
 def label(node: Node) -> str:

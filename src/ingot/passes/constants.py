@@ -10,6 +10,7 @@ from ingot import ops
 from ingot.ir.node import Node, Op, topological
 from ingot.ir.types import boolean
 from ingot.ops.core.base import Category, category
+from ingot.support.limits import check_time
 
 
 def is_constant(node: Node) -> bool:
@@ -24,6 +25,7 @@ def results_of(node: Node) -> tuple[np.ndarray, ...]:
     values: dict[Node, tuple[np.ndarray, ...]] = {}
     with np.errstate(all="ignore"):
         for n in topological([node]):
+            check_time("folding constants")
             results = n.constant.value if n.constant is not None else n.op.reference(*(values[i][0] for i in n.inputs))
             values[n] = tuple(np.asarray(r) for r in (results if isinstance(results, tuple) else (results,)))
     return values[node]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -26,6 +27,7 @@ from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import with_random_state
 from ingot.ops.group import Group
+from ingot.passes.core.rewrites.rewrite import Rewrite, applied
 from ingot.pipeline import tuning
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
@@ -151,22 +153,27 @@ def build_program(
     *,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     memory: float | None = None,
     smaller_graph: Callable[[], Graph] | None = None,
     measure: Measure | None = None,
+    rewrites: tuple[Rewrite, ...] | None = None,
     trace: Trace | None = None,
 ) -> Program:
     """Compile a MODEL graph for the machine that `features` describes.
 
-    precision: see `ingot.passes.precision`. memory: a limit, see `ingot.plan.recompute`. sparing: build the same graph
-    with loops that save fewer values, tried if the limit cannot be met. measure: run a program within the
-    limit, to choose by measured times.
+    precision: see `ingot.passes.precision`. activations: see `ingot.compile`. memory: a limit, see
+    `ingot.plan.recompute`. sparing: build the same graph with loops that save fewer values, tried if the limit cannot
+    be met. measure: run a program within the limit, to choose by measured times. rewrites: by default those that the
+    tuning database has for the machine.
 
     If the graph draws random numbers, their seed is part of the program's state.
     """
     graph = with_random_state(graph, RANDOM)
     target = target_of(features)
-    options = Options(threads, fast_math, precision)
+    known = tuning.rewrites(features, threads) if rewrites is None else rewrites
+    options = Options(threads, fast_math, precision, activations, known)
+    trace = Trace() if trace is None and known else trace
     variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(size_hints(graph)):
         verify(graph, "import")
@@ -174,7 +181,9 @@ def build_program(
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
-        meta = {"precision": precision}
+        meta = {"precision": precision, "activations": activations}
+        if trace is not None and (used := _applied(trace, options)):
+            meta["rewrites"] = "\n".join(map(str, used))
         if memory is not None:
             sizes = size_hints(graph)
             arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join)  # sizes of the linked program
@@ -201,6 +210,13 @@ def build_program(
     if calls and features.target_name != "cpu":
         raise UnsupportedOpError(calls, model=f"a program for {features.target_name}", fix="register a lowering")
     return sealed(program).with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
+
+
+def _applied(trace: Trace, options: Options) -> list[Rewrite]:
+    """The rewrites of the tuning database that have changed the graph."""
+    stages = [("", graph) for _, _, graph in trace.stages[:1]] + [(name, graph) for name, _, graph in trace.stages]
+    before = next((old for (_, old), (name, _) in pairwise(stages) if name == "rewrites"), None)
+    return [] if before is None else applied(before, options.rewrites, fast_math=options.fast_math)
 
 
 def _measure_groups(

@@ -55,6 +55,7 @@ class CTarget:
     lower = staticmethod(lower)
     beside = None
     has_fixed_sizes = True
+    overlaps_exchanges = False
 
     def features(self, asked: str) -> Features:
         if asked in MICROCONTROLLERS:

@@ -88,6 +88,8 @@ def cpu_passes(
             depthwise_sums=machine.depthwise_sums,
             widens=widens,
             height=height,
+            narrow_caches=True,
+            pairs_levels=machine.lanes(f32) > 1,
             narrow_integers=machine.in_order,
         ),
     )
@@ -102,6 +104,7 @@ class CpuTarget:
     lower = staticmethod(lower)
     beside = None
     has_fixed_sizes = False
+    overlaps_exchanges = False
 
     @staticmethod
     def export(program: Program, path: Path, weights: Path | None = None) -> None:

@@ -10,8 +10,21 @@ from functools import partial
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, i8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, DequantizeBlocks, KernelGradient, Recurrent
+from ingot.ops import (
+    GRU,
+    LSTM,
+    RNN,
+    Attention,
+    AttentionGradients,
+    AttentionWithSums,
+    Dequantize,
+    DequantizeBlocks,
+    KernelGradient,
+    Recurrent,
+)
 from ingot.passes.fusion.policy import FusionPolicy
+from ingot.passes.model.attention_sums import keep_attention_sums
+from ingot.passes.model.transposed_concat import transpose_parts
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
@@ -23,14 +36,16 @@ from ingot.schedule.gpu.rows import MAX_ROW_ELEMENTS
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 from ingot.targets.cuda import workers
-from ingot.targets.cuda.assemble import CubinAssembler, capability
-from ingot.targets.cuda.triton import print_kernel
+from ingot.targets.cuda.assemble import CubinAssembler
+from ingot.targets.cuda.codegen import capability
+from ingot.targets.cuda.triton import EXACT_FUNCTIONS, Functions, print_kernel
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 DEFAULT_ARCH = "sm_90a"
 MAX_SLICE_ELEMENTS = (
     1 << 17
 )  # of a group of channels: larger ones keep the GPU busy one channel at a time, which reads faster
+_ATTENTION = Attention, AttentionWithSums, AttentionGradients
 _NODES_PER_KERNEL = 16  # roughly; nodes of a MODEL graph
 
 
@@ -41,10 +56,13 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return node.op.depthwise
     if isinstance(node.op, Recurrent):
         return has_persistent_kernel(node, machine)
-    if not isinstance(node.op, Attention):
+    if isinstance(node.op, AttentionGradients) and not node.op.has_sums(node.inputs):
+        return False
+    if not isinstance(node.op, _ATTENTION):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
-    return has_static_heads and 16 <= node.inputs[0].dtype.bits <= 32
+    is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
+    return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
 
 
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a
@@ -52,28 +70,37 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
+    joins_epilogues=True, widens_values=True, repeats_vectors=True,
 )  # fmt: skip
-KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
+KEPT_OPS: frozenset[type[Op]] = frozenset({*_ATTENTION, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
 
 
-class CudaTarget:
-    """See `ingot.pipeline.target.Target`."""
+class GpuTarget:
+    """See `ingot.pipeline.target.Target`. GPUs whose kernels Triton compiles."""
 
-    name = "cuda"
     policy = POLICY
     forms = ("triton",)
     export = None
     has_fixed_sizes = False
+    overlaps_exchanges = True
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 
+    def __init__(
+        self, name: str, machines: Mapping[str, Machine], default_arch: str, kept_ops: frozenset[type[Op]],
+        functions: Functions,
+    ) -> None:  # fmt: skip
+        """machines: by architecture. functions: those of a library that kernels call, by name and type."""
+        self.name, self._machines, self._default_arch = name, machines, default_arch
+        self._kept_ops, self._functions = kept_ops, functions
+
     def features(self, asked: str) -> Features:
-        """ "sm_90a", or several separated by commas; schedules target the first."""
-        archs = [a.strip() for a in (asked or DEFAULT_ARCH).split(",")]
-        unknown = [a for a in archs if a not in ARCHS]
-        if unknown:
-            raise InputError("target", expected=f"cuda:ARCH with some of {', '.join(ARCHS)}", got=f"cuda:{asked}")
-        return Features(archs[0], tuple(archs[1:]), target="cuda")
+        """An architecture, "sm_90a", or several separated by commas; schedules target the first."""
+        archs = [a.strip() for a in (asked or self._default_arch).split(",")]
+        if any(a not in self._machines for a in archs):
+            expected = f"{self.name}:ARCH with some of {', '.join(self._machines)}"
+            raise InputError("target", expected=expected, got=f"{self.name}:{asked}")
+        return Features(archs[0], tuple(archs[1:]), target=self.name)
 
     def prepare(self, nodes: int) -> None:
         workers.start(nodes // _NODES_PER_KERNEL)
@@ -81,7 +108,7 @@ class CudaTarget:
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
         """Describe the first architecture, limited to the shared memory, box copies and 8-bit floats that all of them
         have."""
-        machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
+        machines = [self._machines[arch] for arch in (features.arch, *features.features)]
         shared_bytes = min(m.shared_bytes for m in machines)
         boxes, f8 = all(m.has_box_copies for m in machines), all(m.has_f8_products for m in machines)
         return replace(
@@ -92,22 +119,26 @@ class CudaTarget:
         has_kernel = partial(_has_kernel, machine=self.machine(features, 1, {}))
         choices = Choices(
             POLICY,
-            KEPT_OPS,
+            self._kept_ops,
             has_kernel,
             int8_dot=i8,
             f8_dot=True,
             max_slice_elements=MAX_SLICE_ELEMENTS,
             levels=(f32, f16, bf16),
             blocks=False,
+            byte_rows=False,
             same_operand_types=True,
+            target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
-        return CubinAssembler(features)
+        return CubinAssembler(features, self._functions)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
-        return print_kernel(kernel).text
+        return print_kernel(kernel, self._functions).text
 
 
-TARGET = CudaTarget()
+TARGET = GpuTarget(
+    "cuda", {arch: MACHINES[capability(arch)] for arch in ARCHS}, DEFAULT_ARCH, KEPT_OPS, EXACT_FUNCTIONS
+)

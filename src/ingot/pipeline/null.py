@@ -43,6 +43,7 @@ class NullTarget:
     forms = ("ir",)
     export = None
     has_fixed_sizes = False
+    overlaps_exchanges = False
 
     def features(self, asked: str) -> Features:
         target, features = parse_target(asked or "native")

@@ -8,16 +8,18 @@ from functools import partial
 from ingot.ir.node import Graph, Node, Op
 from ingot.ir.types import DType, f32
 from ingot.passes.bodies import in_bodies
+from ingot.passes.core.block_quantized import round_floats
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.dtypes.narrow_integers import narrow_integers
-from ingot.passes.core.dtypes.narrow_products import narrow_products, narrow_weights
+from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
+from ingot.passes.core.rewrites.rewrite import apply_rewrites
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.transposed_conv import split_transposed
@@ -44,10 +46,12 @@ class Choices:
     instruction multiplies with i8, None without such an instruction. depthwise_sums: the type of depthwise
     convolutions' sums of levels. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
-    products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
+    products. blocks: whether these also read block formats as they are. byte_rows: whether they read values that are
+    rounded to bytes. same_operand_types: products need operands of
     one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
     them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
-    height: see `keep_blocks`."""
+    height: see `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them.
+    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -58,6 +62,9 @@ class Choices:
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
     blocks: bool = True
+    byte_rows: bool = True
+    narrow_caches: bool = False
+    pairs_levels: bool = False
     same_operand_types: bool = False
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
@@ -69,10 +76,17 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
+    precision = partial(
+        lower_precision, precision=options.precision, same_types=choices.same_operand_types,
+        pairs_levels=choices.pairs_levels,
+    )  # fmt: skip
+    rounds = options.activations == "int8"
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
+        rounds=rounds,
     )  # fmt: skip
+    rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)
 
     def bodies(graph: Graph) -> Graph:
@@ -97,10 +111,11 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fold", fold_constants),
         ("simplify", simplified),
         ("crop", crop_unread),  # after simplification, which turns lookups of constant positions into slices
+        *((("rewrites", rewritten),) if options.rewrites else ()),  # of simplified ops that no layout has changed
         ("split_transposed", split_transposed),
         # before layout, after which weights are folded
         *((("narrow_products", narrow_products),) if choices.same_operand_types else ()),
-        ("precision", partial(lower_precision, precision=options.precision, same_types=choices.same_operand_types)),
+        ("precision", precision),
         ("reshaped_reductions", partial(reduce_unreshaped, max_slice_elements=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
@@ -108,7 +123,9 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("simplify_layout", simplified),
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
+        *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
+        *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),
         ("share_kernels", share_kernels),

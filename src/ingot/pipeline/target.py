@@ -17,6 +17,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.plan.link import Assembler
 from ingot.runtime.program import Program
@@ -34,6 +35,7 @@ NAMES = (
     "cpu",
     "c",
     "cuda",
+    "hip",
     "null",
     "wasm",
     "verilog",
@@ -42,11 +44,15 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Options:
-    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in."""
+    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in.
+    activations: what weights of few bits are multiplied with, see `ingot.compile`. rewrites: what the tuning database
+    has for this machine."""
 
     threads: int = 1
     fast_math: bool = False
     precision: str = "float32"
+    activations: str = "float32"
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 DEFAULT_OPTIONS = Options()
@@ -69,13 +75,15 @@ class Target(Protocol[M]):
 
     name: the text before the colon, and the name of the device that runs the code. policy: parameters of fusion.
     forms: the texts of a kernel that `source` can print, the lowest level last. has_fixed_sizes: whether programs
-    cannot leave sizes open, so that models take those that their files hold, too.
+    cannot leave sizes open, so that models take those that their files hold, too. overlaps_exchanges: whether kernels
+    run while values travel between devices.
     """
 
     name: str
     policy: FusionPolicy
     forms: tuple[str, ...]
     has_fixed_sizes: bool
+    overlaps_exchanges: bool
 
     def features(self, asked: str) -> Features:
         """Return the machine that the text after the colon names; "" is this machine, or the target's default.
@@ -136,11 +144,31 @@ def target_of(features: Features) -> Target[Any]:
     return _target(features.target_name)
 
 
+_FIXES = {
+    **dict.fromkeys(("gpu", "nvidia", "triton"), "write cuda for this machine's GPU, cuda:sm_90a for another one's"),
+    **dict.fromkeys(("host", "auto", "x86", "x64"), "write native for this machine's CPU"),
+    **dict.fromkeys(("arm", "arm64"), "write cpu:aarch64; for microcontrollers c:cortex-m4 and others"),
+    "tpu": "ingot export writes StableHLO, which XLA compiles for TPUs",
+    **dict.fromkeys(("js", "web", "webassembly"), "write wasm"),
+}
+
+
+def _is_cpu(text: str) -> bool:
+    try:
+        features_of(f"cpu:{text}")
+    except InputError:
+        return False
+    return True
+
+
 def parse_target(text: str) -> tuple[Target[Any], str]:
     """ "cpu:znver4" -> the target and the text after the colon; "native" is this machine's CPU. Raises InputError."""
     name, _, asked = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
-        raise InputError("target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text))
+        fix = _FIXES.get(name.lower()) or (f"write cpu:{text}" if _is_cpu(text) else None)
+        raise InputError(
+            "target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text), fix=fix
+        )
     return _target(name), asked
 
 

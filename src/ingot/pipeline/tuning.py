@@ -1,8 +1,9 @@
-"""The tuning database: measured choices, which take precedence over the choices of the cost models.
+"""The tuning database: measured choices, which take precedence over the choices of the cost models, and rewrites.
 
 A file has one JSON object per line, the first a header. An entry says that on this kind of core with this number of
-threads, at this key, `choice` was faster than `over`, the cost model's choice. Files are untrusted: an invalid line is
-ignored, and a schedule accepts only choices that it could have made itself. See docs/tuning.md.
+threads, at this key, `choice` was faster than `over`, the cost model's choice; or that one form of a subgraph was
+faster than another. Files are untrusted: an invalid line is ignored, a schedule accepts only choices that it could have
+made itself, and a rewrite is proved again where it is used. See docs/tuning.md and docs/rewrites.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ingot.passes.core.rewrites.rewrite import MAX_TEXT_CHARS, Rewrite
 from ingot.schedule.choice import GENERATION, Choice, Measured, read_choice
 from ingot.support import flags
 from ingot.support.dataclass import dataclass
@@ -57,6 +59,38 @@ class Entry:
         return self.machine, self.key, self.generation
 
 
+@dataclass(frozen=True)
+class Rewritten:
+    """That the right side of a rewrite was faster than the left. seconds, over_seconds: of one run of each side."""
+
+    machine: str
+    rewrite: Rewrite
+    seconds: float
+    over_seconds: float
+    generation: int = GENERATION
+
+    def line(self) -> bytes:
+        record = {
+            "machine": self.machine,
+            "generation": self.generation,
+            "us": round(self.seconds * 1e6, 3),
+            "over_us": round(self.over_seconds * 1e6, 3),
+            "before": self.rewrite.before,
+            "after": self.rewrite.after,
+            "proof": EXACT if self.rewrite.exact else REAL,
+        }
+        return json.dumps(record).encode() + b"\n"
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        return self.machine, f"{self.rewrite.exact} {self.rewrite.before}", self.generation
+
+
+# what `passes.core.rewrites.equality` has found; it looks again before the rewrite is used
+EXACT, REAL = "equal sums of equal products, each rounded once", "equal polynomials over the reals"
+Stored = Entry | Rewritten
+
+
 def machine_name(isa: Features, threads: int) -> str:
     """Return a name such as "x86_64 znver5 avx512, 2 threads" for a kind of core. A GPU is named by the architecture
     that schedules target, as one program runs on all GPUs of it: "cuda sm_90a"."""
@@ -80,7 +114,17 @@ def measured(isa: Features, threads: int) -> dict[str, Measured]:
 def choices(path: Path, machine: str) -> dict[str, Measured]:
     """Return a file's choices for a machine and the current generation of kernels, by key."""
     entries = (e for e in read(path).values() if e.machine == machine and e.generation == GENERATION)
-    return {e.key: Measured(e.choice, e.over) for e in entries}
+    return {e.key: Measured(e.choice, e.over) for e in entries if isinstance(e, Entry)}
+
+
+def rewrites(isa: Features, threads: int) -> tuple[Rewrite, ...]:
+    """Return the rewrites for this kind of machine that are faster, the user's alone."""
+    user_path = flags.tuning()
+    if user_path is None:
+        return ()
+    machine = machine_name(isa, threads)
+    entries = (e for e in read(user_path).values() if e.machine == machine and e.generation == GENERATION)
+    return tuple(e.rewrite for e in entries if isinstance(e, Rewritten) and e.seconds < e.over_seconds)
 
 
 def digest() -> bytes:
@@ -92,7 +136,7 @@ def digest() -> bytes:
     return hasher.digest()
 
 
-def read(path: Path) -> dict[tuple[str, str, int], Entry]:
+def read(path: Path) -> dict[tuple[str, str, int], Stored]:
     """Return the entries of a file by identity. A file that is not a database has none and is logged."""
     lines = _read_bytes(path).splitlines()
     if not lines:
@@ -100,7 +144,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Entry]:
     if _parse_object(lines[0]) != _HEADER:
         _log.warning("tuned: %s is not a database of this version; it is ignored", path)
         return {}
-    entries: dict[tuple[str, str, int], Entry] = {}
+    entries: dict[tuple[str, str, int], Stored] = {}
     for number, line in enumerate(lines[1:], 2):
         entry = _parse_entry(_parse_object(line))
         if entry is None:
@@ -110,7 +154,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Entry]:
     return entries
 
 
-def add(path: Path, entries: Iterable[Entry]) -> None:
+def add(path: Path, entries: Iterable[Stored]) -> None:
     """Add entries to a file, replacing older entries of the same identity.
 
     The update is atomic: a killed or concurrent process leaves no partial entry. Raises ArtifactError, also for a file
@@ -152,19 +196,30 @@ def _parse_object(line: bytes) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _parse_entry(record: Mapping[str, object] | None) -> Entry | None:
+def _parse_entry(record: Mapping[str, object] | None) -> Stored | None:
     if record is None:
         return None
-    machine, key, generation = record.get("machine"), record.get("key"), record.get("generation")
-    choice, over = read_choice(record.get("choice")), read_choice(record.get("over"))
+    machine, generation = record.get("machine"), record.get("generation")
     seconds, over_seconds = _parse_seconds(record.get("us")), _parse_seconds(record.get("over_us"))
-    if not (isinstance(machine, str) and isinstance(key, str) and type(generation) is int):
+    if not isinstance(machine, str) or len(machine) > _MAX_TEXT_CHARS or type(generation) is not int:
         return None
-    if choice is None or over is None or seconds is None or over_seconds is None:
+    if seconds is None or over_seconds is None:
         return None
-    if len(machine) > _MAX_TEXT_CHARS or len(key) > _MAX_TEXT_CHARS:
+    if "before" in record:
+        rewrite = _parse_rewrite(record)
+        return rewrite and Rewritten(machine, rewrite, seconds, over_seconds, generation)
+    key = record.get("key")
+    choice, over = read_choice(record.get("choice")), read_choice(record.get("over"))
+    if not isinstance(key, str) or len(key) > _MAX_TEXT_CHARS or choice is None or over is None:
         return None
     return Entry(machine, key, choice, over, seconds, over_seconds, generation)
+
+
+def _parse_rewrite(record: Mapping[str, object]) -> Rewrite | None:
+    before, after, proof = record.get("before"), record.get("after"), record.get("proof")
+    if not isinstance(before, str) or not isinstance(after, str) or proof not in (EXACT, REAL):
+        return None
+    return None if max(len(before), len(after)) > MAX_TEXT_CHARS else Rewrite(before, after, proof == EXACT)
 
 
 def _parse_seconds(us: object) -> float | None:

@@ -46,6 +46,7 @@ class VerilogTarget:
     lower = staticmethod(lower)
     beside = None
     has_fixed_sizes = True
+    overlaps_exchanges = False
 
     def features(self, asked: str) -> Features:
         lanes = asked.removeprefix("lanes")

@@ -43,6 +43,7 @@ class WasmTarget:
     lower = staticmethod(lower)
     beside = None
     has_fixed_sizes = False
+    overlaps_exchanges = False
 
     def features(self, asked: str) -> Features:
         if asked:

@@ -112,6 +112,7 @@ class _Linker:
         self.exact_dims = ExactDims()
         self.symbols: dict[int, tuple[Kernel, str]] = {}  # an id is valid while its kernel is referenced
         self.depth = 0
+        self.under_way: tuple[int, int] | None = None  # source and target of an exchange that nothing waits for yet
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
@@ -272,39 +273,43 @@ class _Linker:
         for step in lowered.steps:
             number = len(self.steps)
             for arg in step.args:
-                self.buffers[resolve(arg)].touch(number)
+                self._touch(resolve(arg), number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
             chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
-            self.steps.append(
-                rt.Step(
-                    self.symbol(kernel),
-                    tuple((resolve(a), 0) for a in step.args),
-                    tuple(map(expression, dims)),
-                    expression(chunks),
-                    name,
-                    expression(rounds),
-                )
-            )
+            args = tuple((resolve(a), 0) for a in step.args)
+            made = self.symbol(kernel), args, tuple(map(expression, dims)), expression(chunks), name, expression(rounds)
+            self.steps.append(rt.Step(*made))
+
+    def _touch(self, buffer: int, number: int) -> None:
+        self.buffers[buffer].touch(number)
+        if self.under_way is not None and buffer == self.under_way[1]:
+            self._end_exchange(number)
+
+    def _end_exchange(self, number: int) -> None:
+        """What step `number` does waits for the last exchange: until then nothing else may take its operand's memory,
+        or it would wait, too."""
+        if self.under_way is not None:
+            self.buffers[self.under_way[0]].touch(number)
+            self.under_way = None
 
     def exchange(self, collective: rt.Collective, source: int, target: int, count: DimLike) -> None:
         """Append an exchange of `count` elements of buffer `source`, whose result is stored in buffer `target`."""
-        number = len(self.steps)
-        for buffer in (source, target):
-            self.buffers[buffer].touch(number)
-        self.sizes.add_step_dims(number, (1, 1, count))
-        args, dims = ((source, 0), (target, 0)), (expression(count),)
-        self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
+        self._end_exchange(len(self.steps))
+        step = rt.Step(collective.kind, (), label=str(collective), collective=collective)
+        self._add(step, (source, target), (count,))
+        self.under_way = source, target
 
     def call_host(self, call: rt.HostCall, buffers: Sequence[int], dims: Sequence[DimLike]) -> None:
         """Append a call of a function of the host with contiguous tensors in `buffers`, operands first."""
-        number = len(self.steps)
+        self._add(rt.Step("", (), label=f"call of {call.name}", host=call), buffers, dims)
+
+    def _add(self, step: rt.Step, buffers: Sequence[int], dims: Sequence[DimLike]) -> None:
         for buffer in buffers:
-            self.buffers[buffer].touch(number)
-        self.sizes.add_step_dims(number, (1, 1, *dims))
-        args = tuple((buffer, 0) for buffer in buffers)
-        self.steps.append(rt.Step("", args, tuple(map(expression, dims)), label=f"call of {call.name}", host=call))
+            self._touch(buffer, len(self.steps))
+        self.sizes.add_step_dims(len(self.steps), (1, 1, *dims))
+        self.steps.append(replace(step, args=tuple((b, 0) for b in buffers), dims=tuple(map(expression, dims))))
 
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which

@@ -6,6 +6,7 @@ dw1 = f(x1, g1); dw2 = f(x2, g2); g1 = h(g2)   ->   g2, dw2, g1, dw1: x2 and g2 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from ingot.ir.node import Node, topological
 
@@ -27,3 +28,41 @@ def shortest_lifetimes(roots: Sequence[Node], needs: Callable[[Node], Sequence[N
     weight = {node: node_bits.bit_count() for node, node_bits in ancestors.items()}
     ordered_roots = sorted(roots, key=lambda n: weight[n])
     return topological(ordered_roots, lambda n: sorted(needs(n), key=lambda i: -weight[i]))
+
+
+def behind_exchanges(
+    order: Sequence[Node], needs: Callable[[Node], Sequence[Node]], is_exchange: Callable[[Node], bool]
+) -> list[Node]:
+    """A topological order like `order`, but what waits for an exchange with other devices comes behind what does not,
+    until the next exchange begins: the device has something to compute meanwhile.
+
+    s = sum(a), f(s), b, t = sum(b), g(t)   ->   s = sum(a), b, t = sum(b), f(s), g(t)
+    """
+    position = {n: i for i, n in enumerate(order)}
+    left = {n: {*needs(n)} & position.keys() for n in order}
+    readers: dict[Node, list[Node]] = {}
+    for n, own in left.items():
+        for x in own:
+            readers.setdefault(x, []).append(n)
+    ready = [i for i, n in enumerate(order) if not left[n]]
+    under_way: Node | None = None
+    found: list[Node] = []
+
+    def end(n: Node) -> None:
+        for reader in readers.get(n, ()):
+            left[reader].discard(n)
+            if not left[reader]:
+                heappush(ready, position[reader])
+
+    while ready or under_way is not None:
+        n = order[heappop(ready)] if ready else None
+        if n is not None:
+            found.append(n)
+        if under_way is not None and (n is None or is_exchange(n)):
+            end(under_way)
+            under_way = None
+        if n is not None and is_exchange(n):
+            under_way = n
+        elif n is not None:
+            end(n)
+    return found

@@ -23,7 +23,7 @@ from ingot.ops.core.base import Category, category, is_contraction, operands_in_
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided_base
 from ingot.plan.in_place import Pairs, can_overwrite, in_place, updated_operand
-from ingot.plan.order import shortest_lifetimes
+from ingot.plan.order import behind_exchanges, shortest_lifetimes
 from ingot.support.dataclass import dataclass
 
 CACHE_LINE_BYTES = 64
@@ -138,14 +138,6 @@ class _Assignment:
     def _execution_order(self) -> tuple[Node, ...]:
         size_nodes, predecessors = self.graph.size_nodes, self.in_place.predecessors
         roots = (*self.graph.inputs, *self.graph.outputs)
-        if not size_nodes and not predecessors:
-            graph_order = tuple(self.graph.nodes())
-            has_choice = len(self.graph.outputs) > 1
-            return (
-                min((graph_order, tuple(shortest_lifetimes(roots, lambda n: n.inputs))), key=self._peak_bytes)
-                if has_choice
-                else graph_order
-            )
 
         def needs(n: Node) -> tuple[Node, ...]:
             names = free_symbols(n).union(
@@ -153,7 +145,13 @@ class _Assignment:
             )
             return (*n.inputs, *(size_nodes[s] for s in sorted(names) if s in size_nodes), *predecessors.get(n, ()))
 
-        return tuple(shortest_lifetimes(roots, needs))
+        if size_nodes or predecessors:
+            order = shortest_lifetimes(roots, needs)
+        elif len(self.graph.outputs) > 1:
+            order = min((self.graph.nodes(), shortest_lifetimes(roots, needs)), key=self._peak_bytes)
+        else:
+            order = self.graph.nodes()
+        return tuple(behind_exchanges(order, needs, _is_exchange) if any(map(_is_exchange, order)) else order)
 
     def _peak_bytes(self, order: Sequence[Node]) -> int:
         """The peak of live bytes of intermediate values, without those stored in results."""
@@ -243,6 +241,10 @@ class _Assignment:
                 if reads_memory(n) and not all(_has_strides(i, params) for i in n.inputs):
                     return False
         return True
+
+
+def _is_exchange(n: Node) -> bool:
+    return isinstance(n.op, Group) and any(category(m.op) is Category.COLLECTIVE for m in n.op.body.nodes())
 
 
 def _runtime_sizes(layout: Layout) -> frozenset[str]:

@@ -40,7 +40,7 @@ class Arguments:
     """The checks of a program's inputs, the same for all threads."""
 
     def __init__(self, program: Program) -> None:
-        gpu = program.device == "cuda"
+        gpu = program.is_on_gpu
         self._adapters = [TensorAdapter(spec, gpu=gpu) for spec in program.inputs]
         self._size_inputs = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)

@@ -74,11 +74,13 @@ def content(program: Program) -> list[Part]:
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
     parts["state"] = b"".join(s.initial.tobytes() for s, nbytes in zip(program.state, stored, strict=True) if nbytes)
+    own = plan_json.digest(plan)
     for target, code in program.code.items():
         sealed = (words or b"") + bytes.fromhex(weights_digest)
         seal = hashlib.blake2b(sealed, digest_size=DIGEST_BYTES).digest()
-        seal = seal if code.plan == plan_json.digest(plan) else code.plan  # of another plan: no reader takes it
-        parts[f"code/{target}"] = (code.plan + seal if code.plan else bytes(2 * DIGEST_BYTES)) + code.blob
+        plan_digest = code.plan or own
+        seal = seal if plan_digest == own else plan_digest  # of another plan: no reader takes it
+        parts[f"code/{target}"] = plan_digest + seal + code.blob
     if words is not None:
         library = _directory(parts, stored, weights.nbytes, weights_digest) + words
         parts = {"libingot": library, **parts}
@@ -141,7 +143,7 @@ def read(view: memoryview, path: str) -> Program:
     first, stored = _bytes(view, sections["state"]), cast("list[int]", header["state"])
     code = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
     blobs = {target: part[2 * DIGEST_BYTES :] for target, part in code.items()}
-    plans = {target: part[:DIGEST_BYTES].rstrip(b"\0") for target, part in code.items()}
+    plans = {target: part[:DIGEST_BYTES] for target, part in code.items()}
     return plan_json.from_json(
         plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first, stored=stored
     )

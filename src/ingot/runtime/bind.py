@@ -77,7 +77,8 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
         got = f"{size} in {passed}"
         if isinstance(dim, int):
             fix = "the model was compiled for this size: pass it, or compile with a dynamic dim"
-            raise InputError(f"{where}, {position}", expected=str(declared), got=got, fix=fix)
+            error = SizesError(f"{where}, {position}", expected=str(declared), got=got, fix=fix)
+            raise error.of(shapes, fixed=_at_fixed_axes(program, shapes))
         fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _symbols_in(dim, origin))
         raise SizesError(f"{where}, {position}", expected=f"{show(dim)} = {declared}", got=got, fix=fix).of(shapes)
     run_time_sizes = {size.name for size in program.sizes}
@@ -94,6 +95,17 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
                 "pass such sizes, or export it with an example of the others",
             ).of(shapes)
     return values
+
+
+def _at_fixed_axes(program: Program, shapes: Sequence[Shape]) -> dict[str, dict[int, int]]:
+    """By input and axis, the sizes where the program has another number."""
+    found = {
+        spec.name: {
+            i: n for i, (d, n) in enumerate(zip(spec.shape, shape, strict=True)) if isinstance(d, int) and d != n
+        }
+        for spec, shape in zip(program.inputs, shapes, strict=False)
+    }
+    return {name: axes for name, axes in found.items() if axes}
 
 
 def _is_in_range(size: int, symbol: Symbol) -> bool:

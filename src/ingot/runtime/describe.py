@@ -50,7 +50,7 @@ def plan(program: Program, instance: Binding | None) -> str:
 
 def graphs(program: Program) -> list[str]:
     """Of a GPU's program, what its steps are launched as, and behind which of them the host waits to know more."""
-    if program.device != "cuda":
+    if not program.is_on_gpu:
         return []
     items, depends = flow(program), sized(program)
     names = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}

@@ -86,7 +86,7 @@ class Device(Protocol):
         ...
 
 
-NAMES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "hip")
 
 
 @cache

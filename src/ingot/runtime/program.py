@@ -270,6 +270,10 @@ class Program:
         return next(iter(self.code))
 
     @property
+    def is_on_gpu(self) -> bool:
+        return self.device in ("cuda", "hip")
+
+    @property
     def features(self) -> Features:
         """The features that the program's own device must have."""
         return self.code[self.device].features

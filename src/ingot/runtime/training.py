@@ -104,7 +104,7 @@ class TrainingStep(CompiledModel):
         caller's CUDA graph cannot capture it. A captured call fills a tensor of the graph's own, which outlives this
         one."""
         device = next((x.device for x in inputs if is_tensor(x) and x.is_cuda), None)
-        if device is None or self.program.device != "cuda":
+        if device is None or not self.program.is_on_gpu:
             return rate
         torch: Any = sys.modules["torch"]
         key, dtype = (float(rate), current_stream()), getattr(torch, rate.dtype.name)

@@ -9,6 +9,8 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
 from ingot.ir.types import DType, bf16, f32, i8, i32, u8
 from ingot.support.dataclass import dataclass
 
+MAX_FEW_ROWS = 8
+
 
 @dataclass(frozen=True)
 class ValidTaps:
@@ -70,6 +72,8 @@ class Contraction:
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
     is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
     that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
+    rounded: A is rounded to bytes in blocks of so many levels, which each chunk computes (`rounded_rows.py`); 0: it is
+    of floats.
     """
 
     batch: tuple[Axis, ...]
@@ -85,6 +89,7 @@ class Contraction:
     dot_bytes: int = 4
     level_bits: int = 0
     panel: int = 0
+    rounded: int = 0
 
     def swapped(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
@@ -98,14 +103,28 @@ class Contraction:
     @cached_property
     def has_quantized_b(self) -> bool:
         """Whether B holds quantized levels, which are scaled before they are multiplied."""
-        return self.b.is_integer and self.acc.is_float and self.a.is_float and self.packed
+        return self.b.is_integer and self.acc.is_float and (self.a.is_float or bool(self.rounded)) and self.packed
+
+    @cached_property
+    def has_few_rows(self) -> bool:
+        """Whether all rows of A fit in a tile or two, each of which can widen quantized levels in registers."""
+        rows = product(x.extent for x in self.rows)
+        return isinstance(rows, int) and rows <= MAX_FEW_ROWS
+
+    @property
+    def widens_b(self) -> bool:
+        """Whether quantized levels are widened into scratch, which many rows then read."""
+        return self.has_quantized_b and not self.rounded and not self.has_few_rows
 
     @property
     def dequantized(self) -> Contraction:
-        """The contraction as register tiles see it: with B dequantized."""
+        """The contraction as register tiles see it: with B dequantized, for an A of bf16 in pairs of bf16."""
         if not self.has_quantized_b:
             return self
-        return replace(self, b=self.acc, reduce=tuple(replace(x, is_separate=False) for x in self.reduce))
+        place = merge_axes(self.reduce)[-1]
+        is_paired = self.a == bf16 and self.widens_b and place.a == 1 and estimate(place.extent) % 2 == 0
+        reduce = tuple(replace(x, is_separate=False) for x in self.reduce)
+        return replace(self, b=bf16 if is_paired else self.acc, reduce=reduce)
 
     @cached_property
     def k(self) -> DimLike:
@@ -169,4 +188,4 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(merged) or (Axis(1, 0, 0),)
 
 
-__all__ = ["Axis", "Contraction", "ValidTaps", "level_planes", "merge_axes"]
+__all__ = ["MAX_FEW_ROWS", "Axis", "Contraction", "ValidTaps", "level_planes", "merge_axes"]

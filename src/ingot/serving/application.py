@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -49,9 +48,14 @@ class RequestLimits:
 
 
 def application(
-    repository: Repository, limits: RequestLimits, metrics: Metrics, routes: Sequence[BaseRoute] = ()
+    repository: Repository,
+    limits: RequestLimits,
+    metrics: Metrics,
+    routes: Sequence[BaseRoute] = (),
+    close: Callable[[], None] = lambda: None,
 ) -> Starlette:
-    """routes: further ones, before those of the protocol. The models are closed when the server shuts down."""
+    """routes: further ones, before those of the protocol. When the server shuts down, the models are closed, and what
+    the routes need by `close`."""
     page = openapi.page([*repository], SERVER)
     endpoints = _Endpoints(repository, limits, metrics)
 
@@ -59,6 +63,7 @@ def application(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(repository.close)
+        await asyncio.to_thread(close)
 
     get, post = ["GET"], ["POST"]
     own = [
@@ -144,7 +149,7 @@ class _Endpoints:
         async with body_of(request, self._limits) as body:
             json_bytes = _json_bytes(request)
             parsed = await _worked(len(body), protocol.parse, body, json_bytes, model.inputs, model.outputs)
-            results = await answer(request, model.submit(parsed.inputs), self._limits)
+            results = await answer(request, asyncio.wrap_future(model.submit(parsed.inputs)), self._limits)
         large = sum(getattr(r, "nbytes", 0) for r in results)
         payload, head = await _worked(
             large, protocol.response, parsed, model.name, model.version, model.outputs, results
@@ -193,10 +198,10 @@ async def body_of(request: Request, limits: RequestLimits) -> AsyncIterator[byte
         state.held_bytes -= held
 
 
-async def answer(request: Request, future: Future[Result], limits: RequestLimits) -> Result:
-    """The result of a queued call. Its place in the queue is given up when the client goes away or time is up: raises
-    ClientDisconnect, or RequestError (504)."""
-    result = asyncio.wrap_future(future)
+async def answer(request: Request, work: Awaitable[Result], limits: RequestLimits) -> Result:
+    """The result of what computes an answer. It is cancelled, and a queued call's place given up, when the client goes
+    away or time is up: raises ClientDisconnect, or RequestError (504)."""
+    result = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({result, gone}, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ from ingot.support.errors import DeviceError, InputError
 
 # the engines, each with the packages of its extra
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "asgi": ("serve", ("starlette", "uvicorn", "prometheus_client")),
+    "asgi": ("serve", ("starlette", "uvicorn", "prometheus_client", "pydantic")),
     "triton": ("", ()),
     "ray": ("ray", ("ray",)),
 }
@@ -41,6 +41,7 @@ def is_loopback(host: str) -> bool:
 def start(engine: str, service: Service, ready: Ready) -> None:
     """Serve until interrupted. ready: called with the URL when requests are answered."""
     check_installed(engine)
+    _check_served(engine, service)
     {"asgi": _asgi, "triton": _triton, "ray": _ray}[engine](service, ready)
 
 
@@ -49,12 +50,27 @@ def write(destination: str, service: Service) -> list[Path]:
     engine, _, path = destination.partition(":")
     if engine != "triton" or not path:
         raise InputError("--to", expected="triton:FOLDER", got=destination)
+    _check_served(engine, service)
     return _write_triton(Path(path), service)
+
+
+def _check_served(engine: str, service: Service) -> None:
+    """Raise InputError for what the application alone has."""
+    if engine == "asgi":
+        return
+    if service.language_models:
+        names = [model.name for model in service.language_models]
+        raise InputError(f"engine {engine}", expected="no language models", got=names, fix="use --engine asgi")
+    if service.api_key is not None:
+        raise InputError(f"engine {engine}", expected="no --api-key", got="one", fix="put a proxy before it")
 
 
 def _asgi(service: Service, ready: Ready) -> None:
     from ingot.serving.application import RequestLimits, application
     from ingot.serving.metrics import Metrics
+    from ingot.serving.openai.authentication import KeyRequired
+    from ingot.serving.openai.model import LanguageModels, ServedLanguageModel
+    from ingot.serving.openai.routes import routes
     from ingot.serving.repository import Repository, ServedModel
     from ingot.serving.server import bind, serve
 
@@ -71,8 +87,13 @@ def _asgi(service: Service, ready: Ready) -> None:
         )
         for m in service.models
     ]
+    served = LanguageModels(
+        [ServedLanguageModel(m.name, m.model, queue=service.queueing.capacity) for m in service.language_models]
+    )
     limits = RequestLimits(service.body_bytes, seconds=service.seconds)
-    serve(application(Repository(models), limits, metrics), listener, ready)
+    added = routes(served, limits, metrics)
+    app = application(Repository(models), limits, metrics, added, served.close)
+    serve(app if service.api_key is None else KeyRequired(app, service.api_key), listener, ready)
 
 
 def _write_triton(folder: Path, service: Service, source: Path | None = None) -> list[Path]:

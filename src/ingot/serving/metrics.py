@@ -23,13 +23,12 @@ class Outcome:
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own."""
+    """Counters of one server, in a registry of its own, to which others may add."""
 
     media_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        registry = self._registry
+        self.registry = registry = CollectorRegistry()
         self._requests = Counter("ingot_requests", "requests by outcome", [*_LABELS, "outcome"], registry=registry)
         self._latency = Histogram(
             "ingot_request_seconds", "from a request's head to its answer", _LABELS, buckets=_SECONDS, registry=registry
@@ -64,4 +63,4 @@ class Metrics:
     def text(self, models: Iterable[ServedModel]) -> bytes:
         for model in models:
             self._waiting.labels(model.name, model.version).set(model.waiting)
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

@@ -134,7 +134,7 @@ def model_files(
     """(name, version, file) of each model: the stem of a file, or the folders REPOSITORY/NAME/VERSION/model.*, as
     Triton has them. name, version: other ones for a file. Raises InputError."""
     first = FIRST if version is None else str(version)
-    found = [row for path in paths for row in (_in_repository(path) or [(path.stem, first, path)])]
+    found = [row for path in paths for row in (_in_repository(path) or [(_stem(path), first, path)])]
     if name is not None:
         if len(found) != 1:
             raise InputError("--name", expected="one model", got=len(found))
@@ -142,6 +142,11 @@ def model_files(
     for row in found:
         check_name(row[0])
     return found
+
+
+def _stem(path: Path) -> str:
+    """A folder's name may have points in it."""
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def _in_repository(path: Path) -> list[tuple[str, str, Path]]:

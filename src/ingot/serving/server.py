@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from ingot.support.errors import InputError
 
@@ -35,7 +35,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def serve(
-    application: Starlette,
+    application: ASGIApp,
     listener: socket.socket,
     ready: Callable[[str], None] = lambda url: None,
     started: Callable[[uvicorn.Server], None] = lambda server: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.api.language_model import LanguageModel
 from ingot.runtime.executor import CompiledModel
 from ingot.serving.scheduler import Queueing
 from ingot.support.dataclass import dataclass
@@ -17,9 +18,16 @@ class NamedModel:
 
 
 @dataclass(frozen=True)
+class NamedLanguageModel:
+    name: str
+    model: LanguageModel
+
+
+@dataclass(frozen=True)
 class Service:
     """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
-    tensors share; "": none. body_bytes, seconds: limits of one request."""
+    tensors share; "": none. body_bytes, seconds: limits of one request. language_models: behind OpenAI's routes.
+    api_key: without it requests are refused; None: nobody needs one."""
 
     models: Sequence[NamedModel]
     host: str
@@ -28,3 +36,5 @@ class Service:
     batch: str | None = None
     body_bytes: int = 64 << 20
     seconds: float = 60.0
+    language_models: Sequence[NamedLanguageModel] = ()
+    api_key: str | None = None

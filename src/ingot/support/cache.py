@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ingot.support import flags
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import Part, make_private, replace_in
 from ingot.support.log import Log
 
 T = TypeVar("T")
 _SUFFIX = ".entry"
+_HEAD_BYTES = 16
 _STALE_SECONDS = 3600.0
 _WRITTEN = "written"  # a file as long as what was written since the last trim, in parts of what the cache may hold
 _PARTS, _SPARE = 256, 16
@@ -48,6 +50,16 @@ def cache_key(*parts: bytes | str | memoryview) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """nbytes: of the file. used: when, in seconds since 1970. head: its first bytes."""
+
+    key: str
+    nbytes: int
+    used: float
+    head: bytes
 
 
 class DiskCache:
@@ -158,6 +170,18 @@ class DiskCache:
         except OSError as error:
             _log.warning("cache: cannot delete %s: %s", path, error)
 
+    def entries(self) -> list[Entry]:
+        """What there is of this user's. To look at an entry is no use of it."""
+        found: list[Entry] = []
+        for inner in self.folder.glob("??"):
+            with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
+                for name in sorted(os.listdir(folder)):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if name.endswith(_SUFFIX) and _is_own(status):
+                        head = _head(folder, name)
+                        found.append(Entry(name.removesuffix(_SUFFIX), status.st_size, status.st_mtime, head))
+        return found
+
     def trim(self) -> None:
         """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""
         with suppress(OSError), self._written() as file:
@@ -180,6 +204,14 @@ class DiskCache:
             # Whoever has the file mapped keeps it: unlinking only takes its name.
             self.discard(path.name.removesuffix(_SUFFIX))
             total -= size
+
+
+def _head(folder: int, name: str) -> bytes:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=folder)
+    try:
+        return os.read(descriptor, _HEAD_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _content(folder: int, name: str, key: str) -> memoryview | None:

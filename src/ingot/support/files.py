@@ -50,6 +50,29 @@ def atomic_write(path: Path, parts: Iterable[Part], *, durable: bool = True) -> 
         ) from error
 
 
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether `path` is in `folder`, wherever its links lead; or, for a folder of a snapshot in a cache of Hugging
+    Face's hub, among the cache's blobs, which hold its files.
+
+    models--a--b/snapshots/1f2e/onnx/model.onnx_data   ->   models--a--b/blobs/9c0d
+    """
+    real, base = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    snapshots = (p.parent for p in (base, *base.parents) if p.parent.name == "snapshots")
+    return real.is_relative_to(base) or any(real.is_relative_to(s.parent / "blobs") for s in snapshots)
+
+
+_MAX_LINKS = 40
+
+
+def folders_of(path: Path) -> Iterator[Path]:
+    """The folder of a file; where the file is a link, those that it leads to, one after another."""
+    for _ in range(_MAX_LINKS):
+        yield path.parent
+        if not path.is_symlink():
+            return
+        path = path.parent / os.readlink(path)
+
+
 def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, private: bool = False) -> None:
     """Put a file of `parts` in the place of `name` in an open folder, whole or not at all.
 

@@ -25,6 +25,7 @@ from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.pipeline import tuning
 from ingot.pipeline.build import optimize, size_hints
 from ingot.pipeline.target import Options, target_of
 from ingot.pipeline.variants import Variants
@@ -53,8 +54,9 @@ class GpuBench:
     compile or did not return, and why."""
 
     def __init__(
-        self, graph: Graph, feeds: Feeds, features: Features, fast_math: bool = False, precision: str = "float32"
-    ) -> None:
+        self, graph: Graph, feeds: Feeds, features: Features, fast_math: bool = False, precision: str = "float32",
+        activations: str = "float32",
+    ) -> None:  # fmt: skip
         """Compile the untuned program and run it a few times. Raises what compiling raises, and DeviceError."""
         self.graph, self.features, self.target = graph, features, target_of(features)
         self.lost: dict[str, str] = {}
@@ -64,8 +66,9 @@ class GpuBench:
         self._kernels: dict[tuple[str, Choice], tuple[Lowered, list[Any]]] = {}
         self._assembler = self.target.assembler(features)  # which knows what was compiled before
         self._copy = self._assembler.begin(copy_kernel(1))
+        options = Options(1, fast_math, precision, activations, tuning.rewrites(features, 1))
         with likely_sizes(size_hints(graph)):
-            self._fused = optimize(graph, self.target.passes(features, Options(1, fast_math, precision)))
+            self._fused = optimize(graph, self.target.passes(features, options))
         launches: list[Launch] = []
         program = self._build({}, launches)
         arrays = [np.ascontiguousarray(feeds[spec.name]) for spec in program.inputs]

@@ -69,6 +69,7 @@ def tune(
     database: Path,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
     again: bool = False,
     workers: Sequence[Asked] = (),
@@ -87,7 +88,7 @@ def tune(
     tuning.add(database, ())  # said before minutes of work and not after them
     began = time.monotonic()
     watch("compile", 0.0)
-    bench = _bench(graph, feeds, target, Options(threads, fast_math, precision))
+    bench = _bench(graph, feeds, target, Options(threads, fast_math, precision, activations))
     machine = tuning.machine_name(bench.features, threads)
     shipped = tuning.choices(tuning.SHIPPED, machine)
     known = {} if again else shipped | tuning.choices(database, machine)
@@ -121,10 +122,10 @@ def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workben
     if features.target_name == "cuda":
         if (refused := refusal_of(features)) is not None:
             raise refused
-        return GpuBench(graph, feeds, features, options.fast_math, options.precision)
+        return GpuBench(graph, feeds, features, options.fast_math, options.precision, options.activations)
     if features != features_of("native"):
         raise InputError("a target to tune for", expected="native, or cuda:ARCH of this machine's GPU", got=target)
-    return Workbench(graph, feeds, options.threads, options.fast_math, options.precision)
+    return Workbench(graph, feeds, options.threads, options.fast_math, options.precision, options.activations)
 
 
 LATENCY_SECONDS = 2.0

@@ -28,6 +28,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.pipeline import tuning
 from ingot.pipeline.build import Trace, optimize, size_hints
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, link
@@ -84,8 +85,9 @@ class Workbench:
     """One model on this machine, with the sizes of `feeds`. Takes the memory of three compiled models."""
 
     def __init__(
-        self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False, precision: str = "float32"
-    ) -> None:
+        self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False, precision: str = "float32",
+        activations: str = "float32",
+    ) -> None:  # fmt: skip
         """Compile the untuned program and run it a few times. Raises what compiling raises."""
         self.graph, self.feeds, self.threads = graph, feeds, threads
         self.features = features_of("native")
@@ -95,8 +97,10 @@ class Workbench:
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
         self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
+        # kernels of the graph that compiling makes
+        options = Options(threads, fast_math, precision, activations, tuning.rewrites(self.features, threads))
         with likely_sizes(size_hints(graph)):
-            self._fused = optimize(graph, self.target.passes(self.features, Options(threads, fast_math, precision)))
+            self._fused = optimize(graph, self.target.passes(self.features, options))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 

@@ -25,7 +25,8 @@ from ingot.tune.trial import Workbench
 class Worker:
     """Answers requests about one model at a time. A request says all that a new process needs to know:
 
-    {"task": {"model": FILE, "words": {...}, "threads": N, "fast_math": ..., "precision": ..., "sizes": {...}},
+    {"task": {"model": FILE, "words": {...}, "threads": N, "fast_math": ..., "precision": ...,
+      "activations": ..., "sizes": {...}},
      "choices": {KEY: record}, "rounds": N}   ->   {"machine": NAME, "sites": {KEY: pairs}, "total": pairs}
     """
 
@@ -44,7 +45,7 @@ class Worker:
     def _opened(self, task: dict[str, Any]) -> Workbench:
         if self._bench is None or task != self._task:
             graph = read_graph(open_source(Path(task["model"]), Words(**task["words"])))
-            options = {name: task[name] for name in ("threads", "fast_math", "precision")}
+            options = {name: task[name] for name in ("threads", "fast_math", "precision", "activations")}
             plan = build(graph, **options, target="null:native")
             feeds = random_feeds(plan.program, task["sizes"], index_limits(graph))
             self._task, self._bench = task, Workbench(graph, feeds, **options)

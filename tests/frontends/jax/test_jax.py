@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ingot
+from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
-from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+from ingot.support.errors import ImportModelError, IngotError, InputError, UnsupportedOpError
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
@@ -346,3 +349,20 @@ def test_modules_that_set_their_variables():
         import_jax(net, (x,))
     net.eval()
     _agree(_interpreted(net, x)(x), net(x))
+
+
+def test_a_file_of_what_was_exported(tmp_path: Path):
+    (n,) = jax.export.symbolic_shape("n")
+    shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), PARAMS), jax.ShapeDtypeStruct((n, 3), "f4")
+    data = bytes(jax.export.export(jax.jit(_net))(*shapes).serialize())
+    path = tmp_path / "net.bin"
+    path.write_bytes(data)
+    model = ingot.compile(path, threads=1)
+    for size in (1, 5):
+        x = _data(size, 3)
+        _agree(model(PARAMS, x), _net(PARAMS, x))
+    rng = np.random.default_rng(0)
+    for at in [*range(0, 64, 8), *rng.integers(0, len(data), 4)]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :])
+        with suppress(IngotError):
+            open_model(path, Request())

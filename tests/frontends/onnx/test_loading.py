@@ -118,6 +118,35 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
         import_onnx(save(external("w.bin"), folder))
 
 
+@pytest.mark.parametrize(
+    "way", ["the snapshot's", "a link to the snapshot's", "blobs that are elsewhere", "another folder"]
+)
+def test_a_model_in_a_cache_of_links(tmp_path: Path, way: str) -> None:
+    """As Hugging Face's hub keeps files: links to blobs, which are beside the snapshots."""
+    cache = tmp_path / "models--a--b"
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / "1f2e" / "onnx"
+    snapshot.mkdir(parents=True)
+    real = tmp_path / "secrets" if way == "blobs that are elsewhere" else blobs
+    real.mkdir()
+    if real != blobs:
+        blobs.symlink_to(real)
+    (tmp_path / "w").write_bytes(WEIGHT.tobytes())
+    (real / "9c0d").write_bytes(WEIGHT.tobytes())
+    save(external("w.bin"), tmp_path).rename(real / "77aa")
+    (snapshot / "w.bin").symlink_to("../../../../w" if way == "another folder" else "../../../blobs/9c0d")
+    (snapshot / "m.onnx").symlink_to("../../../blobs/77aa")
+    path = snapshot / "m.onnx"
+    if way == "a link to the snapshot's":
+        path = tmp_path / "mine.onnx"
+        path.symlink_to(snapshot / "m.onnx")
+    if "snapshot" not in way:
+        with pytest.raises(ImportModelError, match="outside the model's folder"):
+            import_onnx(path)
+        return
+    x = np.ones((2, 64), np.float32)
+    np.testing.assert_allclose(interpret(import_onnx(path), [x])[0], x @ WEIGHT)
+
+
 def test_truncated_external_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes()[:-1])
     with pytest.raises(ImportModelError, match="truncated"):

@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import ingot
 from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from ingot.support.errors import InputError, NeedsValues, ShapeError, UnsupportedOpError
-from tests.frontends.onnx.told import F, model, one, runtime, same
+from ingot.support.errors import InputError, NeedsValues, ShapeError
+from tests.frontends.onnx.told import F, X, model, one, runtime, same
 
 
 def types(m: onnx.ModelProto, **options) -> list[str]:
@@ -46,6 +46,21 @@ def test_sizes_that_must_be_equal_are() -> None:
     assert types(m) == ["f32[7]", "f32[7]", "f32[7]"]
     m = model(one("MatMul", "x", "y"), [("x", F, [2, "past + new"]), ("y", F, ["all", 3]), ("z0", F, ["past", "new"])])
     assert types(m)[1] == "f32[new+past,3]"
+
+
+def test_a_size_that_is_1_broadcasts_in_the_calls_where_it_is() -> None:
+    """x[a] + w[5] makes a 5, unless a call brings 1; x[a] + y[b] likewise."""
+    m = model(one("Add", "x", "w"), [("x", F, ["a"])], initializers=[("w", X[0, :5])])
+    two = model(one("Add", "x", "y"), [("x", F, ["a", "n"]), ("y", F, ["b", "n"])])
+    added, sums = (ingot.compile(source, threads=1, cache=False) for source in (m, two))
+    for a, b in ((5, 4), (1, 1)):
+        same([added(X[1, :a])], runtime(m, x=X[1, :a]))
+        same([sums(X[:b], X[:4])], runtime(two, x=X[:b], y=X[:4]))
+    for size in (0, 4):
+        with pytest.raises(InputError, match="expected 5"):
+            added(X[1, :size])
+    with pytest.raises(InputError, match="expected 5"):
+        ingot.compile(m, dynamic={"a": (1, 9)}, threads=1, cache=False)(X[1, :1])
 
 
 def test_a_state_of_batch_1_makes_the_batch_1() -> None:
@@ -199,8 +214,11 @@ def test_a_slice_of_another_length_at_each_turn_is_refused(places: str) -> None:
             w = Add (v, total)
         }}>
     }}"""
-    with pytest.raises(UnsupportedOpError, match="which a loop changes"):
-        ingot.compile(onnx.parser.parse_model(text))
+    m = onnx.parser.parse_model(text)
+    compiled = ingot.compile(m, threads=1, cache=False)
+    for turns, s in ((0, 1.0), (1, 2.0), (4, 0.5), (9, 1.5)):
+        arrays = {"n": np.array(turns), "x": np.arange(1, 9, dtype=np.float32), "s": np.array(s, np.float32)}
+        same([compiled(**arrays)], runtime(m, **arrays))
 
 
 WHILE = """<ir_version: 8, opset_import: ["" : 18]>
@@ -245,3 +263,57 @@ def test_loops_that_count_and_loops_of_as_many_turns() -> None:
         same(compiled(**given), runtime(model, **given))
     with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
         compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))
+
+
+BLOCKS = """<ir_version: 8, opset_import: ["" : 18]> g (float[n,2,h,w] x, float[2,2,3,3] k) => (y)
+<int64[2] two={2,2}, int64[2] zero2={0,0}, int64[1] big={2147483647}, int64[2] base={2,2}, int64[1] m1={-1},
+ int64[2] axes={2,3}, int64[1] i0={0}, int64[1] i1={1},
+ int64[1] i2={2}, int64[1] i3={3}, int64[4] z4={0,0,0,0}> {
+ s = Shape(x) hw = Gather(s, axes) padded = Add(hw, base) padded2 = Add(padded, base)
+ r = Mod(padded2, two) q = Sub(two, r) extra = Mod(q, two)
+ high = Add(base, extra)
+ pads = Concat<axis=0>(zero2, base, zero2, high) xp = Pad(x, pads)
+ sp = Shape(xp) N = Gather(sp, i0) C = Gather(sp, i1) hp = Gather(sp, i2) wp = Gather(sp, i3)
+ hb = Div(hp, i2) wb = Div(wp, i2)
+ t1 = Concat<axis=0>(N, C, hb, i2, wb, i2) a = Reshape(xp, t1) b = Transpose<perm=[3,5,0,1,2,4]>(a)
+ t2 = Concat<axis=0>(m1, C, hb, wb) d = Reshape(b, t2)
+ e = Conv<kernel_shape=[3,3]>(d, k)
+ se = Shape(e) O = Gather(se, i1) he = Gather(se, i2) we = Gather(se, i3)
+ t3 = Concat<axis=0>(i2, i2, N, O, he, we) f = Reshape(e, t3) u = Transpose<perm=[2,3,4,0,5,1]>(f)
+ hm = Mul(he, i2) wm = Mul(we, i2)
+ t4 = Concat<axis=0>(N, O, hm, wm) v = Reshape(u, t4)
+ none = Equal(extra, zero2) bits = Cast<to=7>(none) far = Mul(bits, big) ends = Sub(far, extra)
+ cut = Slice(v, zero2, ends, axes)
+ y = Add(cut, x)
+}"""
+
+
+def test_a_dilated_convolution_by_blocks() -> None:
+    """As tf2onnx writes it, for images of any size: a crop of nothing ends at INT_MAX."""
+    m = onnx.parser.parse_model(BLOCKS)
+    compiled = ingot.compile(m, threads=1, cache=False)
+    rng = np.random.default_rng(0)
+    k = rng.random((2, 2, 3, 3), np.float32)
+    for shape in ((1, 2, 7, 5), (2, 2, 6, 6), (1, 2, 8, 9), (1, 2, 1, 4)):
+        x = rng.random(shape, np.float32)
+        np.testing.assert_allclose(compiled(x, k), runtime(m, x=x, k=k)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.7, 1.1, 1 / 3, 2.3])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_resize_by_what_is_no_ratio(scale: float, mode: str, is_computed: bool) -> None:
+    """Sizes are rounded as floats round them: 20 * 0.7 is 14."""
+    whole = [
+        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["f"], to=F),
+        helper.make_node("Mul", ["f", "k"], ["m"]), helper.make_node("Floor", ["m"], ["r"]),
+        helper.make_node("Cast", ["r"], ["n"], to=TensorProto.INT64),
+        helper.make_node("Resize", ["x", "", "", "n"], ["z"], mode=mode),
+    ]  # fmt: skip
+    nodes = whole if is_computed else one("Resize", "x", "", "k", mode=mode)
+    scales = np.array([1, 1, scale, scale], np.float32)
+    m = model(nodes, [("x", F, [1, 1, "h", "w"])], initializers=[("k", scales)])
+    compiled = ingot.compile(m, threads=1, cache=False)
+    for h, w in ((20, 10), (12, 7), (3, 31)):
+        x = np.random.default_rng(h).random((1, 1, h, w), np.float32)
+        np.testing.assert_allclose(compiled(x), runtime(m, x=x)[0], rtol=1e-5, atol=1e-5)

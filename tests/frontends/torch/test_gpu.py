@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ingot import ops
 from ingot.frontends.torch import to_torch
 from ingot.frontends.torch.decompose import DECOMPOSITIONS
 from ingot.integrations.torch_compile import _frozen, _Specialized, gpu_of, import_flat
 from ingot.ir.interp import interpret
+from ingot.passes.model.attention_sums import keep_attention_sums
 from ingot.support.errors import InputError
 from tests.frontends.torch.agree import close
 
@@ -130,3 +133,15 @@ def test_the_gradient_of_a_bias() -> None:
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
     close(got[0], want.detach(), 1e-5)
     close(got[1], torch.autograd.grad(want, [bias], g)[0], 1e-5)
+
+
+@pytest.mark.parametrize("op", [flash, cudnn, efficient])
+def test_attention_that_is_trained_is_an_op_in_each_pass(op: Callable[..., Any]) -> None:
+    shapes = [(2, 4, 5, 8)] * 4
+    graph = import_flat(traced(lambda *a: op(*a, 0.0, True), *shapes), {}).graph
+    kept = keep_attention_sums(graph)
+    names = [type(n.op) for n in kept.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
+    assert names == [ops.AttentionWithSums, ops.AttentionGradients]
+    # the forward pass alone
+    alone = keep_attention_sums(replace(graph, outputs=graph.outputs[:1], output_names=graph.output_names[:1]))
+    assert [type(n.op) for n in alone.nodes() if n.op.name.startswith("attention")] == [ops.Attention]

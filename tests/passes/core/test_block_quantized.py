@@ -12,7 +12,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f16, f32, f64, i4, i8, u4, u8
 from ingot.ir.verify import verify
-from ingot.passes.core.block_quantized import is_product_of_levels
+from ingot.passes.core.block_quantized import is_product_of_levels, round_floats
 from ingot.passes.core.quantized import lower_quantized
 from tests.passes.check import arg, graph
 
@@ -47,6 +47,44 @@ def test_blocks_of_a_row(dtype: DType) -> None:
     assert kept(arg("x", 2, 5, 48), w, ((2,), (1,))) == 1
     assert kept(arg("x", 5, 41), ops.slice_axis(w, 1, 0, 41), ((1,), (1,))) == 1
     assert kept(arg("x", 41, 5), ops.transpose(ops.slice_axis(w, 1, 0, 41), (1, 0)), ((0,), (0,))) == 1
+
+
+def roundings(x: Node, w: Node, contract: tuple[tuple[int, ...], tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The sizes of the blocks in which the pass rounds what levels are multiplied with."""
+    g = lower_quantized(graph(ops.DotGeneral(contract=contract)(x, w)), int8_dot=u8, rounds=True)
+    verify(g, "the pass")
+    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in g.inputs]
+    floats = round_floats(g)
+    assert floats == g
+    lowered = round_floats(g, bytes_kept=False)
+    verify(lowered, "round_floats")
+    assert not any(isinstance(n.op, ops.RoundToBytes) for n in lowered.nodes())
+    np.testing.assert_allclose(interpret(lowered, given)[0], interpret(g, given)[0], rtol=1e-6, atol=1e-6)
+    rounded = [n for n in g.nodes() if isinstance(n.op, ops.RoundToBytes)]
+    return [tuple(int(n.shape[d]) for d in n.op.dims) for n in rounded if isinstance(n.op, ops.RoundToBytes)]
+
+
+def test_blocks_that_are_rounded() -> None:
+    small = ops.Dequantize()(const(levels(6, 3, 16)), const(levels(6, 3, 1)), scales(6, 3, 1))
+    assert roundings(arg("x", 5, 41), ops.slice_axis(ops.reshape(small, (6, 48)), 1, 0, 41), ((1,), (1,))) == [(16,)]
+    long = ops.Dequantize()(const(levels(6, 1152, dtype=i8)), ops.scalar(0, i8), scales(6, 1))
+    assert roundings(arg("x", 5, 1152), long, ((1,), (1,))) == [(128,)]
+    odd = ops.Dequantize()(const(levels(6, 3, 21)), const(levels(6, 3, 1)), scales(6, 3, 1))
+    assert roundings(arg("x", 5, 63), ops.reshape(odd, (6, 63)), ((1,), (1,))) == []
+    unit, own = const(RNG.random((6, 2, 1, 1)).astype(np.float16)), const(levels(6, 2, 8, 1, dtype=u8))
+    k_quant = ops.DequantizeBlocks(bits=4, factors=2)(const(levels(6, 2, 8, 32)), own, unit)
+    assert roundings(arg("x", 5, 512), ops.reshape(k_quant, (6, 512)), ((1,), (1,))) == [(8, 32)]
+    floats = ops.DequantizeBlocks(bits=4)(
+        const(levels(6, 2, 8, 32)), const(RNG.random((6, 2, 8, 1)).astype(np.float16))
+    )
+    assert roundings(arg("x", 5, 512), ops.reshape(floats, (6, 512)), ((1,), (1,))) == [(32,)]
+
+
+def test_what_no_product_reads_directly_is_rounded_in_floats() -> None:
+    w = ops.Dequantize()(const(levels(6, 3, 16)), const(levels(6, 3, 1)), scales(6, 3, 1))
+    turned = ops.transpose(ops.RoundToBytes((1,))(arg("x", 16, 3, 5)), (2, 1, 0))
+    g = graph(ops.DotGeneral(contract=((1, 2), (1, 2)))(turned, w))
+    assert not any(isinstance(n.op, ops.RoundToBytes) for n in round_floats(g).nodes())
 
 
 def test_other_forms() -> None:

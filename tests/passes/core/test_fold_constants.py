@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ingot import ops
 from ingot.ir.dims import symbol
-from ingot.ir.node import Const, const
+from ingot.ir.node import Const, Node, const, deferred_const
 from ingot.ir.types import TensorType, f16, f32, i64
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
+from ingot.support.errors import LimitError
+from ingot.support.limits import Limits, limited
 from tests.passes.check import arg, count, graph, same_values
 
 W = const(np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -100,3 +103,30 @@ def test_what_costs_more_than_to_be_read_may_grow() -> None:
     out = fold_constants(g)
     assert count(out, ops.Sin) == 0 and count(out, ops.Mul) == 1
     same_values(g, out)
+
+
+def test_leaves_to_kernels_what_would_take_the_reference_minutes() -> None:
+    def zeros(*shape: int) -> Node:
+        return deferred_const(TensorType(f32, shape), lambda: np.zeros(shape, np.float32), "")
+
+    spatial = ((1, 1), ((1, 1), (1, 1)), (1, 1))
+    x, pools = zeros(1, 1024, 64, 64), ((1, 1, 64, 64), (1,) * 4, ((0, 0),) * 4, (1,) * 4, (1,) * 4)
+    long = [
+        ops.Conv(*spatial)(x, zeros(1024, 1024, 3, 3)),
+        ops.DotGeneral(contract=((1,), (0,)))(zeros(8192, 8192), zeros(8192, 8192)),
+        ops.ReduceWindow("max", *pools)(zeros(1, 8, 512, 512)),
+        ops.LU()(zeros(4096, 4096)).results[0],
+    ]
+    for node in long:
+        g = graph(node)
+        assert fold_constants(g) is g, node
+    short = [
+        ops.Conv(*spatial)(zeros(1, 64, 32, 32), zeros(8, 64, 3, 3)),
+        ops.DotGeneral(contract=((1,), (0,)))(x_ := zeros(4096, 4096), x_),
+    ]
+    assert all(isinstance(fold_constants(graph(node)).outputs[0].op, Const) for node in short)
+
+
+def test_the_time_of_a_compilation_holds_while_constants_are_folded() -> None:
+    with limited(Limits(seconds=1e-9)), pytest.raises(LimitError, match="seconds"):
+        fold_constants(graph(ops.Exp()(W)))

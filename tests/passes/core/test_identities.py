@@ -8,7 +8,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.rewrite import rewrite
 from ingot.ir.types import DTYPES, DType, TensorType, boolean, f32
-from ingot.passes.core.identities import FAST_MATH, IDENTITIES, WHEN, Apply, Identity, build, rule_set, variables
+from ingot.passes.core.identities import FAST_MATH, IDENTITIES, WHEN, Identity, build, rule_set, variables
 from ingot.passes.core.simplify import simplify
 from ingot.support.errors import ShapeError
 
@@ -48,7 +48,7 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
         bound[name] = const(values) if name in "cd" else Input(name, kind)()
     if on.kind not in WHEN[identity.when]:
         return None
-    node = grow(left, bound, TensorType(dtype, (size,)))
+    node = build(left, bound, TensorType(dtype, (size,)))
     if node is None:
         return None
     right = build(identity.patterns[1], bound, node.type)
@@ -56,21 +56,6 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
         return None
     inputs = tuple(n for n in bound.values() if isinstance(n.op, Input))
     return Graph(inputs, (node,)), given
-
-
-def grow(p, bound: dict[str, Node], like: TensorType) -> Node | None:
-    """As `build`, with a literal taking its neighbours' type: select's predicate is bool."""
-    if not isinstance(p, Apply):
-        return build(p, bound, like)
-    kinds = [like] * len(p.operands)
-    if isinstance(p.op, ops.Select):
-        kinds[0] = like.with_dtype(boolean)
-    names = list(variables(p))
-    if isinstance(p.op, ops.Compare) and names and all(n in "pq" for n in names):
-        kinds = [like.with_dtype(boolean)] * 2
-    operands = [grow(o, bound, k) for o, k in zip(p.operands, kinds, strict=True)]
-    found = [o for o in operands if o is not None]
-    return p.op(*found) if len(found) == len(operands) else None
 
 
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda i: f"{i.text} {i.when}")
@@ -128,7 +113,7 @@ def test_fast_math_holds_for_ordinary_values() -> None:
         for i, n in enumerate(names):
             like = TensorType(f32, (64,))
             bound[n] = const(np.roll(values, i)) if n in "cd" else Input(n, like)()
-        node = grow(left, bound, TensorType(f32, (64,)))
+        node = build(left, bound, TensorType(f32, (64,)))
         assert node is not None
         g = Graph(tuple(n for n in bound.values() if isinstance(n.op, Input)), (node,))
         out = rewrite(g, rule_set([identity]))

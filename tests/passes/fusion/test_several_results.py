@@ -134,3 +134,21 @@ def test_rows_that_would_need_each_other_stay_apart() -> None:
     data = [np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)]
     for got, want in zip(interpret(fuse(graph, ROWS), data), interpret(graph, data), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [6, 600])
+def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel(width: int) -> None:
+    """Unless its rows are too long to be held; columns of it stay apart."""
+    policy = FusionPolicy(joins_row_results=True, max_single_row=512)
+    x, y = row("x", (4, width)), row("y", (4, width))
+    total = ops.Add()(x, y)
+    scale = along(ops.Reduce("sum", (1,))(ops.Mul()(total, total)), total.shape, 0)
+    normed = ops.Div()(total, scale)
+    graph = Graph((x, y), (ops.Reverse((0,))(ops.Add()(total, x)), ops.Reverse((1,))(normed), ops.Tanh()(total)))
+    fused = fuse(graph, policy)
+    several = [n for n in fused.nodes() if isinstance(n.op, Group) and n.op.kind == "rows" and len(n.types) > 1]
+    assert len(several) == 1
+    assert sum(t.shape == total.shape for t in several[0].types) == (2 if width == 6 else 1)
+    data = [np.random.default_rng(0).standard_normal((4, width)).astype(np.float32) for _ in range(2)]
+    for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)

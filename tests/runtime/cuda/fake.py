@@ -129,7 +129,7 @@ class FakeDriver:
     def seconds(self, begin: int, end: int) -> float:
         return self._happened[end] - self._happened[begin]
 
-    def stream(self) -> int:
+    def stream(self, *, urgent: bool = False) -> int:
         return self._hold("stream", next(self._numbers))
 
     def drop_stream(self, stream: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda import nccl
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.cuda.nccl import Communicators, Nccl
-from ingot.runtime.program import Collective
+from ingot.runtime.program import Buffer, Collective, Step
 from ingot.runtime.ranks import current
 from ingot.runtime.ranks.process_group import ProcessGroup, SingleProcess
 from ingot.support.errors import DeviceError
 from tests.runtime.cuda.fake import FakeDriver
 from tests.runtime.cuda.programs import BOTH, KERNELS, summed
 from tests.runtime.cuda.test_device import run
+from tests.runtime.cuda.test_streaming import COUNT, SIZES, X, chain, wanted
 
 
 class Function:
@@ -129,6 +131,25 @@ def test_a_profile_has_the_time_of_a_sum(fake: tuple[FakeDriver, FakeNccl]) -> N
     run(loaded, np.arange(5, dtype=np.float32))
     seconds = np.diff(readings) / loaded.ticks_per_second
     assert (seconds > 0).all()
+
+
+def test_weights_are_streamed_between_sums(fake: tuple[FakeDriver, FakeNccl]) -> None:
+    _, library = fake
+    plain = chain(SIZES)
+    lives = [replace(b, first_step=0, last_step=len(SIZES)) if b.kind == "arena" else b for b in plain.buffers]
+    temp = Buffer(99, "arena", 4 * COUNT, 0, len(SIZES), device="cuda")
+    inner = plain.steps[3]
+    reduced = Collective("all_reduce", ((0,),), "f32", "sum")
+    halves = (
+        replace(inner, args=(*inner.args[:2], (99, 0))),
+        Step("all_reduce", ((99, 0), inner.args[2]), (COUNT,), label="sum", device="cuda", collective=reduced),
+    )
+    program = replace(plain, buffers=(*lives, temp), steps=(*plain.steps[:3], *halves, *plain.steps[4:]))
+    loaded = Loaded(program, int(0.75 * program.weights.nbytes))
+    for x in (X, X + 1):
+        np.testing.assert_array_equal(run(loaded, x), wanted(program, x))
+    assert names(library)[2:] == ["ncclAllReduce"] * 2
+    assert loaded._bounded is not None and loaded._bounded.plan is not None and loaded._bounded.plan.streamed
 
 
 def test_a_captured_call_begins_its_sums_on_the_stream(

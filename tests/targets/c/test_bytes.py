@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, i8, i32, u8
+from ingot.ir.types import DType, TensorType, f32, i8, i32, u8
 from ingot.pipeline.build import build_program
 from ingot.pipeline.c import TARGET
 from tests.conformance.c import needs_gcc, run_program
@@ -47,6 +47,22 @@ def _check(graph: Graph, tmp_path: Path, core: str) -> str:
         for got, want in zip(run_program(program, [x], tmp_path), interpret(graph, [x]), strict=True):
             np.testing.assert_array_equal(got, want)
     return (tmp_path / "net.c").read_text()
+
+
+@needs_gcc
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rounded_rows(rows: int, tmp_path: Path):
+    """Rounded to bytes, multiplied by levels of 4 bits in blocks."""
+    rng = np.random.default_rng(rows)
+    levels, scales = rng.integers(0, 16, (9, 3, 32)).astype(np.uint8), rng.normal(size=(9, 3, 1)).astype(np.float32)
+    w = ops.DequantizeBlocks(8, 4)(const(levels), const(scales))
+    x = Input("x", TensorType(f32, (rows, 96)))()
+    y = ops.DotGeneral(contract=((1, 2), (1, 2)))(ops.RoundToBytes((2,))(ops.reshape(x, (rows, 3, 32))), w)
+    plain = Graph((x,), (ops.DotGeneral(contract=((1,), (1,)))(x, ops.reshape(w, (9, 96))),))
+    program = build_program(plain, TARGET.features(""), 1, activations="int8")
+    given = [rng.standard_normal((rows, 96)).astype(np.float32)]
+    (got,), (want,) = run_program(program, given, tmp_path), interpret(Graph((x,), (y,)), given)
+    assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
 @needs_gcc

@@ -222,6 +222,27 @@ def test_mixed_precision_learns_as_float32_does(precision: str) -> None:
     assert got == pytest.approx(want, abs=0.03) and got < 1.0
 
 
+class OnlyAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x * self.scale
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_attention_takes_operands_of_the_precision() -> None:
+    torch.manual_seed(0)
+    net, x, y = OnlyAttention(), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    losses: dict[str, list[float]] = {}
+    for precision in ("float32", "bfloat16"):
+        step = ingot.train(copy.deepcopy(net), "mse", optim.SGD(lr=0.5), (x,), precision=precision, threads=1)
+        losses[precision] = [float(step(x, y)[0]) for _ in range(5)]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=1e-2)
+    assert losses["bfloat16"][0] != losses["float32"][0]
+
+
 def test_an_overflow_in_float16_is_left_out() -> None:
     net, (x, _) = mlp(), batch()
     step = ingot.train(net, "mse", optim.SGD(lr=0.1, momentum=0.9), (x,), precision="float16", threads=1)

@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import command_context, err, print_json
 from ingot.cli.language.options import Cache, Context, Model, SamplingOptions, open_language_model
-from ingot.cli.options import Json, Limit, Threads, grouped
+from ingot.cli.options import Activations, Json, Limit, Threads, grouped
 from ingot.support.errors import InputError, printable
 
 
@@ -22,6 +22,7 @@ def generate(
     sampling: SamplingOptions,
     context: Context = None,
     cache: Cache = "float16",
+    activations: Activations = "float32",
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -37,7 +38,7 @@ def generate(
     """
     with command_context(as_json, limit):
         text = _read_prompt() if prompt is None else prompt
-        lm = open_language_model(model, context, cache, threads)
+        lm = open_language_model(model, context, cache, activations, threads)
         arguments: dict[str, Any] = {"max_tokens": 256, **sampling.arguments}
     with command_context(as_json, limit, has_progress=False):
         start = time.perf_counter()

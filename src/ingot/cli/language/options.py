@@ -13,6 +13,7 @@ from ingot.api.language_model import LanguageModel
 from ingot.api.load import load
 from ingot.driver.open import file_kind
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime import artifact
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -27,6 +28,19 @@ CACHE_OPTION = typer.Option(
     "--cache-type", metavar="TYPE", help="Of cached keys and values: float32, float16, bfloat16, int8."
 )
 Cache = Annotated[str, CACHE_OPTION]
+Sequences = Annotated[
+    int | None,
+    typer.Option(
+        "--sequences",
+        min=1,
+        max=1024,
+        help="Of a language model: answers that are computed at a time, for ingot serve.",
+    ),
+]
+CacheMemory = Annotated[
+    float | None,
+    typer.Option("--cache-memory", min=0.001, metavar="MIB", help="Of keys and values of all --sequences together."),
+]
 Template = Annotated[
     Path | None,
     typer.Option("--template", metavar="FILE", help="A chat template in Jinja, instead of the model's own."),
@@ -65,10 +79,24 @@ class SamplingOptions:
         return given
 
 
+def is_language_model(path: Path) -> bool:
+    """Whether `open_language_model` opens it."""
+    kind = file_kind(path)
+    return kind in LANGUAGE or (kind == "artifact" and artifact.LANGUAGE in artifact.load(path).meta)
+
+
 def open_language_model(
-    path: Path, context: int | None, cache: str, threads: int | None, template: Path | None = None
+    path: Path,
+    context: int | None,
+    cache: str,
+    activations: str,
+    threads: int | None,
+    template: Path | None = None,
+    sequences: int | None = None,
+    cache_bytes: int | None = None,
 ) -> LanguageModel:
-    """Raises what `LanguageModel` and `ingot.load` raise, InputError for another model."""
+    """sequences, cache_bytes: None, or those of an engine. Raises what `LanguageModel` and `ingot.load` raise, and
+    InputError for another model."""
     progress.report("read")
     kind = file_kind(path)
     if kind == "artifact":
@@ -80,8 +108,14 @@ def open_language_model(
         if context is not None and context != model.context:
             fix = "compile the model again"
             raise InputError("--context", expected=f"{model.context}, as it was compiled", got=context, fix=fix)
+        if activations != "float32":
+            got, fix = f"{activations} for a compiled model", "compile the model again"
+            raise InputError("--activations", expected="none", got=got, fix=fix)
     elif kind in LANGUAGE:
-        model = LanguageModel(path, context=context, cache=cache, threads=threads)
+        model = LanguageModel(
+            path, context=context, cache=cache, activations=activations, threads=threads, sequences=sequences,
+            cache_bytes=cache_bytes,
+        )  # fmt: skip
     else:
         got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"
         expected = "a GGUF file, a folder with config.json and safetensors, or a compiled language model"

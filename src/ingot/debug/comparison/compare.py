@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from ingot.debug.comparison.exact import Judge
 from ingot.debug.comparison.foreign import RefusedError
 from ingot.debug.comparison.reference import MissingError, Reference, reference
 from ingot.debug.comparison.tolerance import Agreement
-from ingot.debug.feeds import Feeds, as_given, cases, index_limits, random_feeds
+from ingot.debug.feeds import Feeds, as_given, axis_sizes, cases, index_limits, random_feeds, read_feeds
 from ingot.debug.source import Source, read_graph
 from ingot.ir.interp import interpret
 from ingot.runtime import artifact
@@ -24,7 +24,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 # Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.
-ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3}
+ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3, "int8": 5e-2}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`blame` says who is responsible for a check that failed, of compiling first; None if all agree.
+    """`blame` says who is responsible for a check that failed, of compiling first; None if all agree, or are apart by
+    rounding alone. values: of the
+    first case, Ingot's results by name, and those of each reference by "NAME (WHO)".
 
     refused: why the model's framework did not run, or not at some of the sizes.
     """
@@ -47,6 +49,7 @@ class Comparison:
     checks: tuple[Check, ...]
     blame: Blame | None
     refused: tuple[str, ...] = ()
+    values: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
 
     @property
     def ok(self) -> bool:
@@ -60,29 +63,36 @@ def compare(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
     sizes: Sequence[Mapping[str, int]] = (),
     tolerance: float | None = None,
     interpreter: bool = True,
     seed: int = 0,
+    feed: Sequence[str] = (),
 ) -> Comparison:
-    """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes.
+    """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes, or
+    on the arrays of `feed` (see `read_feeds`) at theirs; inputs that are not among them are random.
 
     The references are the model's framework where it is installed, and the interpreter.
     Where a result is apart from theirs, float64 judges first: elements that rounding alone decides count as equal.
-    `tolerance` is by default what `precision` allows. Raises what reading and compiling raise, and InputError for a
-    `program` with other inputs or outputs than the model's, and where the framework can run at none of the sizes, or is
-    not installed and there is no interpreter either.
+    `tolerance` is by default what `precision` and `activations` allow. Raises what reading and compiling raise, and
+    InputError for a `program` with other inputs or outputs than the model's, and where the framework can run at none of
+    the sizes, or is not installed and there is no interpreter either.
     """
-    tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
+    if tolerance is None:
+        tolerance = max((ROUNDING[name] for name in (precision, activations) if name in ROUNDING), default=None)
     # what a model keeps comes in and goes out, as random old values and new ones to compare
     graph = replace(read_graph(source), state=())
-    built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
+    built = build(
+        graph, threads=threads, fast_math=fast_math, precision=precision, activations=activations, target=target
+    )
     model = built.model() if program is None else _loaded(program, built, source, threads)
     limits = index_limits(graph)
     checks: list[Check] = []
     refused: list[RefusedError] = []
     missing: tuple[str, ...] = ()
+    values: dict[str, np.ndarray] = {}
     try:
         other = reference(source)
     except MissingError as error:
@@ -90,21 +100,25 @@ def compare(
             raise
         other, missing = None, (str(error),)
     bad: dict[bool, Feeds] = {}  # the first inputs that show a fault, by whether it is one of compiling
-    tried = cases(model.program, sizes)
+    own = read_feeds(model, feed)
+    told = axis_sizes(model.program, own)
+    tried = cases(model.program, [{**told, **given} for given in sizes or [{}]] if own else sizes)
     for chosen in tried:
-        feeds, shown = random_feeds(model.program, chosen, limits, seed), as_given(model.program, chosen)
+        feeds = random_feeds(model.program, chosen, limits, seed) | own
+        shown = as_given(model.program, chosen)
         try:
-            found = _check(built, model, other, shown, feeds, tolerance, interpreter)
+            found, results = _check(built, model, other, shown, feeds, tolerance, interpreter)
         except RefusedError as error:
             refused.append(RefusedError(f"{_text(shown)}: {error}" if chosen else str(error)))
             continue
         checks += found
-        if apart := {c.against for c in found if not c.agreement.ok}:
+        values = values or results
+        if apart := {c.against for c in found if not c.agreement.ok and c.agreement.size != "rounding"}:
             bad.setdefault("interpreter" in apart, feeds)
     if len(refused) == len(tried):
         raise refused[0]
     blame = find_blame(source, built, bad[max(bad)], other, tolerance) if bad else None
-    return Comparison(tuple(checks), blame, (*missing, *map(str, refused)))
+    return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
 
 def _loaded(program: Path, built: Build, source: Source, threads: int | None) -> CompiledModel:
@@ -128,7 +142,8 @@ def _check(
     feeds: Feeds,
     tolerance: float | None,
     interpreter: bool,
-) -> list[Check]:
+) -> tuple[list[Check], dict[str, np.ndarray]]:
+    """The checks of all outputs, and their values as `Comparison` has them."""
     at = _text(sizes)
     progress.report(f"run {at}".strip())
     out = model(**feeds)
@@ -141,8 +156,10 @@ def _check(
         progress.report(f"interpret {at}".strip())
         expected["interpreter"] = interpret(built.graph, list(feeds.values()))
     checks: list[Check] = []
+    values = {spec.name: np.asarray(result) for spec, result in zip(model.outputs, results, strict=True)}
     judge = Judge(built.graph, list(feeds.values()), tolerance)
     for name, wanted in expected.items():
         for i, (spec, got, want) in enumerate(zip(model.outputs, map(np.asarray, results), wanted, strict=True)):
             checks.append(Check(sizes, name, spec.name, judge.apart(i, got, want)))
-    return checks
+            values[f"{spec.name} ({name})"] = want
+    return checks, values

@@ -87,8 +87,9 @@ def _end(process: subprocess.Popen[bytes], made: tempfile.TemporaryDirectory[str
 # --- in the process
 
 
-def _stablehlo(asked: Mapping[str, Any]) -> Loaded:
-    """XLA's CPU client. jaxlib's classes used here are private: written for jaxlib 0.10."""
+def compile_stablehlo(data: bytes, arrays: Sequence[np.ndarray]) -> tuple[Any, Any]:
+    """(what XLA's CPU client makes of a program for arrays of these sizes, its device). jaxlib's classes used here are
+    private: written for jaxlib 0.10."""
     import jax
     from jax._src.interpreters import mlir
     from jaxlib import _jax  # type: ignore[attr-defined]
@@ -98,34 +99,36 @@ def _stablehlo(asked: Mapping[str, Any]) -> Loaded:
 
     jax.config.update("jax_enable_x64", True)
     device = jax.devices("cpu")[0]
-    data = Path(asked["path"]).read_bytes()
+    # a new main, of static types, calls that of the file
+    with mlir.make_ir_context() as context, ir.Location.unknown():
+        module = hlo.deserialize_portable_artifact(context, data) if data[:3] == b"ML\xef" else ir.Module.parse(data)
+        functions: list[Any] = list(module.body.operations)
+        (main,) = [f for f in functions if f.attributes["sym_name"].value == "main"]
+        old = main.type
+        elements = [ir.RankedTensorType(t).element_type for t in old.inputs]
+        types = [ir.RankedTensorType.get(a.shape, e) for a, e in zip(arrays, elements, strict=True)]
+        main.attributes["sym_name"] = ir.StringAttr.get("_main")
+        main.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        with ir.InsertionPoint(module.body):
+            outer = func.FuncOp("main", ir.FunctionType.get(types, old.results))
+        outer.attributes["sym_visibility"] = ir.StringAttr.get("public")
+        with ir.InsertionPoint(outer.add_entry_block()):
+            given = [hlo.ConvertOp(t, x).result for t, x in zip(old.inputs, outer.arguments, strict=True)]
+            func.ReturnOp(func.CallOp(old.results, ir.FlatSymbolRefAttr.get("_main"), given).results)
+        code = mlir.module_to_bytecode(module)
+    code = _jax.mlir.refine_polymorphic_shapes(code, enable_shape_assertions=True, validate_static_shapes=True)
+    return device.client.compile_and_load(code, _jax.DeviceList((device,)), _jax.CompileOptions()), device
 
-    def compiled(arrays: Sequence[np.ndarray]) -> Any:
-        """For these sizes: a new main, of static types, calls that of the file."""
-        with mlir.make_ir_context() as context, ir.Location.unknown():
-            module = (
-                hlo.deserialize_portable_artifact(context, data) if data[:3] == b"ML\xef" else ir.Module.parse(data)
-            )
-            functions: list[Any] = list(module.body.operations)
-            (main,) = [f for f in functions if f.attributes["sym_name"].value == "main"]
-            old = main.type
-            elements = [ir.RankedTensorType(t).element_type for t in old.inputs]
-            types = [ir.RankedTensorType.get(a.shape, e) for a, e in zip(arrays, elements, strict=True)]
-            main.attributes["sym_name"] = ir.StringAttr.get("_main")
-            main.attributes["sym_visibility"] = ir.StringAttr.get("private")
-            with ir.InsertionPoint(module.body):
-                outer = func.FuncOp("main", ir.FunctionType.get(types, old.results))
-            outer.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            with ir.InsertionPoint(outer.add_entry_block()):
-                given = [hlo.ConvertOp(t, x).result for t, x in zip(old.inputs, outer.arguments, strict=True)]
-                func.ReturnOp(func.CallOp(old.results, ir.FlatSymbolRefAttr.get("_main"), given).results)
-            code = mlir.module_to_bytecode(module)
-        code = _jax.mlir.refine_polymorphic_shapes(code, enable_shape_assertions=True, validate_static_shapes=True)
-        return device.client.compile_and_load(code, _jax.DeviceList((device,)), _jax.CompileOptions())
+
+def _stablehlo(asked: Mapping[str, Any]) -> Loaded:
+    import jax
+
+    data = Path(asked["path"]).read_bytes()
 
     def run(arrays: Arrays) -> Sequence[Any]:
         given = [_complex(arrays[name]) if joined else arrays[name] for name, joined in asked["arguments"]]
-        results = compiled(given).execute([jax.device_put(np.ascontiguousarray(x), device) for x in given])
+        executable, device = compile_stablehlo(data, given)
+        results = executable.execute([jax.device_put(np.ascontiguousarray(x), device) for x in given])
         return [np.stack([np.real(r), np.imag(r)], -1) if r.dtype.kind == "c" else r for r in map(np.asarray, results)]
 
     return run

@@ -66,13 +66,18 @@ def _array(result: Any, labels: Sequence[int | str] | None) -> np.ndarray:
 
 def with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every value that a node of its main graph makes as an output, in the nodes' order."""
+    return with_outputs(model, [name for node in model.graph.node for name in node.output if name])
+
+
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model with these outputs, which may be any values of its main graph."""
     import onnx
 
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     declared = {o.name: o for o in model.graph.output}
     del changed.graph.output[:]
-    for name in (name for node in model.graph.node for name in node.output if name):
+    for name in names:
         changed.graph.output.append(declared.get(name) or onnx.helper.make_empty_tensor_value_info(name))
     return changed
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingot.debug.comparison.foreign import Foreign, RefusedError
-from ingot.debug.comparison.onnx_runtime import Run, session
+from ingot.debug.comparison.onnx_runtime import Run, session, with_outputs
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
 from ingot.driver.open import import_torch, open_model, script_evaluator
@@ -42,6 +42,8 @@ def reference(source: Source) -> Reference:
     """The model's own framework. Raises MissingError where there is none: it says what to install."""
     if source.kind in LANGUAGE:
         raise MissingError("no other engine runs one chunk of a language model", fix="the interpreter is the reference")
+    if source.kind not in _PACKAGES:
+        raise MissingError("nothing else runs such a file", fix="the interpreter is the reference")
     package, extra = _PACKAGES[source.kind]
     if find_spec(package.partition(".")[0]) is None:
         raise MissingError(f"{package} is not installed, which would run the model", fix=f"pip install {extra}")
@@ -51,7 +53,12 @@ def reference(source: Source) -> Reference:
 def _onnx_runtime(source: Source) -> Reference:
     import onnxruntime  # an extra
 
-    run = session(str(source.path))
+    if source.outputs is None:
+        run = session(str(source.path))
+    else:
+        import onnx
+
+        run = session(with_outputs(onnx.load(source.path), source.outputs).SerializeToString())
     return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.weights}))
 
 

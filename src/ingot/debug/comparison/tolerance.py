@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+import ml_dtypes
 import numpy as np
 
 from ingot.support.dataclass import dataclass
@@ -11,12 +13,15 @@ from ingot.support.dataclass import dataclass
 # By the result's dtype: largest difference allowed, in parts of the expected result's largest finite magnitude.
 TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
+_ROUNDING_ULPS = 32  # of the largest magnitude
+
 
 @dataclass(frozen=True)
 class Agreement:
     """`error`: the largest absolute difference; `relative`: that over the expected result's largest finite magnitude.
 
     `place`: index of the largest difference. `note`: what differs besides numbers (shape, dtype, NaNs), "" if nothing.
+    `size`: of the difference, "rounding" where it is as small as what sums in the result's type are off.
     """
 
     error: float
@@ -24,6 +29,16 @@ class Agreement:
     place: tuple[int, ...]
     note: str
     ok: bool
+    size: Literal["none", "rounding", "larger"] = "larger"
+
+    @property
+    def words(self) -> str:
+        """What people should know beside the numbers."""
+        if self.note:
+            return self.note
+        if self.size == "rounding":
+            return "(rounding)" if self.ok else "by rounding alone: the tolerance is below what the type holds"
+        return "(equal)" if self.size == "none" else ""
 
     def __str__(self) -> str:
         if self.note:
@@ -46,12 +61,18 @@ def agree(got: np.ndarray, expected: np.ndarray, tolerance: float | None = None)
     if got.dtype != expected.dtype:
         return _failed(f"dtype {got.dtype} instead of {expected.dtype}")
     if expected.size == 0:
-        return Agreement(0.0, 0.0, (), "", True)
+        return Agreement(0.0, 0.0, (), "", True, "none")
     if expected.dtype.name not in TOLERANCE:
         return _exact(got, expected)
     a, b = got.astype(np.float64), expected.astype(np.float64)
     special = ~np.isfinite(b)
     wrong = (special | ~np.isfinite(a)) & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    if np.isnan(b).all() and not wrong.any():
+        return Agreement(
+            0.0, 0.0, (), f"all {a.size} values are NaN, as expected: no number was compared", True, "none"
+        )
+    if np.isnan(a).all():
+        return _failed(f"all {a.size} values are NaN instead of numbers")
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         note = f"{wrong.sum()} of {a.size} values: first {a[place]} instead of {b[place]} at {list(place)}"
@@ -61,13 +82,18 @@ def agree(got: np.ndarray, expected: np.ndarray, tolerance: float | None = None)
     error = float(difference[place])
     relative = error / (float(np.abs(b[~special]).max(initial=0.0)) or 1.0)
     limit = TOLERANCE[expected.dtype.name] if tolerance is None else tolerance
-    return Agreement(error, relative, place, "", relative <= limit)
+    size = "none" if not error else "rounding" if relative <= _ROUNDING_ULPS * _epsilon(expected.dtype) else "larger"
+    return Agreement(error, relative, place, "", relative <= limit, size)
+
+
+def _epsilon(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).eps)
 
 
 def _exact(got: np.ndarray, expected: np.ndarray) -> Agreement:
     different = got != expected
     if not different.any():
-        return Agreement(0.0, 0.0, (), "", True)
+        return Agreement(0.0, 0.0, (), "", True, "none")
     place = tuple(int(i) for i in np.argwhere(different)[0])
     count = int(different.sum())
     note = f"{count} of {got.size} values differ: first {got[place]} instead of {expected[place]} at {list(place)}"

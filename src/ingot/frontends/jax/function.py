@@ -10,6 +10,8 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,13 +19,14 @@ import numpy as np
 from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
-from ingot.frontends.stablehlo.model import text_of
+from ingot.frontends.stablehlo.model import text_apart, text_of
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.ops import custom
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ImportModelError, InputError
+from ingot.support.errors import ImportModelError, IngotError, InputError
+from ingot.support.files import open_regular
 from ingot.support.log import warn_if_untested
 
 warn_if_untested("jax", jax.__version__)
@@ -111,7 +114,8 @@ def import_jax(
 ) -> ImportedFunction:  # fmt: skip
     """A JAX function as a graph.
 
-    model: a function (jitted or not, a module that is callable), a `jax.export.Exported` or a `jax.stages.Lowered`.
+    model: a function (jitted or not, a module that is callable), a `jax.export.Exported`, the path of a file with what
+        its `serialize` gives, or a `jax.stages.Lowered`.
     args, kwargs: for a function, its arguments. Arrays and ShapeDtypeStructs tell shape and type; Python numbers,
         strings and functions among them are fixed.
     dynamic: which sizes vary: {"x": {0: "batch"}} by argument name (or a leaf's path, "x['ids']"), and bounds of the
@@ -122,8 +126,10 @@ def import_jax(
     Raises InputError for arguments that do not fit, ImportModelError for what JAX cannot export, UnsupportedOpError
     naming every operation that Ingot has no row for, with the user's file and line.
     """
+    if isinstance(model, Path):
+        return _file(model, weights, dynamic)
     if isinstance(model, export.Exported):
-        return _exported(model, _paths(model.in_tree), weights, dynamic)
+        return _exported(model, weights, dynamic, text_of)
     if isinstance(model, jax.stages.Lowered):
         return _lowered(model, weights)
     return _function(model, tuple(args), dict(kwargs or {}), dynamic or {}, weights or ())
@@ -349,15 +355,31 @@ def _paths(tree: Any) -> list[str]:
     return [_path(path, [f"arg{i}" for i in range(len(full[0]))]) for path, _ in flat]
 
 
+def _file(path: Path, weights: Any, dynamic: Mapping[str, Any] | None) -> ImportedFunction:
+    """Its module is read in a process of its own, as a file may hold anything."""
+    with open_regular(path) as file:
+        data = bytearray(file.read())
+    try:
+        return _exported(export.deserialize(data), weights, dynamic, partial(text_apart, where=str(path)))
+    except IngotError:
+        raise
+    except Exception as e:  # damaged offsets lead anywhere
+        fix = "write exported.serialize() again, with a version of JAX that the installed one reads"
+        got = f"{type(e).__name__}: {e}"
+        raise ImportModelError("not a readable file of jax.export", got=got, where=str(path), fix=fix) from e
+
+
 def _exported(
-    exported: export.Exported, paths: Sequence[str], weights: Any, dynamic: Mapping[str, Any] | None
+    exported: export.Exported, weights: Any, dynamic: Mapping[str, Any] | None, read: Callable[[bytes], str]
 ) -> ImportedFunction:
+    """read: its module's bytecode as text."""
+    paths = _paths(exported.in_tree)
     if exported.nr_devices > 1:
         raise ImportModelError("an exported function", expected="one device", got=exported.nr_devices)
     if weights:
         raise InputError("weights", expected="none: a call of what is exported has all arguments", got=list(weights))
     leaves = tuple((path, "array", None) for path in paths)
-    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, leaves)
+    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, leaves, read)
 
 
 def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
@@ -373,14 +395,14 @@ def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
 
 def _imported(
     exported: export.Exported, paths: Sequence[str], constants: Mapping[int, np.ndarray], bounds: Mapping[str, Bound],
-    in_tree: Any, leaves: tuple[tuple[str, str, Any], ...],
+    in_tree: Any, leaves: tuple[tuple[str, str, Any], ...], read: Callable[[bytes], str] = text_of,
 ) -> ImportedFunction:  # fmt: skip
     """constants: of the arrays, by their index, those that are no inputs."""
     kept_indices = exported.module_kept_var_idx
     names = [paths[i] for i in kept_indices]
     shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept_indices]
     values = {paths[i]: constants[i] for i in kept_indices if i in constants}
-    text = text_of(exported.mlir_module_serialized)
+    text = read(exported.mlir_module_serialized)
     program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
     # places among the arrays of a call, which are those that are no constants
     place = {i: k for k, i in enumerate(i for i in range(len(paths)) if i not in constants)}

@@ -18,6 +18,8 @@ from ingot.ir.types import DType, bf16, f16, f32, i8
 from ingot.language.architecture import Architecture
 from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
+from ingot.language.engine.paging import Steps
+from ingot.language.engine.program import pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
 from ingot.language.lora import MergedWeights
@@ -84,14 +86,28 @@ def chunk_graph(path: Path, kind: Kind) -> Graph:
 
 
 def language_graph(
-    path: Path, kind: Kind, what: str, context: int | None, cache: str, adapters: Sequence[tuple[Path, float]] = ()
+    path: Path,
+    kind: Kind,
+    what: str | Steps,
+    context: int | None,
+    cache: str,
+    adapters: Sequence[tuple[Path, float]] = (),
 ) -> tuple[Graph, Mapping[str, Any]]:
-    """(the graph of "generate", "embed" or "score", what its program must tell of itself); an encoder's is "embed"."""
+    """(the graph of "generate", "embed", "score" or steps, what its program must tell of itself); an encoder's is
+    "embed"."""
     if cache not in CACHES:
         raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
     file = open_language(path, kind, adapters=adapters)
     network = file.network(context)
     what = what if file.architecture.causal else "embed"
+    # convolutions know their last tokens alone
+    rewinds = not any(layer.convolution for layer in file.architecture.layers)
+    facts = {"name": path.stem, "context": network.context, "rewinds": rewinds, **file.text}
+    facts["vocabulary"] = network.vocabulary
+    if isinstance(what, Steps):
+        form = pool(what, file.architecture, network.context, CACHES[cache])
+        own = {"kind": "steps", "cache_bytes": form.nbytes, "pages": form.pages, "sequences": what.sequences}
+        return step(network, form), {**own, **facts}
     form = CacheForm.of(file.architecture, 1, network.context, CACHES[cache])
     match what:
         case "embed":
@@ -100,9 +116,7 @@ def language_graph(
             graph = score(network, form)
         case _:
             graph = generate(network, form, _TOKENS)
-    # convolutions know their last tokens alone
-    rewinds = not any(layer.convolution for layer in file.architecture.layers)
-    return graph, {"kind": what, "name": path.stem, "context": network.context, "rewinds": rewinds, **file.text}
+    return graph, {"kind": what, **facts}
 
 
 def _pooling_of_metadata(metadata: Mapping[str, Any], architecture: Architecture) -> str:

@@ -9,6 +9,6 @@ except ImportError as e:
     raise ImportModelError("reading ONNX models needs the onnx package", fix=fix) from e
 
 from ingot.frontends.onnx.host import hosted, stages_of
-from ingot.frontends.onnx.importer import import_onnx
+from ingot.frontends.onnx.importer import import_onnx, inner_values, open_axes
 
-__all__ = ["hosted", "import_onnx", "stages_of"]
+__all__ = ["hosted", "import_onnx", "inner_values", "open_axes", "stages_of"]

@@ -190,6 +190,11 @@ class Importer(Protocol):
         can be: not where a loop changes them."""
         ...
 
+    def computed_sizes(self, node: Node) -> Sym | None:
+        """The elements of `node` as sizes that come from other sizes, or that the run finds; None where there are too
+        many, or no integers."""
+        ...
+
     def checkpoint(self) -> tuple[object, ...]:
         """The requirements on sizes so far, to roll back to."""
         ...
@@ -270,8 +275,9 @@ class Call:
         """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
         symbols for them would not do."""
         elements = self.value(i).sym
+        if elements is None and not self.importer.wish(self.x(i), exact=exact) and not exact:
+            elements = self.importer.computed_sizes(self.x(i))
         if elements is None:
-            self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be known at compile time; pass weights={{{name!r}: ...}} if it is an input"

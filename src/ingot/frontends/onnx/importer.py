@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
-from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
+from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, map_file, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
@@ -29,6 +29,7 @@ def import_onnx(
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
     example: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Graph:
     """An ONNX model as a MODEL-level graph.
 
@@ -41,6 +42,8 @@ def import_onnx(
 
     example: input name -> its shape in a call. Where a test of sizes decides a rank (`If(n == 1) Squeeze`), there is
         the branch of these sizes, and the graph is one for sizes with the same outcome.
+
+    outputs: names of values, made by nodes of the main graph, that are outputs beside the model's.
 
     An input of integers that sizes depend on (a Reshape's shape) says so by its elements; the sizes stay dynamic.
 
@@ -57,6 +60,7 @@ def import_onnx(
     model, external, cuts, where = read_model(source)
     if not model.HasField("graph"):
         raise ImportModelError("the model has no graph", where=where, fix="check that the file is ONNX")
+    model = _with_outputs(model, outputs or ())
     versions = opsets(model.opset_import, where)
     if not model.opset_import:
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
@@ -66,7 +70,7 @@ def import_onnx(
         walk, scope = Walk(external, model.functions, where), Scope(versions, None, {}, "")
         inputs = bind_inputs(walk, scope, model.graph, cuts, requests)
         try:
-            outputs = walk.graph(model.graph, scope)
+            values = walk.graph(model.graph, scope)
         except Equation as e:
             requests = requests.with_equation(e.symbol, e.size)
             continue
@@ -74,12 +78,43 @@ def import_onnx(
             break
         requests = requests.with_told(walk.wishes.elements)
     _check_supported(walk, model.graph.output, where)
-    results, names = _results(model.graph.output, outputs)
+    results, names = _results(model.graph.output, values)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
     graph = walk.found.added(Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions)))
     check_sizes(graph, where)
     return graph
+
+
+def open_axes(source: str | os.PathLike[str] | ModelProto) -> dict[str, list[int]]:
+    """By input, the axes whose sizes are symbols of the model alone."""
+    graph = read_model(source)[0].graph
+    return {info.name: open_axes_of(info) for info in graph.input}
+
+
+def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
+    known = {o.name for o in model.graph.output}
+    made = {name for node in model.graph.node for name in node.output if name} - known
+    added = [ValueInfoProto(name=name) for name in dict.fromkeys(names) if name in made]
+    if not added:
+        return model
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    changed.graph.output.extend(added)
+    return changed
+
+
+def inner_values(source: str | os.PathLike[str] | ModelProto) -> list[str]:
+    """The names of the tensors that nodes of the main graph make, in their order. Sequences and optionals are left out,
+    and what is known to be none."""
+    import onnx
+
+    model = read_model(source)[0]
+    infos = onnx.shape_inference.infer_shapes(model).graph
+    other = {
+        v.name for v in (*infos.value_info, *infos.output) if v.type.WhichOneof("value") not in ("tensor_type", None)
+    }
+    return [name for node in model.graph.node for name in node.output if name and name not in other]
 
 
 def _check_supported(walk: Walk, outputs: Iterable[ValueInfoProto], where: str) -> None:
@@ -120,7 +155,7 @@ def read_model(
     message, ranges = cut_weights(data.data, str(path))
     model = parse_model(message, str(path))
     cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
-    return model, ExternalData(path.parent), cuts, str(path)
+    return model, ExternalData(path), cuts, str(path)
 
 
 def parse_model(message: bytes, where: str) -> ModelProto:

@@ -188,6 +188,12 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
     return {**empty, **{name: substitute(d, empty) for name, d in sizes.items()}}
 
 
+def open_axes_of(info: ValueInfoProto) -> list[int]:
+    """The axes of an input whose sizes are symbols alone."""
+    dims = info.type.tensor_type.shape.dim
+    return [i for i, d in enumerate(dims) if _symbol_name(_model_dim(d, f"{info.name}_{i}")) is not None]
+
+
 def _symbol_name(d: DimLike) -> str | None:
     """The symbol that a size is."""
     if isinstance(d, int) or len(d.terms) != 1:

@@ -15,7 +15,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
-from ingot.support.files import open_regular
+from ingot.support.files import folders_of, is_inside, open_regular
 
 _P = TensorProto
 _CODES = dict(_P.DataType.items())
@@ -90,10 +90,13 @@ def type_text(declared: TypeProto) -> str:
 
 
 class ExternalData:
-    """The files that a model's weights lie in, mapped once each; only files inside the model's folder are opened."""
+    """The files that a model's weights lie in, mapped once each; only files inside the model's folder are opened.
 
-    def __init__(self, folder: Path | None):
-        self.folder = folder
+    model: the model's file; None for a model without one.
+    """
+
+    def __init__(self, model: Path | None):
+        self.model = model
         self._maps: dict[Path, np.ndarray] = {}
 
     def read(self, tensor: TensorProto, nbytes: int) -> np.ndarray:
@@ -132,7 +135,7 @@ class ExternalData:
 
     def _inside(self, location: str, tensor: str) -> Path:
         where = f"initializer {tensor!r}"
-        if self.folder is None:
+        if self.model is None:
             raise ImportModelError(
                 "a ModelProto with external data has no folder to read it from",
                 where=where,
@@ -141,14 +144,16 @@ class ExternalData:
         if not location or "\0" in location:
             raise ImportModelError("external data has no usable location", got=repr(location), where=where)
         path = Path(location)
-        real = Path(os.path.realpath(self.folder / path))
-        base = Path(os.path.realpath(self.folder))
-        # realpath resolves symbolic links, so that a link out of the folder is caught as well as `..`
-        escapes = path.is_absolute() or "\\" in location or ".." in path.parts or not real.is_relative_to(base)
+        folders = list(folders_of(self.model))
+        # where the model is a link, its data may be beside what it leads to
+        folder = next((f for f in folders if os.path.lexists(f / path)), folders[0])
+        # with links resolved, so that one out of the folder is caught as well as `..`
+        escapes = path.is_absolute() or "\\" in location or ".." in path.parts or not is_inside(folder / path, folder)
+        real = Path(os.path.realpath(folder / path))
         if escapes:
             raise ImportModelError(
                 "external data points outside the model's folder",
-                expected=f"a relative path inside {base}",
+                expected=f"a relative path inside {os.path.realpath(folder)}",
                 got=repr(location),
                 where=where,
                 fix="put the data file beside the model file and export again",

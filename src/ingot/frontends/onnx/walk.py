@@ -41,13 +41,17 @@ from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_t
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
+from ingot.frontends.shared.quotients import upper_bound
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrow_bounds, solve_equal, symbols_of
+from ingot.frontends.shared.sizes import Sizes
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, is_computed, narrow_bounds, solve_equal, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import i64
+from ingot.ops.core.base import Category, category
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
-from ingot.support.limits import check_time, spend_node
+from ingot.support.limits import check_time, max_run_time_size, spend_node
 
 _MIN_OPSET = 1
 _KNOWN_OPSET = 22  # to the oldest onnx package that is supported; a newer one is asked for what is newer
@@ -60,6 +64,8 @@ _REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it
 _PREVIEW_OPSETS = {"CausalConvWithState": 27, "LinearAttention": 27}
 # sizes of one node that are taken for equal, one after another
 _MAX_EQUATIONS = 8
+# of a shape, or of pads, that the run computes
+_MAX_COMPUTED = 32
 # of sizes that networks halve time and again
 _MAX_FACTOR = 128
 
@@ -125,6 +131,7 @@ class Walk:
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
         self.found = Found()
+        self.sizes = Sizes()
         self._draws = 0
         self.wishes = Wishes()
         # what symbols are in an example call
@@ -341,9 +348,9 @@ class Walk:
         return [inner.get(name) for name in function.output]
 
     def assume(self, size: DimLike) -> bool:
-        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists. Numbers that data tells are left
-        as they are: what they are must not be guessed."""
-        if told_symbols(size):
+        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists. Numbers that data tells, or that
+        the run finds, are left as they are: what they are must not be guessed."""
+        if told_symbols(size) or any(map(is_computed, symbols_of(size))):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
         narrowed_bounds = narrow_bounds(size, self.limits)
@@ -368,6 +375,23 @@ class Walk:
                 raise Unsupported(what)
             if isinstance(rest, Dim):
                 self.conditions[rest] = None
+
+    def computed_sizes(self, node: Node) -> Sym | None:
+        """The elements of `node` as sizes that come from other sizes, or that the run finds; None where there are too
+        many, or no integers."""
+        count = node.type.size
+        if not node.dtype.is_integer or not isinstance(count, int) or count > _MAX_COMPUTED:
+            return None
+        items = np.empty(count, object)
+        for i, part in enumerate(_parts(node, count)):
+            size = self.sizes.told(part)
+            if size is None:
+                high = upper_bound(self.sizes.elements, part)
+                max_size = max_run_time_size() if high is None else high
+                size = self.found.size(ops.reshape(ops.cast(part, i64), ()), max_size, "size")
+                self.sizes = self.sizes.with_found(part, size)
+            items[i] = size
+        return Sym(node.dtype, items.reshape([int(d) for d in node.shape]))
 
     def checkpoint(self) -> tuple[object, ...]:
         """The requirements on sizes so far, to roll back to."""
@@ -401,6 +425,24 @@ class Walk:
     def note_capture(self, inner: Node, outer: Node) -> None:
         """`inner` is what a body's graph calls `outer`."""
         self.wishes.captured[inner] = outer
+
+
+def _parts(node: Node, count: int) -> Sequence[Node]:
+    """The elements of a tensor, one by one, as they were put together: what bounds one need not bound the others."""
+    if count == 1:
+        return (node,)
+    whole = node
+    while isinstance(whole.op, ops.Reshape):
+        (whole,) = whole.inputs
+    if isinstance(whole.op, ops.Concat) and whole.op.dimension == 0:
+        return [part for x in whole.inputs if isinstance(n := x.type.size, int) for part in _parts(x, n)]
+    if isinstance(whole.op, ops.BroadcastInDim) and whole.inputs[0].type.size == 1:
+        return whole.inputs * count
+    if category(whole.op) is Category.ELEMENTWISE:
+        columns = ([ops.reshape(part, ()) for part in _parts(x, count)] for x in whole.inputs)
+        return [whole.op(*values) for values in zip(*columns, strict=True)]
+    line = ops.reshape(whole, (count,))
+    return [ops.index_axis(line, 0, i) for i in range(count)]
 
 
 def _is_adopted(proto: NodeProto, domain: str) -> bool:

@@ -8,7 +8,7 @@ None keeps the sizes that the model leaves open, as symbols `<input>_<axis>`; Fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ingot.frontends.shared.sizes import symbol_of
@@ -80,6 +80,15 @@ def with_shapes(
         }
         for (name, shape), sizes in zip(shapes.items(), given_shapes, strict=False)
     }
+
+
+def with_axes(
+    dynamic: Dynamic, sizes: Mapping[str, Mapping[int, int]], open_axes: Mapping[str, Collection[int]]
+) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
+    """`dynamic` with sizes of inputs' axes; None where the model has numbers for them or `dynamic` has words of its
+    own."""
+    is_open = all(axis in open_axes.get(name, ()) for name, axes in sizes.items() for axis in axes)
+    return None if dynamic is False or dynamic or not is_open else dict(sizes)
 
 
 def requests(

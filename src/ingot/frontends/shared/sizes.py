@@ -29,9 +29,11 @@ from ingot.ir.dims import (
     floordiv,
     is_computed,
     mod,
+    sign_bit,
     substitute,
     symbol,
     symbols_of,
+    zero_bit,
 )
 from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean, f32, f64
@@ -108,7 +110,8 @@ class Sizes:
         return tuple(d if isinstance(d, Dim) else int(d) for d in self.elements(node).reshape(-1))
 
     def elements(self, root: Node) -> np.ndarray:
-        """An object array of int, bool and Dim; of float, and Quotient where it comes from sizes."""
+        """An object array of int, bool and Dim; of float, and Quotient where it comes from sizes. A bool that sizes
+        decide is a Dim of 0 or 1."""
         stack = [root]
         while stack:
             node = stack[-1]
@@ -145,9 +148,10 @@ class Sizes:
     def decided(self, node: Node) -> bool | None:
         """The value of a bool scalar, where it is the same for all sizes."""
         try:
-            return bool(self.elements(node).reshape(-1)[0])
+            value = self.elements(node).reshape(-1)[0]
         except (Unsupported, SizeInput):
             return None
+        return None if isinstance(value, Dim) else bool(value)
 
     def closed_form(self, node: Node) -> Node | None:
         """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
@@ -306,7 +310,7 @@ def _converted(node: Node, x: np.ndarray) -> np.ndarray:
         return _objects(ops.Convert(dtype).reference(raw))
     if source.is_integer and dtype in (f32, f64):
         return _elementwise(lambda v: Quotient(v) if isinstance(v, Dim) else float(v), x)
-    if not (source.is_integer and dtype.is_integer):
+    if not ((source.is_integer or source == boolean) and dtype.is_integer):
         raise _unknown(node)
     return x
 
@@ -330,12 +334,14 @@ def _as_int(d: DimLike) -> int:
 
 
 def _select(pred: object, a: object, b: object) -> object:
-    if not isinstance(pred, bool):
-        raise Unsupported("a choice of sizes that only the run knows")
-    return a if pred else b
+    if not isinstance(pred, Dim):
+        return a if pred else b
+    if not isinstance(a, int | Dim) or not isinstance(b, int | Dim):
+        raise Unsupported("a choice by sizes of what are no sizes")
+    return b + pred * (a - b)
 
 
-def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
+def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool | Dim:
     if not isinstance(a, Dim) and not isinstance(b, Dim):  # floats, too
         return _COMPARISONS[direction](a, b)
     difference = a - b
@@ -347,9 +353,21 @@ def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     }
     flipped = {"LT": "GE", "LE": "GT", "NE": "EQ"}.get(direction)
     true, false = answers[flipped or direction]
-    if not (true or false):
+    if true or false:
+        return bool(true) != bool(flipped)
+    if not (isinstance(a, int | Dim) and isinstance(b, int | Dim)):
         raise _unknown(node)
-    return bool(true) != bool(flipped)
+    holds = _BITS[flipped or direction](difference)
+    return _as_bool(1 - holds if flipped else holds)
+
+
+_BITS: dict[str, Callable[[DimLike], DimLike]] = {
+    "EQ": zero_bit, "GE": lambda d: 1 - sign_bit(d), "GT": lambda d: sign_bit(-d)
+}  # fmt: skip
+
+
+def _as_bool(d: DimLike) -> bool | Dim:
+    return d if isinstance(d, Dim) else bool(d)
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -368,15 +386,17 @@ def _sign(a: DimLike) -> int:
     raise Unsupported(f"the sign of a size {a}")
 
 
-def _logical_and(a: object, b: object) -> bool:
-    return bool(a) and bool(b)
+def _bit(v: object) -> DimLike:
+    """A bool as 0 or 1."""
+    return v if isinstance(v, Dim) else int(bool(v))
 
 
 _RULES: dict[type, Callable[..., object]] = {
     ops.Add: operator.add, ops.Sub: operator.sub, ops.Mul: operator.mul, ops.Div: towards_zero, ops.Rem: _remainder,
     ops.Max: dim_max, ops.Min: dim_min, ops.Neg: operator.neg,
     ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high), ops.Select: _select, ops.Sign: _sign,
-    ops.And: _logical_and, ops.Or: lambda a, b: bool(a) or bool(b), ops.Not: operator.not_,
+    ops.And: lambda a, b: _as_bool(_bit(a) * _bit(b)), ops.Not: lambda a: _as_bool(1 - _bit(a)),
+    ops.Or: lambda a, b: _as_bool(_bit(a) + _bit(b) - _bit(a) * _bit(b)),
 }  # fmt: skip
 _FOLDS: dict[str, Callable[..., object]] = {"sum": operator.add, "prod": operator.mul, "max": dim_max, "min": dim_min}
 _FOLDS_START = {"sum": 0, "prod": 1, "max": -(1 << 63), "min": (1 << 63) - 1}

@@ -24,7 +24,7 @@ from ingot.frontends.tensorflow.proto import Message, read_message, shape_of
 from ingot.frontends.tensorflow.tensors import dtype_of_code
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
-from ingot.support.files import open_regular
+from ingot.support.files import is_inside, open_regular
 
 _FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER_BYTES = 5  # compression and checksum behind each block
@@ -35,7 +35,7 @@ _MAX_SHARDS = 1 << 16
 def map_file(path: Path, root: Path) -> memoryview:
     """The bytes of a file inside `root`, mapped read-only. Raises ImportModelError, also for a link that leads out."""
     real = Path(os.path.realpath(path))
-    if not real.is_relative_to(os.path.realpath(root)):
+    if not is_inside(real, root):
         raise ImportModelError("a file outside the model's folder", got=str(real), where=str(path))
     try:
         with open_regular(real) as f:

@@ -16,6 +16,7 @@ from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import ShapeError
 
 T = TypeVar("T")
 boolean, u8, i64, f32, f64 = (DTYPES[name] for name in ("bool", "u8", "i64", "f32", "f64"))
@@ -104,6 +105,14 @@ def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
         return x
     c.sizes.require_equal(x.shape[axis], size)
     return with_shape(x, tuple(size if i == axis else d for i, d in enumerate(x.shape)))
+
+
+def require_elements(c: Context, sizes: Iterable[DimLike], what: str) -> None:
+    """Note that none of these sizes is 0. Raises ShapeError for one that is, as PyTorch's own kernels do."""
+    for size in sizes:
+        if isinstance(size, int) and size < 1:
+            raise ShapeError(f"{what} of nothing", expected="a size of 1 or more", got=size)
+        c.sizes.require(1, size)
 
 
 def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:

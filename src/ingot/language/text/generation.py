@@ -6,8 +6,9 @@ A schema and logprobs look at each token. Stop strings do not: what was generate
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,6 +56,28 @@ class Generation:
         return [token.id for token in self.tokens]
 
 
+Kind = Literal["text", "ids", "pieces"]  # what a caller gets of an answer; "pieces": all that is known
+
+
+def whole(pieces: Iterable[Piece], kind: Kind, prompt: int) -> Any:
+    """A text, a list of ids or a `Generation`. prompt: its tokens."""
+    all_ = [*pieces]
+    tokens = tuple(token for piece in all_ for token in piece.tokens)
+    result = Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
+    return {"text": result.text, "ids": result.ids, "pieces": result}[kind]
+
+
+def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
+    """Texts, ids or pieces as they come."""
+    match kind:
+        case "pieces":
+            return pieces
+        case "text":
+            return (piece.text for piece in pieces if piece.text)
+        case "ids":
+            return (token.id for piece in pieces for token in piece.tokens)
+
+
 @dataclass(frozen=True)
 class Request:
     """most: tokens. ends: ids that end the answer and are no part of it. stop: texts that do. bias: added to the logits
@@ -80,53 +103,83 @@ class Request:
             raise InputError("stop", expected="a text or several, none of them empty", got=repr(self.stop))
 
 
+class Transcript:
+    """An answer so far. ids: with those of the prompt. left: tokens that may still come. finish: as a piece has it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request, context: int, vocabulary: int
+    ) -> None:
+        """tokenizer: None for ids alone. context: the most tokens of a sequence. Raises InputError for a bias of tokens
+        that are not there, and for texts that stop an answer of ids."""
+        if tokenizer is None and request.stop:
+            raise InputError("stop", expected="a model with a tokenizer", got="ids alone")
+        self.request, self.prompt, self.ids = request, len(prompt), list(prompt)
+        self.left, self.finish = min(request.most, context - len(prompt) + 1), ""
+        self._tokenizer, self._bias = tokenizer, _bias(request.bias, vocabulary)
+        self._stream = None if tokenizer is None else tokenizer.stream(self.ids)
+        self._search = StopSearch(request.stop)
+
+    def bias(self) -> np.ndarray | None:
+        """f32[vocabulary], added to the logits of the next token."""
+        constraint = self.request.constraint
+        if constraint is None:
+            return self._bias
+        return constraint.bias() + (0 if self._bias is None else self._bias)
+
+    def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> Piece:
+        """With the next tokens, as far as the answer goes. logits: f32[vocabulary] of each, if logprobs are asked
+        for."""
+        request, tokens, texts = self.request, list[Token](), list[str]()
+        for n, i in enumerate(new):
+            if i in request.ends:
+                self.finish = "stop"
+                break
+            is_told = request.logprobs is not None
+            tokens.append(_token(i, logits[n], self._tokenizer, request.logprobs) if is_told else Token(i))
+            self.ids.append(i)
+            self.left -= 1
+            if self._stream is not None:
+                text, is_found = self._search.push(self._stream.push([i]))
+                texts.append(text)
+                self.finish = "stop" if is_found else ""
+            if request.constraint is not None and not self.finish:
+                request.constraint.accept(i)
+                self.finish = "stop" if request.constraint.is_done else ""
+            if not self.finish and self.left <= 0:
+                self.finish = "length"
+            if self.finish:
+                break
+        return self._piece(tokens, texts)
+
+    def end(self, finish: str) -> Piece:
+        """The last piece of an answer that ends here."""
+        self.finish = finish
+        return self._piece([], [])
+
+    def _piece(self, tokens: Sequence[Token], texts: list[str]) -> Piece:
+        if self.finish and self._stream is not None and not self._search.is_found:
+            text, is_found = self._search.push(self._stream.finish())
+            texts += [text, "" if is_found else self._search.finish()]
+            self.finish = "stop" if is_found else self.finish
+        return Piece(tuple(tokens), "".join(texts), self.finish)
+
+
 def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request) -> Iterator[Piece]:
     """Pieces, of which the last one alone has a `finish`. tokenizer: None for ids alone."""
-    prompt = list(prompt)
-    ids, left = list(prompt), min(request.most, session.context - len(prompt) + 1)
-    bias = _bias(request.bias, session.vocabulary)
-    stream = None if tokenizer is None else tokenizer.stream(ids)
-    search = StopSearch(request.stop)
+    answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
+    if answer.left <= 0:
+        yield answer.end("length")
+        return
     is_free = request.constraint is None and request.logprobs is None
     count = session.most if is_free and not request.is_watched else 1
-    constraint = request.constraint
-    finish = ""
-    while left > 0 and not finish:
-        mask = bias if constraint is None else constraint.bias() + (0 if bias is None else bias)
-        start = time.monotonic()
-        new, logits = session.step(ids, len(prompt), min(count, left), request.sampling, request.ends, mask)
-        if request.is_watched and is_free and ids != prompt:  # the first step reads the prompt, too
+    while not answer.finish:
+        start, is_first = time.monotonic(), len(answer.ids) == answer.prompt
+        most = min(count, answer.left)
+        new, logits = session.step(answer.ids, answer.prompt, most, request.sampling, request.ends, answer.bias())
+        if request.is_watched and is_free and not is_first:  # the first step reads the prompt, too
             pace = (time.monotonic() - start) / len(new)
             count = min(max(int(_BURST_SECONDS / pace), 1), session.most)
-        tokens: list[Token] = []
-        texts: list[str] = []
-        for i in new:
-            if i in request.ends:
-                finish = "stop"
-                break
-            tokens.append(_token(i, logits, tokenizer, request.logprobs))
-            ids.append(i)
-            if stream is not None:
-                text, is_found = search.push(stream.push([i]))
-                texts.append(text)
-                if is_found:
-                    finish = "stop"
-                    break
-            if constraint is not None:
-                constraint.accept(i)
-                if constraint.is_done:
-                    finish = "stop"
-                    break
-        left -= len(tokens)
-        if not finish and left <= 0:
-            finish = "length"
-        if finish and stream is not None and not search.is_found:
-            text, is_found = search.push(stream.finish())
-            texts += [text, "" if is_found else search.finish()]
-            finish = "stop" if is_found else finish
-        yield Piece(tuple(tokens), "".join(texts), finish)
-    if not finish:  # nothing was asked for
-        yield Piece((), "", "length")
+        yield answer.push(new, [logits] * len(new))
 
 
 class StopSearch:
@@ -142,7 +195,7 @@ class StopSearch:
         if places:
             self.is_found = True
             return self._take(min(places)), True
-        held = max((_overlap(self._kept, stop) for stop in self._stop), default=0)
+        held = max((overlap(self._kept, stop) for stop in self._stop), default=0)
         return self._take(len(self._kept) - held), False
 
     def finish(self) -> str:
@@ -153,7 +206,7 @@ class StopSearch:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Characters at the end of a text that begin a stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -172,12 +225,17 @@ def _bias(bias: Mapping[int, float], vocabulary: int) -> np.ndarray | None:
 
 
 def _token(i: int, logits: np.ndarray, tokenizer: Tokenizer | None, alternatives: int | None) -> Token:
-    if alternatives is None:
-        return Token(i)
     logprobs = log_softmax(logits)
-    best = np.argsort(-logprobs, kind="stable")[:alternatives].tolist() if alternatives else []
+    best = _largest(logprobs, alternatives).tolist() if alternatives else []
     text = "" if tokenizer is None else tokenizer.token(i)
     return Token(i, text, float(logprobs[i]), tuple((j, float(logprobs[j])) for j in best))
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Where the `count` largest are, in their order; the first of equal ones."""
+    count = min(count, len(values))
+    places = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    return places[np.argsort(-values[places], kind="stable")][:count]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -7,7 +7,9 @@ stream = tokenizer.stream(ids);  stream.push(more)  ->  what is certain of the t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ingot.language.settings import Settings
@@ -26,6 +28,7 @@ _ENDS = (
     "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # the name of a byte in vocabularies of SentencePiece
 _NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 
 
@@ -86,23 +89,34 @@ class Tokenizer:
         except Exception as error:  # the library raises plain exceptions
             raise InputError(f"the tokenizer does not take the text: {error}") from error
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Without special tokens, unless they are asked for."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
     def token(self, index: int) -> str:
         """A token's text, by itself."""
         return self.backend.decode([int(index)], skip_special_tokens=False)
 
-    def stream(self, prompt: Sequence[int] = ()) -> TextStream:
-        return TextStream(self, prompt)
+    def token_bytes(self, index: int) -> bytes:
+        """A token's bytes, which need not be whole characters."""
+        text = self.token(index)
+        if _INCOMPLETE not in text:
+            return text.encode()
+        name = self.backend.id_to_token(int(index)) or ""
+        if _BYTE.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        table = _bytes_by_character()
+        return bytes(table[c] for c in name) if all(c in table for c in name) else text.encode()
+
+    def stream(self, prompt: Sequence[int] = (), *, special: bool = False) -> TextStream:
+        return TextStream(self, prompt, special=special)
 
 
 class TextStream:
     """The text of what follows a prompt, as tokens come: each push returns what is complete, no part of a character."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._decode = tokenizer.decode
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, special: bool = False) -> None:
+        self._decode = partial(tokenizer.decode, special=special)
         # the text of tokens up to `_end` is out; texts are of `_start` on, for a token's depends on those before it
         self._ids = [*prompt[-_CONTEXT:]]
         self._start, self._end = 0, len(self._ids)
@@ -123,6 +137,15 @@ class TextStream:
     def _pending(self) -> str:
         before = self._decode(self._ids[self._start : self._end]).rstrip(_INCOMPLETE)
         return self._decode(self._ids[self._start :])[len(before) :]
+
+
+@cache
+def _bytes_by_character() -> dict[str, int]:
+    """Of byte-level vocabularies: bytes that print stand for themselves, all others for characters from 256 on, as
+    GPT-2 has them."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def special_of(config: Mapping[str, Any]) -> dict[str, str]:

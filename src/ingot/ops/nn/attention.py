@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
-from ingot.ir.types import Box, TensorType, boolean, dtype_of
+from ingot.ir.types import Box, TensorType, boolean, dtype_of, f32, i8
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
@@ -18,6 +18,7 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
+T = TypeVar("T")
 _INF = float("inf")
 
 
@@ -26,8 +27,9 @@ class Attention(Op):
     """softmax(softcap(q k^T * scale) + mask) v, for q[B,Hq,Sq,D], k[B,Hk,Sk,D], v[B,Hk,Sk,Dv] -> [B,Hq,Sq,Dv].
 
     Operands: q, k, v and optionally mask, which broadcasts to [B,Hq,Sq,Sk]: bool (True: visible) or float (added). q, k
-    and v have one float dtype; the op is computed in f32 (f64 for f64) and rounded once. Query head h attends to key
-    head h // (Hq / Hk).
+    and v are floats, k and v of one dtype, that of q or a narrower one; the op is computed in f32 (f64 for f64) and
+    rounded once. scaled: k and v are i8, and two more operands, f32[B,Hk,Sk,1], are what each key and each value is
+    multiplied with. Query head h attends to key head h // (Hq / Hk).
 
     causal: "none", "upper_left" (query i attends to keys j <= i) or "lower_right" (j <= i + Sk - Sq). softcap: c > 0
     for c tanh(s / c), 0 for none. guarded: rows whose weights are NaN give 0. Rows without any visible key always give
@@ -41,23 +43,32 @@ class Attention(Op):
     scale: float = 1.0
     softcap: float = 0.0
     guarded: bool = False
+    scaled: bool = False
+
+    def mask(self, inputs: Sequence[T]) -> Sequence[T]:
+        """The mask among the operands, or nothing."""
+        return inputs[3:-2] if self.scaled else inputs[3:]
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) in (3, 4), f"expected q, k, v and maybe a mask, got {len(inputs)} operands")
+        count, mask = len(inputs) - 2 * self.scaled, self.mask(inputs)
+        self.expect(count in (3, 4), f"expected q, k, v and maybe a mask, got {count} operands")
         choices = ("none", "upper_left", "lower_right")
         self.expect(self.causal in choices, f"causal: expected one of {' '.join(choices)}, got {self.causal}")
         self.expect(self.softcap >= 0, f"softcap: expected 0 (none) or more, got {self.softcap}")
         q, k, v = inputs[:3]
-        one_dtype = q.dtype == k.dtype == v.dtype and q.dtype.is_float
-        self.expect(one_dtype, f"expected q, k and v of one float dtype, got {q}, {k}, {v}")
+        is_narrow = k.dtype == i8 if self.scaled else k.dtype.is_float and 16 <= k.dtype.bits < q.dtype.bits
+        is_known = q.dtype.is_float and k.dtype == v.dtype and (is_narrow or (k.dtype == q.dtype and not self.scaled))
+        self.expect(is_known, f"expected q, k and v of one float dtype, or k and v narrower, got {q}, {k}, {v}")
         self.expect(q.rank == k.rank == v.rank == 4, f"expected q, k and v of rank 4, got {q}, {k}, {v}")
         batch, heads, rows, depth = q.shape
         fits = k.shape[0] == v.shape[0] == batch and k.shape[1:3] == v.shape[1:3] and k.shape[3] == depth
         self.expect(fits, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
         divides = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
         self.expect(heads == k.shape[1] or divides, f"expected query heads in groups of the key heads, got {q} and {k}")
-        if len(inputs) == 4:
-            mask, scores = inputs[3], (batch, heads, rows, k.shape[2])
+        for scale in inputs[-2:] if self.scaled else ():
+            self.expect(scale == TensorType(f32, (*k.shape[:3], 1)), f"expected a scale for each of {k}, got {scale}")
+        for mask in self.mask(inputs):
+            scores = (batch, heads, rows, k.shape[2])
             self.expect(mask.dtype == boolean or mask.dtype.is_float, f"mask: expected bool or float, got {mask}")
             fits = mask.rank <= 4 and broadcast_shapes(scores, mask.shape) == scores
             self.expect(fits, f"mask: expected one that broadcasts to {list(scores)}, got {mask}")
@@ -88,11 +99,12 @@ class Attention(Op):
         key_heads = heads if k.shape[1] == q.shape[1] else (0, k.shape[1])
         keys, values = (batch, key_heads, (0, cols), (0, q.shape[3])), (batch, key_heads, (0, cols), depth)
         boxes: list[Box | None] = [(batch, heads, (low, high), (0, q.shape[3])), keys, values]
-        for mask in inputs[3:]:
+        for mask in self.mask(inputs):
             mask_box = (batch, heads, (low, high), (0, cols))[4 - mask.rank :]
             boxes.append(
                 tuple((0, 1) if d == 1 else axis_range for d, axis_range in zip(mask.shape, mask_box, strict=True))
             )
+        boxes += [(batch, key_heads, (0, cols), (0, 1))] * (2 * self.scaled)
         return replace(self, causal=causal), tuple(boxes)
 
     def offset(self, rows: DimLike, cols: DimLike) -> DimLike:
@@ -100,38 +112,51 @@ class Attention(Op):
         return cols - rows if self.causal == "lower_right" else 0
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return self.result_and_sums(*inputs)[0]
+
+    def result_and_sums(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The result and the logarithms of the sums of exponentials, as `AttentionWithSums` has them."""
         q, k, v = (t.as_f64(x) for x in inputs[:3])
+        if self.scaled:
+            k, v = (x * t.as_f64(scale) for x, scale in zip((k, v), inputs[-2:], strict=True))
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
         with np.errstate(all="ignore"):
             s = q @ k.swapaxes(2, 3) * self.scale
             if self.softcap:
                 s = self.softcap * np.tanh(s / self.softcap)
-            if len(inputs) == 4:
-                mask = inputs[3]
+            for mask in self.mask(inputs):
                 s = np.where(mask, s, -_INF) if mask.dtype == bool else s + t.as_f64(mask)
             if self.causal != "none":
                 rows, cols = s.shape[2:]
                 visible = np.arange(cols) <= np.arange(rows)[:, None] + self.offset(rows, cols)
                 s = np.where(visible, s, -_INF)
             row_max = s.max(3, keepdims=True, initial=-_INF)
-            e = np.exp(s - np.where(row_max == -_INF, 0, row_max))
+            level = np.where(row_max == -_INF, 0, row_max)
+            e = np.exp(s - level)
             total = e.sum(3, keepdims=True)
             y = (e / np.where(total == 0, 1, total)) @ v
+            is_zero = total == 0
             if self.guarded:
+                is_zero |= np.isnan(total)
                 y = np.where(np.isnan(total), 0, y)
-        return round_to(y, dtype_of(inputs[0]))
+            sums = np.where(is_zero, _INF, level + np.log(total))[..., 0]
+        dtype = dtype_of(inputs[0])
+        return round_to(y, dtype), round_to(sums, t.sums_dtype(dtype))
 
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
         """The attention weights [B, Hq, Sq, Sk] of each query, for models that process them before the product with
         v."""
-        e, total = self.exponentials(self.scores(q, k), mask)
+        e, total, _ = self.exponentials(self.scores(q, k), mask)
         w = e / t.term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
 
     def lower(self, *inputs: Node) -> Node:
-        e, total = self.exponentials(self.scores(*inputs[:2]), inputs[3:])
-        v, n = t.widen_narrow(inputs[2]), e.rank
+        q, *wide = inputs[0], *(Term(x).cast(inputs[0].dtype) for x in inputs[1:3])
+        if self.scaled:
+            wide = [x * Term(scale) for x, scale in zip(wide, inputs[-2:], strict=True)]
+        e, total, _ = self.exponentials(self.scores(q, wide[0].node), self.mask(inputs))
+        v, n = t.widen_narrow(wide[1].node), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         if self.guarded:
@@ -151,8 +176,9 @@ class Attention(Op):
 
     def exponentials(
         self, s: Term, mask: Sequence[Node], first_row: Term | None = None, rows: DimLike | None = None
-    ) -> tuple[Term, Term]:
-        """The exponentials of scores `s` after masking, and their sums, by which they have yet to be divided.
+    ) -> tuple[Term, Term, Term]:
+        """The exponentials of scores `s` after masking, relative to a level of each row; their sums, by which they have
+        yet to be divided; the levels.
 
         first_row, rows: if `s` is a block of the `rows` queries, the index of its first one.
         """
@@ -165,8 +191,9 @@ class Attention(Op):
             s = t.term(t.where(visible.broadcast(s.shape), s, -_INF))
         row_max = s.max((n - 1,), keepdims=False)
         # for a row without visible keys: -inf - 0 = -inf, all weights 0
-        e = t.exp(s - t.term(t.where(row_max.equals(-_INF), 0.0, row_max)).restore(s.shape, (n - 1,)))
-        return e, e.sum((n - 1,), keepdims=False)
+        level = t.term(t.where(row_max.equals(-_INF), 0.0, row_max))
+        e = t.exp(s - level.restore(s.shape, (n - 1,)))
+        return e, e.sum((n - 1,), keepdims=False), level
 
     def _apply_mask(self, s: Term, mask: Term) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
@@ -209,6 +236,61 @@ class Attention(Op):
         yield cls("none", 0.35, guarded=True), (q, k2, v2, bias_with_nan)
         yield cls("upper_left", 0.35), tuple(x.astype(np.float16) for x in (q, k2, v2))
         yield cls("none", 0.35), tuple(x.astype(np.float64) for x in (q, k, v))
+        yield cls("lower_right", 0.35), (q, k2.astype(np.float16), v2.astype(np.float16))
+        levels = tuple((x * 40).astype(np.int8) for x in (k2, v2))
+        scales = tuple(np.abs(x[..., :1]) / 40 for x in (k2, v2))
+        yield cls("lower_right", 0.35, scaled=True), (q, *levels, *scales)
+        yield cls("none", 0.35, 2.0, scaled=True), (q[:, :, :1], *levels, bias[:, :1], *scales)
+
+
+@dataclass(frozen=True)
+class AttentionWithSums(Op):
+    """Attention and what its gradients read: (y, sums[B,Hq,Sq]).
+
+    Operands and attributes are those of `Attention`, whose result y is. sums: the logarithm of each query's sum of
+    exponentials of scores, +inf for queries that give 0; in the type of sums, f32 (f64 for f64). by_row: y is
+    [B,Sq,Hq,Dv], as the projection behind it reads it.
+    """
+
+    name: ClassVar[str] = "attention_with_sums"
+    causal: str = "none"
+    scale: float = 1.0
+    softcap: float = 0.0
+    guarded: bool = False
+    by_row: bool = False
+
+    @property
+    def forward(self) -> Attention:
+        return Attention(self.causal, self.scale, self.softcap, self.guarded)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        y = self.forward.infer(*inputs)
+        batch, heads, rows, width = y.shape
+        sums = TensorType(t.sums_dtype(y.dtype), (batch, heads, rows))
+        return y.with_shape((batch, rows, heads, width)) if self.by_row else y, sums
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        return self.forward.flops(*inputs)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        y, sums = self.forward.result_and_sums(*inputs)
+        return y.swapaxes(1, 2) if self.by_row else y, sums
+
+    def lower(self, *inputs: Node) -> tuple[Node, ...]:
+        y = Term(self.forward(*inputs))
+        _, total, level = self.forward.exponentials(self.forward.scores(*inputs[:2]), inputs[3:])
+        is_zero = total.equals(0.0)
+        if self.guarded:
+            is_zero = is_zero | total.map(IsNan())
+        sums = t.term(t.where(is_zero, _INF, t.log(total) + level)).reshape(inputs[0].shape[:3])
+        return (y.transpose((0, 2, 1, 3)) if self.by_row else y).node, sums.node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for op, arrays in Attention.samples():
+            assert isinstance(op, Attention)
+            if len({x.dtype for x in arrays[:3]}) == 1:  # caches are not trained
+                yield cls(op.causal, op.scale, op.softcap, op.guarded, arrays[0].shape[1] == 4), arrays
 
 
 def _data(*shape: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Pooling over the spatial dimensions of x[N,C,*S], with the output sizes of PyTorch and of ONNX since opset 19.
 
 In ceil mode a window may extend past the padded input, but must start inside the input or its low padding. In either
-mode, an input that is shorter than a window by less than a stride has one window (ONNX Runtime; PyTorch refuses it).
+mode, an input that is shorter than a window by less than a stride has one window, and one that is shorter by less than
+two strides has none (ONNX Runtime, whose division rounds towards zero; PyTorch refuses both).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Axis:
 
     @property
     def is_short(self) -> bool:
-        return isinstance(self.slack, int) and -self.stride < self.slack < 0
+        return isinstance(self.slack, int) and -2 * self.stride < self.slack < 0
 
     @property
     def count(self) -> DimLike:

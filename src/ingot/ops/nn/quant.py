@@ -10,12 +10,12 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op, Samples, deferred_const
-from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
+from ingot.ir.node import Cropped, Node, Op, Samples, deferred_const
+from ingot.ir.types import Box, DType, TensorType, bf16, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.nn.index import Take
-from ingot.ops.nn.terms import Term, concat
+from ingot.ops.nn.terms import Term, absolute, concat, round_even, term, where
 from ingot.support.dataclass import dataclass
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Dequantize(Op):
 
 @dataclass(frozen=True)
 class DequantizeBlocks(Op):
-    """(x - zero) * scale + minimum in f32: weights as block formats store them (ggml's).
+    """(x - zero) * scale + minimum, in f32 and rounded once to `dtype`: weights as block formats store them (ggml's).
 
     Operands: x, then `factors` factors of the scale, then either as many of the minimum or none. x: integers of 4 or 8
     bits. A scale and a minimum are the products of their factors in f32. Factors: integers of 8 bits or floats, which
@@ -101,30 +101,32 @@ class DequantizeBlocks(Op):
     zero: int = 0
     bits: int = 8
     factors: int = 1
+    dtype: DType = f32
 
     def infer(self, *inputs: TensorType) -> TensorType:
         x, *factors = inputs
         self.expect(x.dtype.is_integer and x.dtype.bits in (4, 8), f"expected integers of 4 or 8 bits, got {x}")
         self.expect(1 <= self.bits <= x.dtype.bits, f"expected 1 to {x.dtype.bits} bits, got {self.bits}")
         counts = (self.factors, 2 * self.factors)
+        self.expect(self.dtype in (f32, bf16), f"expected f32 or bf16 as the result, got {self.dtype}")
         self.expect(self.factors > 0 and len(factors) in counts, f"expected x and {counts} factors, got {len(factors)}")
         for p in factors:
             self.expect(p.dtype.is_float or (p.dtype.is_integer and p.dtype.bits == 8), f"got a factor {p}")
             self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
-        return x.with_dtype(f32)
+        return x.with_dtype(self.dtype)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, *factors = inputs
         with np.errstate(all="ignore"):
             terms = [reduce(np.multiply, (p.astype(np.float32) for p in part)) for part in self.parts(factors)]
             y = (x.astype(np.float32) - np.float32(self.zero)) * terms[0]
-            return y if len(terms) == 1 else y + terms[1]
+            return round_to(y if len(terms) == 1 else y + terms[1], self.dtype)
 
     def lower(self, *inputs: Node) -> Node:
         x, *factors = map(Term, inputs)
         terms = [reduce(mul, (p.cast(f32) for p in part)) for part in self.parts(factors)]
         y = (x.cast(f32) - float(self.zero)) * terms[0]
-        return (y if len(terms) == 1 else y + terms[1]).node
+        return (y if len(terms) == 1 else y + terms[1]).cast(self.dtype).node
 
     def parts(self, factors: Sequence[T]) -> list[Sequence[T]]:
         """The factors of the scale, and those of the minimum if there are any."""
@@ -141,6 +143,55 @@ class DequantizeBlocks(Op):
         yield cls(bits=6, factors=2), (x.view(np.int8) - np.int8(8), scale.view(np.int8), unit)
         yield cls(bits=4), (x.astype(u4.numpy), unit.astype(np.float32), unit)
         yield cls(), (x[:0], unit[:0])
+        yield cls(8, 4, dtype=bf16), (x, unit)
+
+
+@dataclass(frozen=True)
+class RoundToBytes(Op):
+    """f32 values rounded to 8 bits in blocks: round_half_even(x / d) * d, where d is the largest |x| of a block / 127.
+
+    Operand: x. dims: the dimensions of a block: its levels share d. Levels are within -127 and 127. A block with a NaN
+    or an infinity is all NaN, one of zeros all zeros. The same as ggml's Q8_0 and Q8_K, but that d is not stored in 16
+    bits. Products with weights of levels that read it are computed in integers (`passes/core/block_quantized.py`).
+    """
+
+    name: ClassVar[str] = "round_to_bytes"
+    duplicable: ClassVar[bool] = True
+    dims: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        (x,) = inputs
+        self.expect(x.dtype == f32, f"expected f32, got {x}")
+        self.expect(bool(self.dims) and all(0 <= d < x.rank for d in self.dims), f"expected dims of {x}")
+        return x
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return (self, (box,)) if all(box[d] == (0, inputs[0].shape[d]) for d in self.dims) else None
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        with np.errstate(all="ignore"):
+            largest = np.abs(x).max(self.dims, keepdims=True, initial=0)
+            levels = x * (np.float32(127) / largest)
+            levels = np.where(np.abs(levels) < 128, np.rint(levels), np.float32(0))
+            return (levels * (largest / np.float32(127))).astype(np.float32)
+
+    def lower(self, *inputs: Node) -> Node:
+        (x,) = map(Term, inputs)
+        largest = term(absolute(x)).reduce("max", self.dims)
+        levels = x * (127.0 / largest)
+        levels = term(where(term(absolute(levels)) < 128.0, round_even(levels), 0.0))
+        return (levels * (largest / 127.0)).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        x = (np.random.default_rng(10).standard_normal((3, 2, 4, 8)) * 9).astype(np.float32)
+        x[0, 0, 0], x[0, 0, 1, 2], x[0, 1, 0, 0], x[0, 1, 1, :2] = 0, np.nan, np.inf, (3e38, 1e-40)
+        x[1, 0, 0] *= 1e-39
+        yield cls((3,)), (x,)
+        yield cls((2, 3)), (x,)
+        yield cls((1,)), (x[..., 0],)
+        yield cls((1,)), (x[:0, 0, 0],)
 
 
 @dataclass(frozen=True)
@@ -204,4 +255,4 @@ def _gathered_levels(q: Node, ids: Node) -> Node:
     )
 
 
-__all__ = ["Dequantize", "DequantizeBlocks", "EmbeddingLookup"]
+__all__ = ["Dequantize", "DequantizeBlocks", "EmbeddingLookup", "RoundToBytes"]

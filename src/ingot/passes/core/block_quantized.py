@@ -10,7 +10,7 @@ are written as arithmetic are recognized too (`levels_of_arithmetic`), and bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -20,20 +20,21 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir.layout import Layout, reshape_groups
-from ingot.ir.node import Node, const, deferred_const, splat_of
+from ingot.ir.node import Graph, Node, const, deferred_const, rebuild, splat_of
 from ingot.ir.types import DType, Shape, TensorType, f32, static_shape, u4
 from ingot.ops.core.base import inverse
 from ingot.ops.views import BIJECTIVE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
 
 _TINY = np.float32(1e-30)  # in place of a scale of 0, where the weight is the minimum
+MAX_ROUNDED_LEVELS = 256  # which share a scale: as many as ggml's largest blocks, whose sums of products fit in i32
 MIN_BLOCK_LEVELS = 8  # with smaller blocks, the scales cost more than they save
 Perm = tuple[int, ...]
 
 
-def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
+def product_of_levels(n: Node, floats: tuple[DType, ...], rounds: bool = False) -> Node | None:
     """The product `n` with its second operand as constant levels (see module); None where that is not one. floats: the
-    types that levels may represent."""
+    types that levels may represent. rounds: the first operand is rounded to bytes."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or len(op.contract[0]) != 1:
         return None
@@ -43,7 +44,7 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
     if unsliced.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
     size, k = static_shape((unsliced.shape[w_axis], w.shape[w_axis]))
-    for blocks in _block_shapes(base, size):
+    for blocks in _block_shapes(base, size, rounds):
         source = _through_views(unsliced, (*unsliced.shape[:w_axis], *blocks, *unsliced.shape[w_axis + 1 :]))
         levels = None if source is None else _moved_levels(*source, block_axis=w_axis + len(blocks) - 1)
         if levels is None:
@@ -51,18 +52,74 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
         x = ops.pad(x, (0,) * x.type.rank, tuple(size - k if d == x_axis else 0 for d in range(x.type.rank)))
         x = ops.reshape(x, (*x.shape[:x_axis], *blocks, *x.shape[x_axis + 1 :]))
         axes = tuple(range(x_axis, x_axis + len(blocks))), tuple(range(w_axis, w_axis + len(blocks)))
+        if rounds:
+            x = _rounded(x, levels, axes)
         return replace(op, contract=axes)(x, levels, loc=n.loc)
     return None
 
 
-def _block_shapes(levels: Node, size: int) -> Iterator[tuple[int, ...]]:
+def _rounded(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
+    """`x` rounded to bytes in the blocks of `w`, or in blocks of blocks which share all that is not integers: as each
+    of ggml's formats has its rows. Blocks that no kernel multiplies as bytes are left alone. axes: that are summed, of
+    both."""
+    place = static_shape(w.shape)[axes[1][-1]]
+    if place % 4 or place > MAX_ROUNDED_LEVELS:
+        return x
+    dims = axes[0][-1:]
+    if isinstance(w.op, ops.DequantizeBlocks) and len(axes[1]) > 1:
+        block = axes[1][-2] - w.type.rank  # from the end, as factors broadcast
+        inner = static_shape(w.shape)[block]
+
+        def is_split(part: Sequence[Node]) -> bool:
+            """Into an integer for each block and floats that the blocks of one share."""
+            own = [p for p in part if p.type.rank >= -block and p.shape[block] != 1]
+            return len(own) == 1 and own[0].dtype.is_integer
+
+        if inner * place <= MAX_ROUNDED_LEVELS and all(map(is_split, w.op.parts(w.inputs[1:]))):
+            dims = axes[0][-2:]
+    return ops.RoundToBytes(dims)(x, loc=x.loc)
+
+
+def round_floats(graph: Graph, bytes_kept: bool = True) -> Graph:
+    """Lower the rounding to bytes wherever no product of levels reads it directly.
+
+        y = slice(round_to_bytes(x)); dot(y, dequantize(q, ..))   ->   y = slice(round(x / d) * d)
+
+    bytes_kept: whether products multiply bytes; else all of it is lowered."""
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        if not any(isinstance(x.op, ops.RoundToBytes) for x in inputs) or (bytes_kept and _reads_bytes(n)):
+            return n.with_inputs(inputs)
+        return n.with_inputs([_lowered(x) if isinstance(x.op, ops.RoundToBytes) else x for x in inputs])
+
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
+
+
+def _reads_bytes(n: Node) -> bool:
+    """Whether `n` is a product of levels, whose blocks are those of its rounded operand."""
+    if not isinstance(n.op, ops.DotGeneral) or not is_product_of_levels(n, (f32,)):
+        return False
+    rounding = n.inputs[0].op
+    return isinstance(rounding, ops.RoundToBytes) and n.op.contract[0][-len(rounding.dims) :] == rounding.dims
+
+
+def _lowered(n: Node) -> Node:
+    lowered = n.op.lower(*n.inputs)
+    assert isinstance(lowered, Node)
+    return lowered
+
+
+def _block_shapes(levels: Node, size: int, rounds: bool) -> Iterator[tuple[int, ...]]:
     """Shapes in which a reduction of `size` may be cut into blocks, the largest first: (blocks, block) or (size,).
-    Those of block formats may be blocks of blocks."""
+    Those of block formats may be blocks of blocks. rounds: blocks are short enough to be rounded, if they can be."""
     shape = static_shape(levels.inputs[0].shape)
     if isinstance(levels.op, ops.DequantizeBlocks):
         yield from (part for part in (shape[1:], shape[:-1]) if part and prod(part) == size)
         return
     sizes = {size, *(d for d in shape if d and size % d == 0)}
+    if rounds:
+        short = {n for n in (256, 128, 64, 32) if size % n == 0}
+        sizes = {n for n in sizes if n <= MAX_ROUNDED_LEVELS} | short or sizes
     for block in sorted((d for d in sizes if d >= MIN_BLOCK_LEVELS), reverse=True):
         yield (size // block, block) if block != size else (size,)
 

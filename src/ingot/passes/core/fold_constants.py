@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ingot import ops
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferred_const, topological
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
@@ -21,6 +23,9 @@ MAX_TABLE_BYTES = 1 << 22
 # The most that one evaluation may need for temporary arrays, and that a pass may add to the model.
 MAX_TEMPORARY_BYTES = 1 << 26
 MAX_ADDED_BYTES = 1 << 26
+# The most scalar operations of one evaluation, which nothing interrupts: seconds, where kernels take a fraction of one.
+MAX_OPERATIONS = 1 << 33
+_BLAS_SPEED = 16  # of products of matrices, beside other references
 # A larger result is computed when it is read: it is a weight, which is read once, by packing.
 MIN_DEFERRED_BYTES = 1 << 18
 # Ops that are fused into their readers at little cost. Those with a large result of small constants are not folded, but
@@ -72,7 +77,7 @@ class _Folder:
         operands = topological([n])[:-1]
         read_bytes = sum(m.constant.nbytes for m in operands if m.constant is not None)
         temporary_bytes = sum(_nbytes(m.type) for m in operands if m.constant is None)
-        if size > self.budget or temporary_bytes > MAX_TEMPORARY_BYTES + size:
+        if size > self.budget or temporary_bytes > MAX_TEMPORARY_BYTES + size or _operations(n) > MAX_OPERATIONS:
             return False
         if isinstance(n.op, ops.BroadcastInDim) and n.type.size != n.inputs[0].type.size:
             return size <= MAX_BROADCAST_BYTES
@@ -83,8 +88,28 @@ class _Folder:
         )
 
 
+def _operations(n: Node) -> float:
+    """About how many scalar operations an evaluation of `n` takes."""
+    flops = n.op.flops(*(x.type for x in n.inputs))
+    assert isinstance(flops, int)
+    elements = sum(_size(t) for t in (*n.types, *(x.type for x in n.inputs)))
+    if isinstance(n.op, ops.ReduceWindow):
+        return elements * prod(n.op.window)
+    if isinstance(n.op, ops.DotGeneral):
+        flops //= _BLAS_SPEED
+    # sorts take less; factors of a matrix [n, n] take n^3
+    is_simple = flops > 0 or category(n.op) not in (Category.OPAQUE, Category.SCAN, Category.SORT)
+    return max(flops, elements if is_simple else elements**1.5)
+
+
 def _is_static(n: Node) -> bool:
     return all(t.is_static for t in n.types) and next(attribute_dims(n.op), None) is None
+
+
+def _size(t: TensorType) -> int:
+    size = t.size
+    assert isinstance(size, int)
+    return size
 
 
 def _nbytes(t: TensorType) -> int:

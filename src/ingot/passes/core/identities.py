@@ -30,7 +30,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Const, Node, Op, splat_of
 from ingot.ir.rewrite import Rule, RuleSet
-from ingot.ir.types import DType, TensorType
+from ingot.ir.types import DType, TensorType, boolean
 from ingot.passes.constants import is_constant
 from ingot.support.dataclass import dataclass
 
@@ -132,13 +132,19 @@ def literals(p: Pattern) -> Iterator[Literal]:
 
 
 def build(p: Pattern, bound: Mapping[str, Node], like: TensorType) -> Node | None:
-    """`p` as a node; literals take the type `like`. None where that dtype does not have a literal."""
+    """`p` as a node; literals take the type `like`, or bool beside p and q. None where that dtype does not have a
+    literal."""
     if isinstance(p, Variable):
         return bound[p.name]
     if isinstance(p, Literal):
         value = p.value(like.dtype) if like.dtype.kind != "b" or p.text in ("zeros", "ones") else None
         return None if value is None else ops.full(like.shape, value.item(), like.dtype)
-    operands = [build(o, bound, like) for o in p.operands]
+    names = list(variables(p))
+    is_logical = isinstance(p.op, ops.Compare) and bool(names) and all(n in "pq" for n in names)
+    kinds = [like.with_dtype(boolean) if is_logical else like] * len(p.operands)
+    if isinstance(p.op, ops.Select):
+        kinds[0] = like.with_dtype(boolean)
+    operands = [build(o, bound, kind) for o, kind in zip(p.operands, kinds, strict=True)]
     return None if any(o is None for o in operands) else p.op(*(o for o in operands if o is not None))
 
 

@@ -54,7 +54,7 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
-    depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,),
+    depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,), rounds: bool = False,
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
@@ -62,7 +62,7 @@ def lower_quantized(
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
     product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
     convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
-    types of 16 bits that these may be scaled by."""
+    types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -70,7 +70,7 @@ def lower_quantized(
             w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
             integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums)
-            return integers or (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats) or new
+            return integers or (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats, rounds) or new
         return new
 
     nodes = graph.nodes()

@@ -11,8 +11,7 @@ otherwise it becomes the root of a new group. So a group has one result, and gro
 - An anchor (contraction, window, scan, sort, ...) is the main loop of a group. The pointwise ops that follow it join as
   its epilogue; its operands are in memory, seen through strided views; a contraction may compute its rows (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
-- Finally a global pool joins the group that produces its image, as a second result (`pool_epilogue`), and pointwise
-  groups whose results are outputs of the model join the group that reads them (`several_results`).
+- Finally groups take on others as further results (`pool_epilogue`, `several_results`, `epilogue_results`).
 - Concat and Pad of computed values are storage ops: their operands are computed directly into the result's buffer.
 
 Inputs, constants and storage ops are not in groups.
@@ -34,6 +33,7 @@ from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves, widens_table
 from ingot.passes.fusion.epilogue import anchor_tails
+from ingot.passes.fusion.epilogue_results import join_epilogues
 from ingot.passes.fusion.groups import (
     MAX_PATHS,
     Axes,
@@ -44,6 +44,7 @@ from ingot.passes.fusion.groups import (
     is_pointwise,
     iteration_box,
     source_of,
+    widens,
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
@@ -103,7 +104,7 @@ class _Fusion:
             self.in_memory.add(node.inputs[0])
             self.storage.add(node)
             return
-        if is_free(node):
+        if is_free(node) or (self.policy.widens_values and widens(node)):
             self._place_free(node, groups, needs_memory)
             return
         if (
@@ -149,7 +150,7 @@ class _Fusion:
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or is_strided_view(node)
+        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes)) or is_strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
                 self.in_memory.add(i)
@@ -365,6 +366,7 @@ class _Fusion:
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
+        cheap |= repeats and self.policy.repeats_vectors and self._recomputes_cheaply([g], node)
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, moved=True) or cheap
@@ -468,7 +470,8 @@ class _Fusion:
         state = dict(enumerate(self.graph.state_pairs))
         for i, n in enumerate(self.graph.outputs):
             # each output is written by its own group, except unchanged values of the state
-            is_written = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
+            group = memo[n].inputs[0] if isinstance(n.op, Project) else memo[n]
+            is_written = not n.is_leaf and memo[n] not in outputs and isinstance(group.op, Group)
             is_unchanged_state = i in state and state[i][0] is n
             outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
@@ -479,11 +482,8 @@ class _Fusion:
 
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
-    """Turn a CORE graph (with composite ops that the target keeps) into one of groups, storage ops, inputs and
-    constants.
-
-    policy: the target's. reasons: receives why each group is not part of the one that reads it.
-    """
+    """Turn a CORE graph, with composite ops that the target keeps, into groups, storage ops, inputs and constants.
+    reasons: receives why each group is not part of the one that reads it."""
     fusion = _Fusion(graph, policy)
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
@@ -491,7 +491,9 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, updated = compute_updates(fused, policy)
     images = {n: updated.get(g, g) for n, g in images.items()} | updated
     fused, merged = join_results(fused, policy)
+    fused, joined = join_epilogues(fused, policy)
     if reasons is not None:
-        current = {n: images.get(n, n) for n in fusion.reasons}
-        reasons |= {merged.get(current[n], current[n]): text for n, text in fusion.reasons.items()}
+        for n, text in fusion.reasons.items():
+            group = merged.get(image := images.get(n, n), image)
+            reasons[joined.get(group, group)] = text
     return fused

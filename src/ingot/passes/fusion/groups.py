@@ -9,7 +9,7 @@ from itertools import islice
 from ingot import ops
 from ingot.ir.layout import identity_axes
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import Shape
+from ingot.ir.types import Shape, bf16, f16, f32
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.core.shape import View
 from ingot.ops.group import Group
@@ -24,6 +24,12 @@ MAX_PATHS = 8  # to one value in a group: each is separate code, and each furthe
 def is_free(node: Node) -> bool:
     """Whether each group may have its own copy: a view, an iota, a scalar constant, or the value of a weight form."""
     return node.op.duplicable or (node.constant is not None and node.type.size == 1)
+
+
+def widens(node: Node) -> bool:
+    """Whether `node` is a computed value of 16 bits in f32."""
+    is_narrow = isinstance(node.op, ops.Convert) and node.dtype == f32 and node.inputs[0].dtype in (f16, bf16)
+    return is_narrow and not node.inputs[0].is_leaf
 
 
 def is_pointwise(node: Node) -> bool:

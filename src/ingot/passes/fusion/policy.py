@@ -32,6 +32,10 @@ class FusionPolicy:
     stores_narrow_results: whether a value of 8 bits is what an anchor stores, whatever its readers make of it, as
         memory is dearer than arithmetic; else where they are pointwise and only dequantize it.
     joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
+    widens_values: whether each group widens the 16-bit values that it reads by itself, so that they are stored narrow.
+    repeats_vectors: whether plain arithmetic on small stored values may be repeated for each element that reads them,
+        as a kernel of its own costs more.
+    joins_epilogues: whether what is computed by element from a stored result is another result of its kernel.
     """
 
     max_copies: int = 3
@@ -53,6 +57,9 @@ class FusionPolicy:
     computes_updates: bool = False
     stores_narrow_results: bool = False
     joins_row_results: bool = False
+    joins_epilogues: bool = False
+    widens_values: bool = False
+    repeats_vectors: bool = False
 
 
 DEFAULT = FusionPolicy()

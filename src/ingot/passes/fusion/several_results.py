@@ -7,13 +7,16 @@ are merged: other stored values have readers of other kinds, which determine the
 
     m = rows{sum(x) / n};  v = rows{sum((x - m)^2)}(m)   ->   m, v = rows{sum(x) / n, sum((x - that)^2)}
 
-The same for moments that other nodes read too, if row kernels of the target can have several results.
+The same for moments that other nodes read too, if row kernels of the target can have several results. What is pointwise
+on the elements of those rows joins as well, behind them (a norm whose moments are kept) or in front (a residual sum and
+the norm of it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
+from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape
 from ingot.ops import BroadcastInDim, Reduction, Reshape
@@ -25,9 +28,19 @@ from ingot.passes.fusion.policy import FusionPolicy
 def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Return a fused graph with groups merged into the groups that read them, and the new node of each merged group."""
     merged: dict[Node, tuple[Node, ...]] = {}
-    outputs, depth = set(graph.outputs), _depths(graph)
+    outputs, depth, users = set(graph.outputs), _depths(graph), graph.uses()
+
+    def can_join(producer: Node, reader: Node) -> bool:
+        if policy.joins_row_results and _is_group(producer, "rows"):
+            return _shares_rows(producer, reader)
+        if not _is_group(producer, "pointwise"):
+            return False
+        if _is_group(reader, "rows"):
+            has_plain_layout = producer in outputs or all(isinstance(u.op, Group) for u in users[producer])
+            return has_plain_layout and _is_of_rows(producer, reader, policy)
+        return producer in outputs and _shares_elements(producer, reader)
+
     for reader in reversed(graph.nodes()):
-        can_join = _can_join if _is_group(reader, "pointwise") else _shares_rows
         if reader in merged or not (
             _is_group(reader, "pointwise") or (policy.joins_row_results and _is_group(reader, "rows"))
         ):
@@ -35,7 +48,7 @@ def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, 
         members = [reader]
         for m in members:  # grows in the loop
             taken = merged.keys() | members
-            members += [i for i in dict.fromkeys(m.inputs) if i not in taken and can_join(i, m, outputs)]
+            members += [i for i in dict.fromkeys(m.inputs) if i not in taken and can_join(i, m)]
         while len(members) > 1 and not _can_merge(members, depth, policy):
             members.remove(min(members[1:], key=depth.__getitem__))
         if len(members) > 1:
@@ -72,19 +85,22 @@ def _is_group(n: Node, kind: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind == kind and len(n.types) == 1
 
 
-def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
+def _shares_elements(producer: Node, reader: Node) -> bool:
     """Whether a pointwise group needs each element of the producer for the same element of its result only."""
-    if producer not in outputs or not _is_group(producer, "pointwise") or producer.shape != reader.shape:
+    if producer.shape != reader.shape:
         return False
     body = _body(reader)
     return all(reads_same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
-def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
-    """Whether two groups reduce the same rows, and the reader needs the producer's value of a row for that row only."""
-    if not _is_group(producer, "rows") or len(boxes := _boxes(producer) | _boxes(reader)) != 1:
+def _shares_rows(producer: Node, reader: Node) -> bool:
+    """Whether two groups reduce the same rows, or the reader is pointwise on those rows, and the reader needs the
+    producer's value of a row for that row only."""
+    if len(boxes := _boxes(producer) | _boxes(reader)) != 1:
         return False
     ((box, reduced),) = boxes
+    if not _boxes(reader) and (reader.shape != box or max(_long_dims_at(box), default=0) not in reduced):
+        return False  # a row whose elements are apart is better stored element by element than row by row
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
     if _long_dims(producer.shape) != tuple(box[d] for d in result_dims):
         return False
@@ -94,6 +110,34 @@ def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
         for p, i in zip(body.inputs, reader.inputs, strict=True)
         if i is producer
     )
+
+
+def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
+    """Whether a row group, whose rows are short enough to be held, needs each element of a pointwise group for the same
+    element of its rows only."""
+    if len(boxes := _boxes(reader)) != 1:
+        return False
+    ((box, reduced),) = boxes
+    length = product([box[d] for d in reduced])
+    if not isinstance(length, int) or length > policy.max_single_row or product(producer.shape) != product(box):
+        return False
+    body = _body(reader)
+    return all(_is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
+
+
+def _is_used_by_element(body: Graph, p: Node) -> bool:
+    """Whether element i of the parameter `p` is only used for element i of values, up to reductions of these."""
+    users, stack = body.uses(), [p]
+    for n in stack:  # grows in the loop
+        for u in users.get(n, ()):
+            if isinstance(u.op, Reduction):
+                continue
+            is_elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
+            if not is_elementwise and not isinstance(u.op, Reshape):
+                return False
+            if u not in stack:
+                stack.append(u)
+    return True
 
 
 def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:
@@ -119,6 +163,10 @@ def _is_used_by_rows(body: Graph, p: Node, box: Shape, result_dims: tuple[int, .
     return True
 
 
+def _long_dims_at(shape: Shape) -> tuple[int, ...]:
+    return tuple(i for i, d in enumerate(shape) if d != 1)
+
+
 def _long_dims(shape: Shape) -> Shape:
     return tuple(d for d in shape if d != 1)
 
@@ -134,9 +182,10 @@ def _outer_operands(members: Sequence[Node]) -> list[Node]:
 
 
 def _can_merge(members: Sequence[Node], depth: Mapping[Node, int], policy: FusionPolicy) -> bool:
-    """Whether the groups have few enough ops for one, and all their outer operands are at a smaller depth than each of
-    them, so that no operand depends on the merged group."""
-    if sum(len(_body(m).nodes()) for m in members) > policy.max_ops:
+    """Whether the groups have few enough ops for one and reduce the same rows, and all their outer operands are at a
+    smaller depth than each of them, so that no operand depends on the merged group."""
+    boxes = set[tuple[Shape, tuple[int, ...]]]().union(*map(_boxes, members))
+    if sum(len(_body(m).nodes()) for m in members) > policy.max_ops or len(boxes) > 1:
         return False
     min_depth = min(depth[m] for m in members)
     return all(depth[i] < min_depth for i in _outer_operands(members))
@@ -153,9 +202,9 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
                 params[outer] = Input(f"p{len(params)}", p.type)()
             images_inside[p] = roots.get(outer) or params[outer]
         (roots[m],) = rebuild(_body(m).outputs, images_inside)
-    body, last = Graph(tuple(params.values()), tuple(roots.values())), members[-1].op
-    assert isinstance(last, Group)
-    return Group(body, last.kind)(*(images[n] for n in params), loc=members[-1].loc)
+    body = Graph(tuple(params.values()), tuple(roots.values()))
+    kind = "rows" if any(_is_group(m, "rows") for m in members) else "pointwise"
+    return Group(body, kind)(*(images[n] for n in params), loc=members[-1].loc)
 
 
 __all__ = ["join_results"]

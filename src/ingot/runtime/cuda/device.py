@@ -28,7 +28,7 @@ from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
+from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
@@ -55,9 +55,13 @@ class CudaDevice:
         )  # fmt: skip
 
     def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
-        if device_memory is not None:
-            check_number("device_memory", device_memory, "bytes > 0", lambda n: n > 0, whole=True)
+        self.check_memory(device_memory)
         return Loaded(program, device_memory)
+
+    def check_memory(self, nbytes: int | None) -> None:
+        """Raise InputError for a bound of device memory that is none."""
+        if nbytes is not None:
+            check_number("device_memory", nbytes, "bytes > 0", lambda n: n > 0, whole=True)
 
 
 def _arch(made: Features, capability: int) -> str | None:
@@ -70,14 +74,17 @@ class Loaded:
 
     threads = 1
 
-    def __init__(self, program: Program, device_memory: int | None = None) -> None:
-        """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call."""
-        self._driver = driver()
+    def __init__(
+        self, program: Program, device_memory: int | None = None, own: Driver | None = None, arch: str | None = None
+    ) -> None:
+        """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call. own, arch:
+        another driver than NVIDIA's, and the architecture of its GPU."""
+        self._driver = driver() if own is None else own
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
         _give_back_gone(self._driver)
-        code = program.code["cuda"]
-        arch = _arch(code.features, self._driver.capability)
+        code = program.code[program.device]
+        arch = _arch(code.features, self._driver.capability) if arch is None else arch
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
         self._weights = Memory(self._driver)
@@ -86,8 +93,6 @@ class Loaded:
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._stores: list[_Store] = []
-        if device_memory is not None and self._communicators is not None:
-            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
         bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
         # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after

@@ -216,9 +216,13 @@ class Driver:
 
     # -- streams
 
-    def stream(self) -> int:
-        stream = c_void_p()
-        self._call("cuStreamCreate", byref(stream), c_uint(1))  # does not wait for the default stream
+    def stream(self, *, urgent: bool = False) -> int:
+        """urgent: its kernels start before those that others have waiting."""
+        stream, least, greatest = c_void_p(), c_int(), c_int()
+        if urgent:
+            self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
+        # 1: does not wait for the default stream
+        self._call("cuStreamCreateWithPriority", byref(stream), c_uint(1), greatest)
         return stream.value or 0
 
     def drop_stream(self, stream: int) -> None:

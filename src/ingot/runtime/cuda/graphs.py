@@ -95,6 +95,11 @@ def _launched(part: _Part) -> list[Node | Exchange]:
     return [*_nodes([part]), *_exchanges([part])]
 
 
+def _without_conditionals(segment: _Segment) -> list[Node | Exchange]:
+    """What a segment without conditional nodes launches."""
+    return [part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)]
+
+
 def _segments(runs: Sequence[_Run]) -> Iterator[_Segment]:
     for run in runs:
         if isinstance(run, _Segment):
@@ -308,7 +313,7 @@ class Graphs:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            weights.launch([node for node in segment.nodes if node.chunks], places, stream, seconds)
+            weights.launch(_without_conditionals(segment), places, stream, seconds)
 
         self._start(launch, runs, places, stream)
 
@@ -331,9 +336,7 @@ class Graphs:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            nodes = [
-                part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)
-            ]
+            nodes = _without_conditionals(segment)
             # another one for each size
             key = (id(segment), *(n for node in nodes if isinstance(node, Node) and node.sized for n in node.told))
             if nodes and key not in clocks:
@@ -469,9 +472,9 @@ class Graphs:
         return flag.value != 0
 
     def _captures(self) -> int:
-        """The stream on which collectives are captured."""
+        """The stream on which collectives are captured: they go first, as others wait for them."""
         if not self._capture_stream:
-            self._capture_stream = self._driver.stream()
+            self._capture_stream = self._driver.stream(urgent=True)
         return self._capture_stream
 
     def drop(self) -> None:

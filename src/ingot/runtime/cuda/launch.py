@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import LoadedKernel
@@ -16,6 +16,11 @@ _WORD = 8  # bytes of a parameter
 _OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
 WEIGHTS = 1  # the index of the weights' address among the places
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
+
+
+def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None) -> Iterator[int]:
+    for base, offset in bases:
+        yield weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
 
 
 class Node:
@@ -53,8 +58,7 @@ class Node:
 
     def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
         """weights: the address of a byte of the weights, where these do not lie at their place one after another."""
-        for i, (base, offset) in enumerate(self.bases):
-            address = weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
+        for i, address in enumerate(_addresses(self.bases, places, weights)):
             self._values[i] = address
             if i in self._maps:
                 self._driver.encode(self._maps[i], self._matrices[i], address)
@@ -91,9 +95,9 @@ class Exchange:
         self._collective, self._count = step.collective, count
         self._driver, self._communicators = driver, communicators
 
-    def run(self, places: Places, stream: int) -> None:
-        """Begin it on a stream."""
-        source, target = (places[base] + offset for base, offset in self.bases)
+    def run(self, places: Places, stream: int, weights: Callable[[int], int] | None = None) -> None:
+        """Begin it on a stream. weights: see `Node.point`."""
+        source, target = _addresses(self.bases, places, weights)
         self._communicators.run(self._collective, source, target, self._count, stream)
 
     def add(self, graph: int, before: Sequence[int], places: Places, stream: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.cuda.driver import Driver
-from ingot.runtime.cuda.launch import Node, Places
+from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.memory import Memory
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
@@ -173,25 +173,29 @@ class BoundedWeights:
         return plan
 
     def launch(
-        self, nodes: Sequence[Node], places: Places, stream: int, seconds: dict[int, float] | None = None
+        self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernels one by one, each behind its own weights, while those of the next are copied.
+        """Launch kernels and collectives one by one, each behind its own weights, while those of the next are copied.
 
         seconds: told those of each step. A copy that a kernel waits for counts as its own then, and is not begun
         before.
         """
         driver = self._driver
         begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
-        for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+        for part, after in zip(parts, [*parts[1:], None], strict=True):
             if seconds is not None:
                 driver.record(begin, stream)
-            node.point(places, self.begin(node.number, stream))
-            driver.launch_kernel(node.params, stream)
-            self.end(node.number, stream)
+            weights = self.begin(part.number, stream)
+            if isinstance(part, Node):
+                part.point(places, weights)
+                driver.launch_kernel(part.params, stream)
+            else:
+                part.run(places, stream, weights)
+            self.end(part.number, stream)
             if seconds is not None:
                 driver.record(end, stream)
                 driver.synchronize(stream)
-                seconds[node.number] = seconds.get(node.number, 0.0) + driver.seconds(begin, end)
+                seconds[part.number] = seconds.get(part.number, 0.0) + driver.seconds(begin, end)
             elif after is not None:
                 self.load(after.number)
         for event in (begin, end) if seconds is not None else ():

@@ -37,5 +37,11 @@ L40 = Machine(89, 142, 99 << 10, has_box_copies=False)
 B200 = Machine(100, 148, 227 << 10)
 RTX5090 = Machine(120, 170, 99 << 10)
 MACHINES = {m.capability: m for m in (A100, A40, L40, H100, B200, RTX5090)}
+# AMD's, by architecture: `capability` is none of theirs. processors: compute units. shared_bytes: of local memory
+MI200 = Machine(0, 104, 64 << 10, has_box_copies=False, has_f8_products=False)
+MI300 = Machine(0, 304, 64 << 10, has_box_copies=False, has_f8_products=False)
+MI350 = Machine(0, 256, 160 << 10, has_box_copies=False, has_f8_products=False)
+RX7900 = Machine(0, 96, 64 << 10, has_box_copies=False, has_f8_products=False)
+AMD_MACHINES = {"gfx90a": MI200, "gfx942": MI300, "gfx950": MI350, "gfx1100": RX7900}
 
-__all__ = ["A40", "A100", "B200", "H100", "L40", "MACHINES", "RTX5090", "Machine"]
+__all__ = ["A40", "A100", "AMD_MACHINES", "B200", "H100", "L40", "MACHINES", "RTX5090", "Machine"]

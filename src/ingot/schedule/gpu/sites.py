@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ingot.ir.node import Graph, Node
-from ingot.ops import Attention
+from ingot.ops import Attention, AttentionGradients, AttentionWithSums
 from ingot.schedule.choice import Choice, Flash, Patch, Site, Tiling, decide
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.contraction.tiling import ProductShape
@@ -56,7 +56,7 @@ def flash_site(body: Graph, anchor: Node, default: Flash, admits: Callable[[Flas
         tilings += [Flash(queries, keys, warps, stages, parts * 2), Flash(queries, keys, warps, stages, parts // 2)]
         return [c for c in tilings if admits(c)]
 
-    assert isinstance(anchor.op, Attention)
+    assert isinstance(anchor.op, Attention | AttentionWithSums | AttentionGradients)
     sizes = " ".join("x".join(map(size_text, x.shape)) for x in anchor.inputs)
     key = _key(body, anchor, f"{sizes} causal {anchor.op.causal}")
     return Site(key, default, lambda: neighbors(default), neighbors, lambda c: isinstance(c, Flash) and admits(c))
@@ -83,7 +83,7 @@ def _loops(loops: Loops) -> str:
 
 
 def _key(body: Graph, anchor: Node, what: str) -> str:
-    types = " ".join(str(x.dtype) for x in (*anchor.inputs, anchor))
+    types = " ".join(str(x.dtype) for x in (*(x.type for x in anchor.inputs), *anchor.types))
     return f"gpu {anchor.op.name} {types} {what} > {around_text(body, anchor)}"
 
 

@@ -201,6 +201,11 @@ IG_UNUSED static uint32_t ig_load4(const void *p) {
   return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 #endif
+IG_UNUSED static void ig_store4(void *p, uint32_t w) {
+  uint8_t *b = (uint8_t *)p;
+  int i;
+  for (i = 0; i < 4; i++) b[i] = (uint8_t)(w >> (8 * i) & 0xffU);
+}
 #if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
 /* halves of the even bytes and of the odd ones; assembly, as compilers move an intrinsic's saturation flag around */
 IG_UNUSED static inline uint32_t ig_even(uint32_t x) {
@@ -221,11 +226,19 @@ IG_UNUSED static inline int32_t ig_smlad(uint32_t a, uint32_t b, int32_t c) {
 IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
   return ig_smlad(ig_odd(a), ig_odd(b), ig_smlad(ig_even(a), ig_even(b), c));
 }
+IG_UNUSED static inline int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_smlad(a >> 8 & 0xff00ffU, ig_odd(b), ig_smlad(a & 0xff00ffU, ig_even(b), c));
+}
 #else
 #define IG_BYTE(x, i) ((int32_t)(int8_t)((x) >> (8 * (i)) & 0xffU))
 IG_UNUSED static int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
   int32_t s = IG_BYTE(a, 0) * IG_BYTE(b, 0) + IG_BYTE(a, 1) * IG_BYTE(b, 1) + IG_BYTE(a, 2) * IG_BYTE(b, 2);
   return (int32_t)((uint32_t)c + (uint32_t)(s + IG_BYTE(a, 3) * IG_BYTE(b, 3)));
+}
+#define IG_UBYTE(x, i) ((int32_t)((x) >> (8 * (i)) & 0xffU))
+IG_UNUSED static int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
+  int32_t s = IG_UBYTE(a, 0) * IG_BYTE(b, 0) + IG_UBYTE(a, 1) * IG_BYTE(b, 1) + IG_UBYTE(a, 2) * IG_BYTE(b, 2);
+  return (int32_t)((uint32_t)c + (uint32_t)(s + IG_UBYTE(a, 3) * IG_BYTE(b, 3)));
 }
 #endif
 #if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1)

@@ -196,6 +196,8 @@ class Function:
                 if self.ranges.constant(s.var) is None:
                     self.line(f"const {self.scalar_type(s.var)} {name} = {value};")
                     self.line(f"(void){name};")
+            case k.Store() if is_word(s.value.dtype, s.value.lanes) and s.value.lanes == 4 and s.mask is None:
+                self.line(f"ig_store4(&{self.names[s.buffer]}[{self.value(s.index)}], {self.value(s.value)});")
             case k.Store():
                 element = f"{self.names[s.buffer]}[{self.value(s.index)}]"
                 factors = accumulated_product(s)
@@ -297,9 +299,9 @@ class Function:
                 name = f"ig_dot{e.a.lanes}_{e.a.dtype}_{e.b.dtype}"
                 return f"{name}({self.value(e.a)}, {self.value(e.b)}, {self.value(e.c)})"
             case k.Bitcast() if e.dtype.bits == 32 and is_word(e.a.dtype, e.a.lanes):
-                return f"({value_type(e.dtype)}){self.value(e.a)}"
+                return f"{'ig_float32' if e.dtype == f32 else f'({value_type(e.dtype)})'}({self.value(e.a)})"
             case k.Bitcast() if is_word(e.dtype, e.lanes):
-                return f"(uint32_t){self.value(e.a)}"
+                return f"{'ig_bits32' if e.a.dtype == f32 else '(uint32_t)'}({self.value(e.a)})"
             case k.Binary() if e.fn in _EXACT and all(map(self.ranges.is_index, (e, e.a, e.b))):
                 return f"{self.value(e.a)} {_EXACT[e.fn]} {self.value(e.b)}"
             case k.Unary():

@@ -9,23 +9,20 @@ from ingot.support import progress
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import CompileError, KernelError
 from ingot.support.native import Code, Features
+from ingot.targets.cuda.codegen import capability
 from ingot.targets.cuda.objects import compiled
-from ingot.targets.cuda.triton import Source, print_kernel
+from ingot.targets.cuda.triton import EXACT_FUNCTIONS, Functions, Source, print_kernel
 from ingot.targets.objects import Object, store
 
 Compiled = dict[str, Object]  # a kernel's records by architecture
 
 
-def capability(arch: str) -> int:
-    """Return the compute capability of an architecture: 90 for sm_90a."""
-    return int(arch.removeprefix("sm_").rstrip("a"))
-
-
 class CubinAssembler:
     """Begins to compile kernels when they are added; kernels of equal text are compiled once."""
 
-    def __init__(self, features: Features) -> None:
-        self._features = features
+    def __init__(self, features: Features, functions: Functions = EXACT_FUNCTIONS) -> None:
+        """functions: those that kernels call, by name and type."""
+        self._features, self._functions = features, functions
         self._archs = (features.arch, *features.features)
         self._compiled: dict[Source, Compiled] = {}
         self._kernels: dict[str, Compiled] = {}
@@ -35,9 +32,9 @@ class CubinAssembler:
 
     def begin(self, kernel: Kernel) -> tuple[str, Compiled]:
         # drop the numeric suffix of the name, so that equal layers have equal texts
-        source = print_kernel(replace(kernel, name=kernel.name.rstrip("_0123456789")))
+        source = print_kernel(replace(kernel, name=kernel.name.rstrip("_0123456789")), self._functions)
         if source not in self._compiled:
-            self._compiled[source] = {arch: compiled(source, capability(arch)) for arch in self._archs}
+            self._compiled[source] = {arch: compiled(source, arch) for arch in self._archs}
         return kernel.name, self._compiled[source]
 
     def include(self, part: tuple[str, Compiled]) -> None:

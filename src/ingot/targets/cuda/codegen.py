@@ -1,4 +1,5 @@
-"""Ahead-of-time compilation of Triton text to cubins. The only user of Triton; it needs neither a GPU nor PyTorch.
+"""Ahead-of-time compilation of Triton text to cubins, and to code objects of AMD's GPUs. The only user of Triton; it
+needs neither a GPU nor PyTorch.
 
 The stages of Triton's backend run one after another, as in its `compile`, but without its cache and driver. These are
 internals of Triton 3.6 to 3.9: a test covers them, and each kernel's parameters are checked.
@@ -20,11 +21,16 @@ from typing import Any
 from ingot.support.cubins import KernelCode, MatrixCode
 from ingot.support.errors import CompileError
 from ingot.support.log import TESTED, warn_if_untested
-from ingot.targets.cuda.prelude import PRELUDE
+from ingot.targets.cuda.prelude import HIP_PRELUDE, PRELUDE
 from ingot.targets.cuda.triton import Source
 
 _ELEMENT_CODES = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
 _ENTRY = re.compile(r"\.entry [^(]*\(([^)]*)\)")
+_HIP_PARAMETER = re.compile(r"\.value_kind: +(?:global_buffer|by_value)")
+_WAVES_OF_32 = ("gfx10", "gfx11", "gfx12")
+MAX_HIP_STAGES = 2  # of a loop's loads: one is computed with while the next is under way
+# functions of CUDA's libdevice that AMD's has not, or by another name
+_HIP_FUNCTIONS = {f"libdevice.{name}(": f"{name}(" for name in ("rint", "popc", "clz")}
 _PACKED_OP = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
 _TWO_OPS = r"""{ .reg .b16 %a, %b, %c, %d;
 	mov.b32 {%a, %b}, \4;
@@ -42,19 +48,35 @@ def import_triton() -> tuple[Any, Any, Any]:
     return library, compiler, import_module("triton.backends.compiler")
 
 
-def compile_kernel(source: Source, capability: int) -> KernelCode:
-    """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's message."""
+def capability(arch: str) -> int:
+    """Return the compute capability of an architecture of NVIDIA's: 90 for sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
+def is_hip(arch: str) -> bool:
+    """Whether an architecture is one of AMD's."""
+    return arch.startswith("gfx")
+
+
+def compile_kernel(source: Source, arch: str) -> KernelCode:
+    """Compile for GPUs of one architecture (sm_80, sm_90a, gfx942). Raises CompileError with Triton's message."""
     library, compiler, backends = import_triton()
-    ir, target = library.ir, backends.GPUTarget("cuda", capability, 32)
-    backend = compiler.make_backend(target)
-    launches_early = capability >= MIN_EARLY_LAUNCH_CAPABILITY
-    fn = _function(source, launches_early)
+    hip = is_hip(arch)
+    warp = 32 if not hip or arch.startswith(_WAVES_OF_32) else 64
+    target = backends.GPUTarget("hip" if hip else "cuda", arch if hip else capability(arch), warp)
+    ir, backend = library.ir, compiler.make_backend(target)
+    launches_early = not hip and capability(arch) >= MIN_EARLY_LAUNCH_CAPABILITY
+    fn = _function(source, launches_early, hip)
     signature = {name: type_ for name, type_, *_ in source.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align, _) in enumerate(source.parameters) if align >= 16}
     ast = compiler.ASTSource(fn, signature, {}, attrs)
     hints = dict(source.hints)
-    float_options = {"enable_reflect_ftz": False, "enable_fp_fusion": True}  # keep denormal numbers
     sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
+    float_options = {"enable_fp_fusion": True}
+    if hip:
+        sizes["num_stages"] = min(sizes["num_stages"], MAX_HIP_STAGES)
+    else:
+        float_options["enable_reflect_ftz"] = False  # keep denormal numbers
     options = backend.parse_options({**sizes, **float_options, **ast.parse_options()})
     context = ir.context()
     ir.load_dialects(context)
@@ -67,26 +89,26 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     backend.add_stages(stages, options, ast.language)
     for kind, stage in stages.items():
         module = stage(module, metadata)
-        if kind == "ptx":
+        if kind in ("ptx", "amdgcn"):
             check_parameters(source, module)
+        if kind == "ptx":
             module = split_packed_halves(module)
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
-    threads, is_cooperative = 32 * metadata["num_warps"], "meet(" in source.text
+    threads, is_cooperative = warp * metadata["num_warps"], "meet(" in source.text
     awaits_producers = launches_early and "await_producers()" in source.text and not is_cooperative
-    matrices = _matrices(source, metadata["tensordesc_meta"] or [])
+    matrices = _matrices(source, metadata.get("tensordesc_meta") or [])
     count, writes = len(source.parameters), tuple(i for i, p in enumerate(source.parameters) if p[-1])
     return KernelCode(
         metadata["name"], module, threads, metadata["shared"], count, writes, awaits_producers, matrices, is_cooperative
     )
 
 
-def check_parameters(source: Source, ptx: str) -> None:
+def check_parameters(source: Source, assembly: str) -> None:
     """Raise CompileError if a kernel's parameters are not those that a launch passes (`runtime/cuda/launch.py`): its
     own, four more after each matrix, and two of Triton's at the end. Another version of Triton may differ."""
-    expected = len(source.parameters) + 4 * len(source.matrices) + 2
-    entry = _ENTRY.search(ptx)
-    actual = entry[1].count(".param") if entry else None
+    expected, entry = len(source.parameters) + 4 * len(source.matrices) + 2, _ENTRY.search(assembly)
+    actual = entry[1].count(".param") if entry else len(_HIP_PARAMETER.findall(assembly))
     if actual != expected:
         version = import_module("triton").__version__
         raise CompileError(
@@ -125,10 +147,12 @@ def _scratch() -> Path:
     return folder
 
 
-def _function(source: Source, launches_early: bool) -> Any:
+def _function(source: Source, launches_early: bool, hip: bool) -> Any:
     """Load the text as a Triton function."""
-    path = _scratch() / f"{source.name}.py"
-    path.write_text(f"{PRELUDE}\n\nEARLY = tl.constexpr({launches_early})\n\n\n{source.text}")
+    path, text = _scratch() / f"{source.name}.py", source.text
+    for cuda_name, own_name in _HIP_FUNCTIONS.items() if hip else ():
+        text = text.replace(cuda_name, own_name)
+    path.write_text(f"{HIP_PRELUDE if hip else PRELUDE}\n\nEARLY = tl.constexpr({launches_early})\n\n\n{text}")
     spec = importlib.util.spec_from_file_location(f"ingot_triton_{source.name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,12 +14,12 @@ from ingot.targets.objects import Object, compiler_identity, obtain
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("codegen.py", "prelude.py"))
 
 
-def compiled(source: Source, capability: int) -> Object:
-    """Return the record (`KernelCode`) of a kernel for a compute capability, from the disk or beginning to compile it.
+def compiled(source: Source, arch: str) -> Object:
+    """Return the record (`KernelCode`) of a kernel for an architecture, from the disk or beginning to compile it.
 
     Raises InputError without Triton.
     """
-    return obtain(("cubin", _triton(), str(capability), repr(source)), partial(submit, source, capability))
+    return obtain(("cubin", _triton(), arch, repr(source)), partial(submit, source, arch))
 
 
 @cache

@@ -81,4 +81,56 @@ def scaled_f64(a, n):
     return a * half * half
 '''
 
-__all__ = ["PRELUDE"]
+_CUDA_IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice\n"
+_CUDA_EXP2 = 'tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)'
+_HIP_FUNCTIONS = '''\
+from triton.language.extra.hip import libdevice
+
+
+@triton.jit
+def gdc_wait():
+    pass
+
+
+@triton.jit
+def gdc_launch_dependents():
+    pass
+
+
+@triton.jit
+def rint(a):
+    return libdevice.nearbyint(a)
+
+
+@triton.jit
+def _as_u64(a):
+    if a.dtype.primitive_bitwidth == 64:
+        return a.to(tl.uint64, bitcast=True)
+    else:
+        return a.to(tl.uint32, bitcast=True).to(tl.uint64)
+
+
+@triton.jit
+def popc(a):
+    """The bits of an integer of 32 or 64 bits, as an int32."""
+    n = _as_u64(a)
+    n = n - ((n >> 1) & 0x5555555555555555)
+    n = (n & 0x3333333333333333) + ((n >> 2) & 0x3333333333333333)
+    n = (n + (n >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((n * 0x0101010101010101) >> 56).to(tl.int32)
+
+
+@triton.jit
+def clz(a):
+    """The zeros in front of the highest bit."""
+    width: tl.constexpr = a.dtype.primitive_bitwidth
+    n = _as_u64(a)
+    for i in tl.static_range(6):
+        n = n | (n >> (1 << i))
+    return width - popc(n.to(tl.int64, bitcast=True))
+'''
+# the same functions for AMD's GPUs, whose kernels never start early
+HIP_PRELUDE = PRELUDE.replace(_CUDA_IMPORT, _HIP_FUNCTIONS).replace(_CUDA_EXP2, "tl.exp2(a)")
+assert _CUDA_IMPORT in PRELUDE and _CUDA_EXP2 in PRELUDE
+
+__all__ = ["HIP_PRELUDE", "PRELUDE"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from math import isfinite
 
 from ingot.ir import kernel as k
@@ -38,8 +39,9 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
+Functions = frozenset[tuple[str, DType]]
 # Functions of libdevice that meet the bounds of docs/ops.md, as measured on an H100 with denormal numbers.
-EXACT_FUNCTIONS = frozenset({
+EXACT_FUNCTIONS: Functions = frozenset({
     *((fn, f32) for fn in ("expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "asin", "atan")),
     *((fn, f64) for fn in (
         "exp", "expm1", "log", "tanh", "erf", "tan", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt",
@@ -64,13 +66,13 @@ class Source:
     matrices: tuple[tuple[int, int, int, int], ...] = ()
 
 
-def print_kernel(kernel: k.Kernel) -> Source:
-    """Print `kernel`. Raises CompileError for vectors without a tile and for scratch memory, which Triton does not
-    have."""
+def print_kernel(kernel: k.Kernel, functions: Functions = EXACT_FUNCTIONS) -> Source:
+    """Print `kernel`. functions: those of a library that it may call, by name and type. Raises CompileError for vectors
+    without a tile and for scratch memory, which Triton does not have."""
     has_rounds = kernel.rounds != k.integer(1)
     if kernel.scratch_bytes or (has_rounds and kernel.barrier is None):
         raise CompileError(f"kernel {kernel.name}", expected="no scratch memory, and rounds that meet", got="others")
-    kernel = expand(lower_narrow_floats(kernel), _has_function)
+    kernel = expand(lower_narrow_floats(kernel), partial(_has_function, functions))
     name = _name(kernel.name)
     parameters = (
         *((_name(b.name), _memory_type(b), 0 if b.matrix else b.align, b.writable) for b in kernel.params),
@@ -104,12 +106,12 @@ def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
     return names[dtype]
 
 
-def _has_function(call: k.Call) -> bool:
+def _has_function(functions: Functions, call: k.Call) -> bool:
     """Whether to call a function instead of expanding it. With a literal operand, as in x^2, the expansion is
     shorter."""
     if (call.fn, call.dtype) in _PRELUDE_FUNCTIONS:
         return True
-    return (call.fn, call.dtype) in EXACT_FUNCTIONS and not any(isinstance(a, k.Lit) for a in call.args)
+    return (call.fn, call.dtype) in functions and not any(isinstance(a, k.Lit) for a in call.args)
 
 
 def _name(name: str) -> str:

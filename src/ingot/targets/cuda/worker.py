@@ -13,10 +13,10 @@ from ingot.targets.serve import serve
 
 
 def _answer(header: bytes, text: bytes) -> bytes:
-    name, parameters, hints, matrices, capability = json.loads(header)
+    name, parameters, hints, matrices, arch = json.loads(header)
     source = Source(name, text.decode(), *(tuple(map(tuple, fields)) for fields in (parameters, hints, matrices)))
     try:
-        return compile_kernel(source, capability).record()
+        return compile_kernel(source, arch).record()
     except Exception as e:  # Triton raises many kinds
         raise CompileError(f"kernel {name}: {type(e).__name__}: {e}") from e
 

@@ -56,10 +56,10 @@ def start(kernels: int) -> None:
     _pool(_count()).start(max(1, kernels // _KERNELS_PER_WORKER))
 
 
-def submit(source: Source, capability: int) -> Future[bytes]:
-    """Begin to compile a kernel for a compute capability; the future's result is a record of `KernelCode`, or raises
+def submit(source: Source, arch: str) -> Future[bytes]:
+    """Begin to compile a kernel for an architecture; the future's result is a record of `KernelCode`, or raises
     CompileError with Triton's message."""
-    header = json.dumps([source.name, source.parameters, source.hints, source.matrices, capability]).encode()
+    header = json.dumps([source.name, source.parameters, source.hints, source.matrices, arch]).encode()
     job = Job(header, source.text.encode(), partial(_crash_error, source.name))
     _pool(_count()).submit(job)
     return job.future

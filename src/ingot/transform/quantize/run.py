@@ -17,7 +17,7 @@ import numpy as np
 from ingot.debug.probe import cpu_name
 from ingot.driver.open import Opened, Request, open_model, recognize
 from ingot.ir.node import Graph
-from ingot.ir.types import f32
+from ingot.ir.types import f32, word_fix
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.runtime.cpu.pool import thread_count
@@ -147,9 +147,11 @@ def _check(options: SearchOptions) -> None:
     if options.metric is not None and not callable(options.metric):
         raise InputError("metric", expected="a function of a list of outputs", got=type(options.metric).__name__)
     formats = options.formats
-    unknown: object = formats if isinstance(formats, str) else [f for f in formats or () if f not in FORMATS]
+    unknown = formats if isinstance(formats, str) else [f for f in formats or () if f not in FORMATS]
     if unknown:
-        raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown)
+        words = [unknown] if isinstance(unknown, str) else unknown
+        fix = next((fix for word in words if (fix := word_fix(word, FORMATS))), None)
+        raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown, fix=fix)
 
 
 def _energy_counters(options: SearchOptions) -> Found:

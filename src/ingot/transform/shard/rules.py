@@ -95,9 +95,11 @@ def _elementwise(op: Op, node: Node) -> Rule:
     return Rule(tuple(dims if x.shape else () for x in node.inputs), (dims,), linear=linear)
 
 
-@_sharding(ops.Sharding)
-def _annotation(op: ops.Sharding, node: Node) -> Rule:
+@_sharding(ops.Sharding, ops.AllReduce, ops.AllGather)
+def _annotation(op: Op, node: Node) -> Rule:
+    """Also of collectives between devices that are none of the mesh's: `turns` splits what one of them computes."""
     dims = _names(len(node.shape))
+    dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
     return Rule((dims,), (dims,))
 
 
@@ -348,29 +350,36 @@ def _kernel_gradient(op: ops.KernelGradient, node: Node) -> Rule:
 # --- attention and norms
 
 
-def _heads(op: Op, node: Node, results: int) -> Rule:
+# query heads are split like the key heads that they attend to
+_HEADS: Dims = ("b", "h", None, None)
+_ROWS: Dims = ("b", None, "h", None)
+
+
+def _heads(node: Node, operands: int, masks: Sequence[Node], results: Sequence[Dims]) -> Rule:
+    """operands: in front of the masks, each with a batch and heads in front."""
     q, k = node.inputs[:2]
     scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    # query heads are split like the key heads that they attend to
-    dims: Dims = ("b", "h", None, None)
+    dims = _HEADS
 
     def mask_dims(mask: Node) -> Dims:
         first = 4 - len(mask.shape)
         each = zip(dims[first:], mask.shape, scores[first:], strict=True)
         return tuple(d if n == size else None for d, n, size in each)
 
-    count = 3 if isinstance(op, ops.Attention) else 4
-    return Rule((*(dims,) * count, *map(mask_dims, node.inputs[count:])), (dims,) * results)
+    own = (dims[: len(x.shape)] for x in node.inputs[:operands])
+    return Rule((*own, *map(mask_dims, masks)), tuple(results))
 
 
-@_sharding(ops.Attention)
-def _attention(op: ops.Attention, node: Node) -> Rule:
-    return _heads(op, node, 1)
+@_sharding(ops.Attention, ops.AttentionWithSums)
+def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule:
+    results = (_HEADS,) if isinstance(op, ops.Attention) else (_ROWS if op.by_row else _HEADS, _HEADS[:3])
+    return _heads(node, 3, node.inputs[3:], results)
 
 
 @_sharding(AttentionGradients)
 def _attention_gradients(op: AttentionGradients, node: Node) -> Rule:
-    return _heads(op, node, 3)
+    masks = op.masks(node.inputs)
+    return _heads(node, len(node.inputs) - len(masks), masks, (_ROWS if op.by_row else _HEADS,) * 3)
 
 
 @_sharding(Normalizer)

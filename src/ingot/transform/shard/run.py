@@ -11,6 +11,7 @@ import numpy as np
 from ingot.driver.compile import Options, compiled_program, to_model
 from ingot.driver.open import Request, open_model
 from ingot.ir.node import Graph, Input
+from ingot.pipeline.target import parse_target
 from ingot.plan.link import spec_of
 from ingot.runtime.executable import Executable, UnloadedProgram
 from ingot.runtime.executor import CompiledModel
@@ -23,6 +24,7 @@ from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, whole
 from ingot.transform.shard.partition import Sharded, partition, slices_of
 from ingot.transform.shard.simulate import simulate
+from ingot.transform.shard.turns import in_turns
 
 
 class SimulatedMesh(Mesh):
@@ -46,7 +48,10 @@ def compile_sharded(
     if place is None:
         opened.stateless()
         return CompiledModel(SimulatedProgram(sharded), convention=opened.convention)
-    program = compiled_program(partition(sharded, place), options)
+    own = partition(sharded, place)
+    if parse_target(options.target)[0].overlaps_exchanges:
+        own = in_turns(own)
+    program = compiled_program(own, options)
     program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)
     if rank is not None:
         fix = "save it, and load it in the process of its rank"

@@ -30,6 +30,7 @@ from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
 from ingot.support import progress
 from ingot.support.errors import InputError, check_number
 from ingot.transform.shard.mesh import Marks, Mesh
+from ingot.transform.train.adversary import Adversary
 from ingot.transform.train.division import Division, division_of
 from ingot.transform.train.sources import Trainable, TrainRequest, read
 from ingot.transform.train.step import TARGET, Recipe, Step, step_of
@@ -120,6 +121,7 @@ def train_model(
     accumulate: int = 1,
     precision: str = "float32",
     skip_nonfinite: bool = False,
+    adversary: Adversary | None = None,
     target: str = "native",
     dynamic: Any = None,
     threads: int | None = None,
@@ -150,7 +152,7 @@ def train_model(
     request = TrainRequest(function, loss is None, example_inputs, () if is_named_loss else targets, dynamic, patterns)
     recipe = Recipe(
         optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if is_named_loss else None,
-        _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite,
+        _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite, adversary,
     )  # fmt: skip
     recipe.check()
     division = None if mesh is None else division_of(mesh, shard)

@@ -17,13 +17,14 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, differentiable_operands, gradients
-from ingot.ir.node import Graph, Input, Node, rebuild, splat_of, topological
-from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
+from ingot.ir.node import Graph, Input, Node, Project, rebuild, splat_of, topological
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape, word_fix
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number, check_patterns
+from ingot.transform.train.adversary import Adversary
 from ingot.transform.train.losses import loss_named, metric_named
 from ingot.transform.train.sources import StateTensor, Trainable
 
@@ -38,7 +39,7 @@ class Recipe:
     """The options of training. loss: its name; None if the model's first result is the loss. target: the type of the
     target, if it is not the one that the loss expects. clip_norm: the limit of the global norm of the gradients.
     accumulate: the calls whose mean gradient makes one update. skip_nonfinite: whether to skip updates whose gradients
-    are not all finite."""
+    are not all finite. adversary: attacks the inputs of each batch."""
 
     optimizer: Optimizer
     loss: str | None
@@ -49,6 +50,7 @@ class Recipe:
     accumulate: int = 1
     precision: str = "float32"
     skip_nonfinite: bool = False
+    adversary: Adversary | None = None
 
     def check(self) -> None:
         for what, value in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
@@ -57,7 +59,8 @@ class Recipe:
         calls = "a whole number of calls, at least 1"
         check_number("accumulate", self.accumulate, calls, lambda v: v >= 1, whole=True)
         if self.precision not in PRECISIONS:
-            raise InputError("precision", expected=" or ".join(PRECISIONS), got=repr(self.precision))
+            raise InputError("precision", expected=" or ".join(PRECISIONS), got=repr(self.precision),
+                             fix=word_fix(self.precision, PRECISIONS))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,10 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     full_graph = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
     core = differentiable(full_graph, keep_products)
     count = len(given)
-    remaining = iter(core.outputs[:count])
+    values = core.outputs[:count]
+    if recipe.adversary is not None:
+        values = recipe.adversary.attacked(values, source.inputs)
+    remaining = iter(values)
     loss, *buffer_values = itertools.islice(remaining, 1 + len(new_buffers))
     new_parameters = dict(zip(new_parameters, remaining, strict=False))
     metrics = dict(zip(measured, remaining, strict=True))
@@ -156,12 +162,14 @@ def _buffers(buffers: Sequence[StateTensor], values: Sequence[Node], update: _Up
 
 
 def _narrow_operands(n: Node, images: Sequence[Node], dtype: DType) -> Node:
-    """Cast the operands of an f32 sum of products to `dtype`; the sum stays f32."""
+    """Cast the operands of an f32 sum of products, or of an attention, to `dtype`; sums stay f32, as do results."""
     operands = (*n.op.stored_weights, *n.op.stored_values)
-    if not n.op.stored_weights or n.types[0].dtype != f32 or any(images[i].dtype != f32 for i in operands):
-        return n.with_inputs(images)
+    if not operands or any(t.dtype != f32 for t in n.types) or any(images[i].dtype != f32 for i in operands):
+        same = n.with_inputs(images)
+        return ops.cast(same, n.dtype) if isinstance(n.op, Project) else same
     narrow = [ops.cast(x, dtype) if i in operands else x for i, x in enumerate(images)]
-    return n.op.with_sums(f32)(*narrow, loc=n.loc)
+    result = n.op.with_sums(f32)(*narrow, loc=n.loc)
+    return result if len(n.types) > 1 else ops.cast(result, f32)
 
 
 class _Update:

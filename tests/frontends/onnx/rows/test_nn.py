@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
@@ -39,12 +40,54 @@ POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
 @pytest.mark.parametrize("op", POOLS)
-@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 2), (4, 3, 2), (5, 3, 3), (4, 4, 1)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [(3, 2, 2), (4, 3, 2), (5, 3, 3), (4, 4, 1), (3, 1, 2), (3, 2, 1), (5, 2, 2)]
+)
 def test_a_pool_of_less_than_its_window(op: str, kernel: int, stride: int, size: int) -> None:
     x = f32(1, 2, size)
     model = one_op(op, x.shape, kernel_shape=[kernel], strides=[stride])
     (got,) = interpret(import_onnx(model), [x])
     np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", [*POOLS, "Conv", "ConvTranspose"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_at_open_sizes_that_hold_none(op: str, stride: int) -> None:
+    """An error where ONNX Runtime has one, or else its result."""
+    is_convolution = op.startswith("Conv")
+    shapes: list[tuple[int | str, ...]] = [("a", 1, "c", "d"), *([(1, 1, 3, 3)] if is_convolution else [])]
+    attributes: dict[str, Any] = {"pads": [2, 2, 2, 2]} if op == "ConvTranspose" else {}
+    model = one_op(op, *shapes, kernel_shape=[3, 3], strides=[stride] * 2, **attributes)
+    compiled = ingot.compile(model, threads=1, cache=False)
+    for shape in ((1, 1, 2, 5), (1, 1, 1, 1), (2, 1, 2, 2), (1, 1, 0, 5), (0, 1, 4, 4), (0, 1, 2, 2), (1, 1, 4, 5)):
+        arrays = [f32(*shape), *([f32(1, 1, 3, 3)] if is_convolution else [])]
+        try:
+            want = by_onnxruntime(model, *arrays)
+        except Exception:
+            with pytest.raises(InputError):
+                compiled(*arrays)
+        else:
+            np.testing.assert_allclose(compiled(*arrays), want, rtol=1e-4, atol=1e-5)
+
+
+TRANSPOSED: dict[str, dict[str, Any]] = {
+    "upper": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    "lower": {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+    "dilated": {"auto_pad": "SAME_UPPER", "strides": [3, 3], "dilations": [2, 1]},
+    "a result that is told": {"output_shape": [5, 4], "strides": [3, 2]},
+    "that is told and grown": {
+        "output_shape": [7, 6], "strides": [2, 2], "auto_pad": "SAME_UPPER", "output_padding": [1, 0]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_of_open_sizes(name: str) -> None:
+    model = one_op("ConvTranspose", ("a", 1, "c", "d"), (1, 2, 3, 3), kernel_shape=[3, 3], **TRANSPOSED[name])
+    graph = import_onnx(model)
+    for x in (f32(2, 1, 4, 5), f32(1, 1, 7, 5), f32(1, 1, 3, 3)):
+        (got,) = interpret(graph, [x, w := f32(1, 2, 3, 3)])
+        np.testing.assert_allclose(got, by_onnxruntime(model, x, w), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", [*POOLS, "Conv"])
@@ -133,3 +176,25 @@ def test_determinants() -> None:
     model = one_op("Det", ("b", "n", "n"))
     (got,) = interpret(import_onnx(model), [x])
     np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes"),
+    [
+        ("SpaceToDepth", [(1, 4, 4, 2), (1, 4, 0, 2), (0, 4, 2, 2), (1, 4, 3, 2)], {"blocksize": 2}),
+        ("DFT", [(1, 4, 1), (1, 0, 1), (0, 3, 1)], {"axis": 1, "opset": 17}),
+    ],
+)
+def test_axes_that_may_be_0(op: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any]) -> None:
+    """An error where ONNX Runtime has one, or else its result: whether bounds or calls say that a size is 0."""
+    model = one_op(op, tuple("abcd"[: len(shapes[0]) - (op == "DFT")]) + ((1,) if op == "DFT" else ()), **attributes)
+    for dynamic in (None, {"b": (0, None), "c": (0, None)} if op == "SpaceToDepth" else {"b": (0, None)}):
+        compiled = ingot.compile(model, dynamic=dynamic, threads=1, cache=False)
+        for x in (f32(*shape) for shape in shapes):
+            try:
+                want = by_onnxruntime(model, x)
+            except Exception:
+                with pytest.raises(InputError):
+                    compiled(x)
+            else:
+                np.testing.assert_allclose(compiled(x), want, rtol=1e-4, atol=1e-5)

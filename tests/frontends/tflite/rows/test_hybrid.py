@@ -30,6 +30,15 @@ CASES: list[tuple[Any, ...]] = [
     ("FULLY_CONNECTED", [((6, 30),), (w8(20, 30), W), None], "FullyConnected", {"activation": 1}),
     ("CONV_2D", [((2, 7, 6, 4),), (w8(5, 3, 2, 4), each(5, 0)), feed((5,))], "Conv2D", S2),
     ("CONV_2D", [((2, 7, 6, 4),), (w8(5, 3, 2, 4), W), feed((5,))], "Conv2D", S2),
+    *(
+        (
+            "TRANSPOSE_CONV",
+            [(np.array([2, 14, 12, 5], np.int32),), (w8(5, 3, 2, 4), q), ((2, 7, 6, 4),)],
+            "TransposeConv",
+            S2,
+        )
+        for q in (W, each(5, 0))
+    ),
     (
         "DEPTHWISE_CONV_2D",
         [((2, 7, 6, 4),), (w8(1, 3, 2, 4), each(4, 3)), feed((4,))],
@@ -43,6 +52,6 @@ CASES: list[tuple[Any, ...]] = [
 def test_rounding_is_that_of_the_reference_kernels(case: tuple[Any, ...]):
     name, operands, options, values = case
     model = one_op(name, operands, [((1,),)], options, **values)
-    x = feed(operands[0][0], seed=5)
+    x = feed(operands[2 if name == "TRANSPOSE_CONV" else 0][0], seed=5)
     x[0] = 0  # nothing to take a scale from
     np.testing.assert_allclose(interpreted(model, [x])[0], reference(model, [x])[0], rtol=1e-5, atol=1e-5)

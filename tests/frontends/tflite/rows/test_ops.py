@@ -11,6 +11,7 @@ from ingot import ops
 from ingot.autodiff import value_and_gradients
 from ingot.frontends.tflite import import_tflite
 from ingot.ir.interp import interpret
+from ingot.support.errors import IngotError
 from tests.frontends.tflite.builder import Model, feed, interpreted, one_op, reference
 
 I32 = np.int32
@@ -297,6 +298,23 @@ def test_sizes_that_data_decides(x: np.ndarray):
         for got, want in zip(interpreted(model, [given]), reference(model, [given]), strict=False):
             assert got.dtype == want.dtype and got.shape == want.shape
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(0, 6, 5, 4), (2, 0, 5, 4)])
+def test_convolutions_of_nothing(shape: tuple[int, ...]):
+    """No images give none; images without pixels are an error."""
+    filters = [weights(5, 3, 2, 4)], [i32(shape[0], 6, 10, 5), weights(5, 3, 2, 4)]
+    for name, options, operands in (
+        ("CONV_2D", "Conv2D", [f(*shape), *filters[0], weights(5)]),
+        ("TRANSPOSE_CONV", "TransposeConv", [*filters[1], f(*shape)]),
+    ):
+        model = one_op(name, operands, [((1,), np.float32)], options, **SAME, **S21)
+        if shape[0]:
+            with pytest.raises(IngotError):
+                interpreted(model, [np.zeros(shape, np.float32)])
+        else:
+            (got,) = interpreted(model, [np.zeros(shape, np.float32)])
+            assert got.shape == reference(model, [np.zeros(shape, np.float32)])[0].shape
 
 
 def test_buckets():

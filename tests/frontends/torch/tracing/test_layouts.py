@@ -159,6 +159,20 @@ def test_strides_of_results(f: Callable[..., Any], shape: tuple[int, ...], train
     assert len(spy.models) == 2 * (1 + trains)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_strides_of_shuffled_channels(trains: bool) -> None:
+    """Of results; gradients lie row by row."""
+    compiled = compile_whole(lambda x: F.channel_shuffle(x, 2), backend="ingot")
+    for count in (2, 5):
+        for memory_format in (torch.channels_last, torch.contiguous_format):
+            x = torch.randn(count, 4, 5, 6).contiguous(memory_format=memory_format).requires_grad_(trains)
+            got, want = compiled(x), F.channel_shuffle(x, 2)
+            assert torch.equal(got, want) and got.stride() == want.stride()
+            if trains:
+                cotangent = torch.randn_like(want)
+                close(*(torch.autograd.grad(y, x, cotangent) for y in (got, want)))
+
+
 def test_results_that_share_memory_in_eager_do() -> None:
     spy = Spy()
     with torch.no_grad():

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from functorch.compile import aot_function
+from torch import Tensor, fx
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ingot.frontends.torch.tracing.partition import _merge_equal
+from ingot.frontends.torch.tracing.partition import _merge_equal, partition
 from tests.runtime.models import environment
 
 
@@ -63,6 +65,41 @@ def written(x: Tensor) -> tuple[Tensor]:
 def test_equal_calls_are_one(f: Callable[[Tensor], Any], gone: int):
     before, after = calls(f, torch.randn(3, 4))
     assert before - after == gone
+
+
+def kept(f: Callable[..., Tensor], *args: Tensor) -> tuple[fx.GraphModule, fx.GraphModule, list[Tensor]]:
+    """Forward and backward as they are cut, and the gradients of the sum of `f` by both."""
+    cut: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+
+    def both(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        cut.append(partition(joint, inputs, **options))
+        return cut[-1]
+
+    def plain(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        return make_boxed_func(gm)
+
+    leaves = [a.detach().requires_grad_() for a in args]
+    compiled = aot_function(f, plain, plain, partition_fn=both)
+    found = torch.autograd.grad(compiled(*leaves).sum(), leaves)
+    return *cut[0], [*found]
+
+
+@pytest.mark.parametrize("parts", [lambda x: x.unbind(1), lambda x: x.squeeze(0).split(2, 1)])
+def test_parts_of_a_tensor_are_views_that_are_not_kept(parts: Callable[[Tensor], Any]) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        a, b, c = parts(
+            (x @ w).reshape(1, 6, -1) if parts.__code__.co_names[0] == "squeeze" else (x @ w).reshape(2, 3, -1)
+        )
+        return (a * b).sin() * c
+
+    x, w = torch.randn(6, 4), torch.randn(4, 6)
+    forward, _, found = kept(f, x, w)
+    (end,) = forward.graph.find_nodes(op="output")
+    names = [n.name for n in end.args[0] if n.op != "placeholder"]
+    assert not [n for n in names if n.startswith(("getitem", "select", "slice", "split"))]
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    for got, want in zip(found, torch.autograd.grad(f(*leaves).sum(), leaves), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_a_first_step_imports_nothing_of_inductor_that_takes_long():

@@ -7,8 +7,8 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, const
-from ingot.ir.types import TensorType, bf16, f16, f32
-from ingot.passes.core.dtypes.narrow_products import narrow_products, narrow_weights
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8
+from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
 
 
 def test_widened_operands_are_multiplied_as_they_are() -> None:
@@ -45,3 +45,25 @@ def test_widened_weights_are_multiplied_as_they_are(dtype) -> None:
     given = [rng.normal(size=(3, 5)).astype(np.float32)]
     np.testing.assert_allclose(interpret(narrow, given)[0], interpret(graph, given)[0], rtol=1e-6)
     assert narrow_weights(graph, ()).outputs == graph.outputs
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, i8])
+def test_few_queries_read_narrow_caches(dtype: DType) -> None:
+    """Levels with a scale for each key, too; many queries read what is widened once."""
+    rng = np.random.default_rng(0)
+    for rows, is_narrow in ((1, True), (8, True), (9, False)):
+        q, mask = Input("q", TensorType(f32, (1, 4, rows, 8)))(), Input("m", TensorType(f32, (1, 7)))()
+        stored = [Input(name, TensorType(dtype, (1, 2, 9, 8)))() for name in "kv"]
+        scales = [Input(f"{name}s", TensorType(f32, (1, 2, 9, 1)))() for name in "kv"] if dtype == i8 else []
+        wide = [ops.cast(ops.slice_axis(x, 2, 0, 7), f32) for x in stored]
+        if scales:
+            wide = [ops.mul(x, ops.slice_axis(s, 2, 0, 7)) for x, s in zip(wide, scales, strict=True)]
+        graph = Graph((q, *stored, mask, *scales), (ops.Attention("none", 0.3)(q, *wide, mask),))
+        narrow = narrow_caches(graph, (bf16, f16))
+        (attention,) = narrow.outputs
+        assert (attention.inputs[1].dtype == attention.inputs[2].dtype == dtype) == is_narrow
+        sizes = [(n, tuple(map(int, n.shape))) for n in graph.inputs]
+        given = [(rng.normal(size=shape) * (9 if n.dtype == i8 else 0.2)).astype(n.dtype.numpy) for n, shape in sizes]
+        np.testing.assert_allclose(interpret(narrow, given)[0], interpret(graph, given)[0], rtol=1e-5, atol=1e-6)
+    if dtype != i8:
+        assert narrow_caches(graph, ()).outputs == graph.outputs

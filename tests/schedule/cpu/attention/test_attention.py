@@ -11,7 +11,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph
 from ingot.ops import Attention, Reshape, Slice, Transpose
 from ingot.passes.fusion.fuse import fuse
-from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, slow
+from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, run, slow
 
 SIZES = {
     "decode": (1, 4, 4, 1, 130, 64, 64),
@@ -76,6 +76,41 @@ def test_narrow_storage() -> None:
     for sq in (1, 20):
         xs = [x.astype(np.float16) for x in operands(1, 4, 2, sq, 90, 32, 32)]
         check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) -> None:
+    """In 16 bits, and as levels with a scale for each key and value."""
+    q, key, value = operands(*sizes)
+    b, hq, hk, sq, sk, *_ = sizes
+    narrow = [q, key.astype(np.float16), value.astype(np.float16)]
+    check(op_graph(Attention("lower_right", 0.2), narrow), narrow, machine=machine)
+    levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
+    scales = [np.random.default_rng(i).random((b, hk, sk, 1)).astype(np.float32) / 30 for i in range(2)]
+    for op in (Attention("lower_right", 0.2, scaled=True), Attention("none", 0.2, 3.0, scaled=True)):
+        given = [q, *levels, *scales]
+        check(op_graph(op, given), given, machine=machine)
+    given = [q, *levels, normal(hq, sq, sk), *scales]
+    check(op_graph(Attention("none", 0.2, scaled=True), given), given, machine=machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("window", [1, 40, 200])
+def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
+    """A sliding window, queries that see nothing, and keys that nothing sees: their values are NaN."""
+    q, key, value = operands(1, 4, 2, 300, 700, 32, 24)
+    at, row = np.arange(700), np.arange(300)[:, None] + 400
+    mask = (at <= row) & (at > row - window)
+    mask[:70] = mask[:, 640:660] = False
+    for causal in ("none", "lower_right"):
+        xs = [q, key, value, mask]
+        check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+    hidden = np.array(value)
+    hidden[:, :, :16] = np.nan
+    if window == 1:
+        got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, mask], machine)[0]
+        assert not np.isnan(got).any()
 
 
 @pytest.mark.parametrize("sq", [3, 20])

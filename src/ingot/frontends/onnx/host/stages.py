@@ -217,7 +217,7 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
     if any(_is_special(v) for v in (*graph.input, *wanted_outputs)):
         return True
     nodes = in_order(graph.node)
-    kept_nodes = needed(nodes, [o.name for o in wanted_outputs])
+    kept_nodes = needed(nodes, [o.name for o in graph.output] if outputs is None else outputs)
     return any(i in kept_nodes and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 

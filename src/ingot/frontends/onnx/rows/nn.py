@@ -93,25 +93,38 @@ def conv_transpose(c: Call) -> Result:
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
-    extra = list(c.int_list("output_padding", (0,) * n))
+    extra = list(c.int_list_of("output_padding", n, 0))
     auto = c.str("auto_pad", "NOTSET")
-    target = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
+    sizes = x.shape[2:]
+    target: Sequence[DimLike] | None = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
     if target is None and auto.startswith("SAME"):
-        target = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
+        target = [s * st for s, st in zip(sizes, strides, strict=True)]
+    full = [
+        st * (s - 1) + e + (k - 1) * d + 1
+        for s, k, st, d, e in zip(sizes, kernel, strides, dilation, extra, strict=True)
+    ]
+    padding: list[tuple[DimLike, DimLike]] = []
     if target is None:
-        padding = static_padding(padding_of(c, x.shape[2:], kernel, strides, dilation))
+        padding += padding_of(c, sizes, kernel, strides, dilation)
+        target = [size - low - high for size, (low, high) in zip(full, padding, strict=True)]
     else:
-        sizes = ints_of(x.shape[2:], "the size of a transposed convolution with output_shape")
-        pairs: list[tuple[int, int]] = []
-        for i in range(n):
-            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - target[i]
-            if total < 0:
+        for i, (size, asked) in enumerate(zip(full, target, strict=True)):
+            total = size - asked
+            if isinstance(total, int) and total < 0:
                 extra[i] -= total
-                total = 0
+            total = dim_max(total, 0)
             half = total // 2
-            pairs.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
-        padding = tuple(pairs)
-    y = ops.ConvTranspose(strides, padding, tuple(extra), dilation, c.int("group", 1))(x, w)
+            padding.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+    for size in target:
+        c.importer.require(size - 1, f"a transposed convolution to a size of {size}")
+    fixed = tuple((low, high) for low, high in padding if isinstance(low, int) and isinstance(high, int))
+    is_fixed = len(fixed) == n
+    pairs = fixed if is_fixed else ((0, 0),) * n
+    y = ops.ConvTranspose(strides, pairs, tuple(extra), dilation, c.int("group", 1))(x, w)
+    if not is_fixed:
+        starts = [-low for low, _ in padding]
+        ends = [asked - size - start for asked, size, start in zip(target, y.shape[2:], starts, strict=True)]
+        y = ops.pad(y, (0, 0, *starts), (0, 0, *ends))
     return y if b is None else ops.add(y, channel_vector(b, len(x.shape)))
 
 
@@ -124,6 +137,8 @@ def _pool(c: Call) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     padding = padding_of(c, c.shape()[2:], kernel, strides, dilation, crops=True)
     _require_room(c, c.shape()[2:], kernel, padding, dilation)
+    for size in c.shape()[1:] if c.shape()[0] != 0 else ():
+        c.importer.require(size - 1, f"a window on a size of {size}")
     return kernel, strides, padding, dilation
 
 
@@ -236,7 +251,7 @@ def gemm(c: Call) -> Result:
     y = ops.DotGeneral(contract=contracted)(a, b)
     alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
     y = _scaled(y, alpha)
-    return y if bias is None or beta == 0.0 else ops.add(y, _scaled(bias, beta))
+    return y if bias is None or beta == 0.0 else ops.add(y, ops.broadcast_to(_scaled(bias, beta), y.shape))
 
 
 def _scaled(x: Node, factor: float) -> Node:

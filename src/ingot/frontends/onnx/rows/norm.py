@@ -58,15 +58,15 @@ def group_norm(c: Call) -> Result:
 def layer_norm(x: Node, scale: Node | None, bias: Node | None, axes: tuple[int, ...], eps: float) -> Node:
     shape = tuple(x.shape[a] for a in axes)
     if scale is None and bias is not None:
-        return ops.add(ops.LayerNorm(axes, eps)(x), bias)
+        return ops.add(ops.LayerNorm(axes, eps)(x), ops.broadcast_to(bias, x.shape))
     # a parameter that varies along other axes than the normalized ones is applied on its own
     if any(
         p is not None and (len(p.shape) > len(axes) or ops.broadcast_shapes(p.shape, shape) != shape)
         for p in (scale, bias)
     ):
         y = ops.LayerNorm(axes, eps)(x)
-        y = y if scale is None else ops.mul(y, scale)
-        return y if bias is None else ops.add(y, bias)
+        y = y if scale is None else ops.mul(y, ops.broadcast_to(scale, y.shape))
+        return y if bias is None else ops.add(y, ops.broadcast_to(bias, y.shape))
     params = [ops.broadcast_to(p, shape) for p in (scale, bias) if p is not None]
     return ops.LayerNorm(axes, eps)(x, *params)
 
@@ -96,7 +96,7 @@ def rms_norm(x: Node, scale: Node | None, axes: tuple[int, ...], eps: float) -> 
     if scale is None:
         return ops.RMSNorm(axes, eps)(x)
     if len(scale.shape) > len(axes) or ops.broadcast_shapes(scale.shape, shape) != shape:
-        return ops.mul(ops.RMSNorm(axes, eps)(x), scale)
+        return ops.mul(ops.RMSNorm(axes, eps)(x), ops.broadcast_to(scale, x.shape))
     return ops.RMSNorm(axes, eps)(x, ops.broadcast_to(scale, shape))
 
 

@@ -30,7 +30,7 @@ from ingot.ir.dims import (
     symbols_of,
     zero_bit,
 )
-from ingot.ir.node import Node, const
+from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape
 
 # of sizes that reshapes cut a dynamic one by
@@ -290,6 +290,8 @@ def _as_size(v: Element) -> DimLike:
 
 
 def _constant_range(c: Call) -> Node:
+    if not all(isinstance(x.op, Const) for x in c.xs()):
+        return _computed_range(c)
     start, limit, delta = (c.array(i).reshape(()) for i in range(3))
     if delta == 0:
         raise Unsupported("a range with step 0")
@@ -299,6 +301,19 @@ def _constant_range(c: Call) -> Node:
     count = max(0.0, count)
     check_table(count)
     return const((np.arange(int(count)) * delta + start).astype(start.dtype))
+
+
+def _computed_range(c: Call) -> Node:
+    """A range whose length the run finds."""
+    if any([c.importer.wish(x, exact=True) for x in c.xs()]):
+        raise Unsupported("its inputs must be known at compile time")
+    start, limit, delta = (ops.reshape(x, ()) for x in c.xs())
+    a, b, step = (ops.cast(x, T.f64) for x in (start, limit, delta))
+    # a step of 0 gives no integer, which no size is
+    count = ops.maximum(ops.Ceil()(ops.div(ops.sub(b, a), step)), 0.0)
+    found = c.importer.computed_sizes(ops.cast(count, T.i64))
+    assert found is not None
+    return ops.add(ops.mul(ops.arange(found.dims()[0], start.dtype), delta), start)
 
 
 @onnx_op("EyeLike")
@@ -329,9 +344,11 @@ def depth_to_space(c: Call) -> Result:
 def space_to_depth(c: Call) -> Result:
     x, b = c.x(), c.int("blocksize")
     n, ch, h, w = x.shape
-    rows, cols = exact_quotient(h, b), exact_quotient(w, b)
-    if rows is None or cols is None:
-        raise Unsupported(f"an image of {h}x{w} does not divide into blocks of {b}x{b}")
+    rows, cols = floordiv(h, b), floordiv(w, b)
+    for axis, count, size in ((2, rows, h), (3, cols, w)):
+        if count * b != size:
+            c.importer.require_equal(count * b, size, f"an image of {h}x{w} in blocks of {b}x{b}")
+            x = cut(x, axis, 0, count * b, 1)
     split_ = ops.reshape(x, (n, ch, rows, b, cols, b))
     order = (0, 3, 5, 1, 2, 4) if c.str("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
     return ops.reshape(ops.transpose(split_, order), (n, ch * b * b, rows, cols))

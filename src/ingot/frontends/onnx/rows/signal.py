@@ -17,8 +17,10 @@ from ingot.ir.types import f64
 def fourier(x: Node, axis: int, length: DimLike, inverse: bool, onesided: bool) -> Node:
     """The discrete Fourier transform along `axis` of [..., 1 | 2] (real | real, imaginary)."""
     if isinstance(length, int):
-        if length < 1:
+        if length < onesided:
             raise Unsupported(f"a transform of length {length}")
+        if length == 0:
+            return ops.full((*(0 if i == axis else d for i, d in enumerate(x.shape[:-1])), 2), 0, x.dtype)
         check_table(length, ops.MAX_STEP_FACTOR)
     want = length // 2 + 1 if inverse and onesided else length
     x = ops.slice_axis(x, axis, 0, want)

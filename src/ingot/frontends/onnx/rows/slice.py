@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeGuard
 
 import numpy as np
@@ -38,7 +39,9 @@ def _placed(at: DimLike, size: DimLike) -> DimLike:
 
 def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's start as 0 <= at <= size."""
-    start = _from_end(c, at, size)
+    if _is_either(c, at):
+        return dim_min(dim_max(_placed(at, size), 0), size)
+    start = _from_end(at, size)
     return dim_min(dim_max(start, 0) if _is_behind(at) else start, size)
 
 
@@ -48,15 +51,16 @@ def _is_behind(at: DimLike) -> bool:
     return hi is not None and hi < 0
 
 
-def _from_end(c: Call, at: DimLike, size: DimLike) -> DimLike:
-    """A place from an axis's front: `at` itself, if it is none from the end. Exporters write `table[512 - n:]` for what
-    is not negative, so that becomes a bound of the symbol."""
-    if _is_behind(at):
-        return at + size
-    lo = bounds(at)[0]
-    if (lo is None or lo < 0) and not c.importer.assume(at):
-        raise Unsupported(f"a slice at {at}, which may be negative or not")
-    return at
+def _is_either(c: Call, at: DimLike) -> bool:
+    """Whether a place may be counted from an axis's front or from its end. Exporters write `table[512 - n:]` for what
+    is not negative, so that becomes a bound of the symbol where one can be found."""
+    low = bounds(at)[0]
+    return not _is_behind(at) and (low is None or low < 0) and not c.importer.assume(at)
+
+
+def _from_end(at: DimLike, size: DimLike) -> DimLike:
+    """A place from an axis's front: `at` itself, if it is none from the end."""
+    return at + size if _is_behind(at) else at
 
 
 def _is_assumed(c: Call, size: DimLike) -> bool:
@@ -82,7 +86,9 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
         if at < MAX_SIZE:
             c.importer.require(at - size, "a slice")
         return size
-    end = _from_end(c, at, size)
+    if _is_either(c, at):
+        return dim_min(dim_max(_placed(at, size), 0), size)
+    end = _from_end(at, size)
     if _is_behind(at) and _is_assumed(c, end):
         return end
     if dynamic and isinstance(size, int) and _is_assumed(c, size - end):
@@ -113,7 +119,8 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
 
 def _backwards(at: DimLike, size: DimLike) -> DimLike:
     """A bound of a slice that goes backwards, from the front; -1 where it is in front of an axis of any size."""
-    if told_symbols(at):
+    low = bounds(at)[0]
+    if told_symbols(at) or (not _is_behind(at) and (low is None or low < 0)):
         return _placed(at, size)
     if not _is_behind(at):
         return at
@@ -130,7 +137,8 @@ def slice_1(c: Call) -> Result:
 @onnx_op("Slice", since=10)
 def slice_(c: Call) -> Result:
     if c.value(1).sym is None and not c.importer.wish(c.x(1), exact=False):
-        return _window(c)
+        with suppress(Unsupported):  # the run may find where it is
+            return _window(c)
     starts, ends = c.dims(1), c.dims(2)
     axes = c.ints(3) if c.has(3) else tuple(range(len(starts)))
     steps = c.ints(4) if c.has(4) else (1,) * len(starts)

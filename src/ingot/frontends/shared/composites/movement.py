@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import DimLike, exact_quotient, product
+from ingot.ir.dims import MAX_SIZE, DimLike, dim_max, exact_quotient, mod, product
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
+from ingot.support.errors import ShapeError
 
 # an axis, its first and last place or None, the step
 SliceAxis = Callable[..., Node]
@@ -46,11 +47,30 @@ def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repe
 
 
 def reverse_sequence(x: Node, lengths: Node, axis: int, batch: int) -> Node:
-    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are."""
+    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are. Raises ShapeError unless
+    there is one length for each entry of the batch."""
+    if lengths.shape != (x.shape[batch],):
+        error = ShapeError("reverse_sequence", expected=f"lengths of [{x.shape[batch]}]", got=lengths.type)
+        raise error.between((x.shape[batch], lengths.shape[0]) if lengths.type.rank == 1 else None)
     at = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis else 1 for i in range(x.type.rank)))
     ends = ops.reshape(ops.cast(lengths, i64), tuple(-1 if i == batch else 1 for i in range(x.type.rank)))
     source = ops.where(ops.compare("LT", at, ends), ops.sub(ops.sub(ends, 1), at), at)
     return ops.GatherElements(axis)(x, ops.broadcast_to(source, x.shape))
+
+
+def roll(x: Node, axis: int, shift: DimLike | Node) -> Node:
+    """result[i] = x[i - shift] along an axis, around its ends. shift: any number, or an integer scalar."""
+    size = x.shape[axis]
+    if isinstance(shift, int) and abs(shift) > MAX_SIZE:
+        shift = ops.scalar(shift, i64)
+    if not isinstance(shift, Node):
+        cut = mod(-shift, dim_max(size, 1))
+        parts = (ops.slice_axis(x, axis, cut, size), ops.slice_axis(x, axis, 0, cut))
+        return x if cut == 0 else ops.concat(parts, axis)
+    # the remainder first: a shift may be the smallest integer there is
+    at = ops.sub(ops.arange(size), ops.rem(ops.cast(shift, i64), ops.scalar(dim_max(size, 1), i64)))
+    at = ops.where(ops.compare("LT", at, 0), ops.add(at, size), at)
+    return ops.Take(axis)(x, ops.where(ops.compare("GE", at, ops.scalar(size, i64)), ops.sub(at, size), at))
 
 
 def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:

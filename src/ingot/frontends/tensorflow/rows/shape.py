@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import normal_axis
@@ -9,7 +11,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_max, exact_quotient
-from ingot.ir.node import Node
+from ingot.ir.node import Const, Node
 from ingot.ir.types import i64
 
 row = Table()
@@ -128,15 +130,15 @@ def reverse_sequence(c: Call, x: Node, lengths: Node) -> Node:
 
 @row("Roll")
 def roll(c: Call, x: Node, shift: Node, axis: Node) -> Node:
-    for by, a in zip(c.numbers(shift), c.numbers(axis), strict=True):
-        dim = normal_axis(a, x.type.rank)
-        size = x.shape[dim]
-        if size == 0:
-            continue
-        cut = by % size if isinstance(size, int) else by
-        if not isinstance(size, int) and by < 0:
-            cut = size + by
-        x = ops.concat([ops.slice_axis(x, dim, size - cut), ops.slice_axis(x, dim, 0, size - cut)], dim)
+    axes = c.numbers(axis)
+    shifts: Sequence[DimLike | Node]
+    if isinstance(shift.op, Const):
+        shifts = c.numbers(shift)
+    else:
+        line = ops.reshape(shift, (len(axes),))
+        shifts = [ops.index_axis(line, 0, i) for i in range(len(axes))]
+    for by, a in zip(shifts, axes, strict=True):
+        x = movement.roll(x, normal_axis(a, x.type.rank), by)
     return x
 
 

@@ -19,6 +19,7 @@ from ingot.frontends.tflite.rows import hybrid
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import ShapeError
 
 row = Table()
 _AXES = {2: "hw", 3: "dhw"}
@@ -52,10 +53,17 @@ def padded(x: Node, w: Window, value: float = 0) -> tuple[Node, tuple[tuple[int,
 def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int, zero: float = 0) -> Node:
     """layout: the kernel's."""
     spatial = layout.replace("O", "").replace("I", "")
+    _require_image(x)
     x, pads = padded(x, w, zero)
     ones = (1,) * len(spatial)
     data = f"N{spatial}C"
     return ops.Convolution(w.strides, pads, ones, w.dilation, data, layout, data, groups)(x, kernel)
+
+
+def _require_image(x: Node) -> None:
+    """Raise ShapeError for images without pixels, as LiteRT refuses them; there may be none of them."""
+    if 0 in x.shape[1:-1]:
+        raise ShapeError("a convolution of images without pixels", got=x.type)
 
 
 def static(kernel: Node, axes: Sequence[int]) -> tuple[int, ...]:
@@ -93,11 +101,13 @@ def depthwise_conv_2d(c: Call) -> Node:
     return c.activation(with_bias(c, scaled(y, scale)))
 
 
-def factors(c: Call) -> tuple[Node, Node, Node | None]:
-    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image."""
-    if not hybrid.is_hybrid(c):
-        return c.x(0), c.x(1), None
-    whole, scale = hybrid.rounded(c.x(0), len(c.levels(1).scales) > 1)
+def factors(c: Call, image: int = 0) -> tuple[Node, Node, Node | None]:
+    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image.
+    image: which operand is x; not the first of a transposed convolution, whose levels are always asymmetric."""
+    x = c.x(image)
+    if not hybrid.is_hybrid(c, image):
+        return x, c.x(1), None
+    whole, scale = hybrid.rounded(x, image > 0 or len(c.levels(1).scales) > 1)
     kernel, scales = hybrid.weights(c)
     return whole, kernel, ops.mul(scale, scales)
 
@@ -123,13 +133,15 @@ def conv_3d(c: Call) -> Node:
 @row("TRANSPOSE_CONV")
 def transpose_conv(c: Call) -> Node:
     """Operands: the result's sizes, kernel[O, H, W, I], x[N, H, W, I], maybe a bias."""
-    y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:3])
+    x, kernel, scale = factors(c, 2)
+    y = scaled(transposed(c, x, kernel, c.dims(0)[1:3]), scale)
     return c.activation(ops.add(y, c.x(3)) if c.has(3) else y)
 
 
 def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout: str = "OHWI") -> Node:
     """The transposed convolution to an image of these sizes: of x with holes, by the flipped kernel."""
     spatial = layout.replace("O", "").replace("I", "")
+    _require_image(x)
     axes = tuple(layout.index(a) for a in spatial)
     k, ones = static(kernel, axes), (1,) * len(spatial)
     w = window(c, sizes, k)

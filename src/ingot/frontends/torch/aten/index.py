@@ -27,6 +27,7 @@ from ingot.frontends.torch.values import (
 )
 from ingot.ir.dims import Dim, DimLike, is_computed, symbols_of
 from ingot.ir.node import Node, const
+from ingot.support.errors import ShapeError
 
 aten = Table()
 
@@ -412,6 +413,9 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     order = (*(d for d in range(rank) if d not in last), *last)
     x = transpose(x, order)
     rows, low = rank - 2, max(offset, 0)
+    for size, other in zip(x.shape[:rows], src.shape[:rows], strict=True):
+        if isinstance(size, int) and isinstance(other, int) and size != other:
+            raise ShapeError("diagonal_scatter", expected=f"a source with the sizes {x.shape[:rows]}", got=src.type)
     # a line of the columns in front of each row, of which a row takes its own
     high_amount = x.shape[-1] - low - src.shape[-1]
     line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, high_amount), (0,) * (rows + 1))(src, scalar_like(0, src))

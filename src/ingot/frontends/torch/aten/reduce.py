@@ -21,6 +21,7 @@ from ingot.frontends.torch.values import (
     f32,
     i64,
     node_of,
+    require_elements,
     scalar_like,
     wide,
 )
@@ -144,7 +145,8 @@ _spread_rows("var_mean", lambda v, m, t: (cast(v, t), cast(m, t)))
 _spread_rows("std_mean", lambda v, m, t: (cast(ops.Sqrt()(v), t), cast(m, t)))
 
 
-def _extreme(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
+def _extreme(c: Context, kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
+    require_elements(c, (x.shape[a] for a in axes) if x.type.rank else (), kind)
     if x.dtype == boolean:
         return reduced("or" if kind == "max" else "and", x, axes, keepdim)
     return reduced(kind, x, axes, keepdim)
@@ -152,14 +154,14 @@ def _extreme(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
 
 def _extremes(kind: str) -> None:
     def amax(c: Context, x: Node, dim: Dims = (), keepdim: bool = False) -> Node:
-        return _extreme(kind, x, axes_of(dim, x.type.rank), keepdim)
+        return _extreme(c, kind, x, axes_of(dim, x.type.rank), keepdim)
 
     def whole(c: Context, x: Node) -> Node:
-        return _extreme(kind, x, axes_of(None, x.type.rank), False)
+        return _extreme(c, kind, x, axes_of(None, x.type.rank), False)
 
     def with_index(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
         axes = axes_of(dim, x.type.rank)
-        return _extreme(kind, x, axes, keepdim), arg_extreme(kind, x, axes[0] if x.type.rank else 0, keepdim)
+        return _extreme(c, kind, x, axes, keepdim), arg_extreme(kind, x, axes[0] if x.type.rank else 0, keepdim)
 
     def index(c: Context, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         if dim is None:
@@ -189,7 +191,7 @@ _extremes("min")
 @aten("aminmax.default")
 def aminmax(c: Context, x: Node, *, dim: int | None = None, keepdim: bool = False) -> tuple[Node, Node]:
     axes = axes_of(dim, x.type.rank)
-    low, high = _extreme("min", x, axes, keepdim), _extreme("max", x, axes, keepdim)
+    low, high = _extreme(c, "min", x, axes, keepdim), _extreme(c, "max", x, axes, keepdim)
     return reshape(low, c.results[0].shape), reshape(high, c.results[1].shape)
 
 

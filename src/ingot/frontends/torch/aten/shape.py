@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import diag_embed, filled, index_along
 from ingot.frontends.torch.convert import dtype_of
@@ -359,11 +360,7 @@ def _roll(x: Node, axis: int, shift: DimLike) -> Node:
     size = x.shape[axis]
     if size == 0 or size == 1:
         return x
-    # result[i] = x[i - shift]
-    cut = (shift * -1) % size
-    if cut == 0:
-        return x
-    return ops.Concat(axis)(slice_axis(x, axis, cut, size), slice_axis(x, axis, 0, cut))
+    return movement.roll(x, axis, shift)
 
 
 @aten("flip.default")

@@ -40,6 +40,14 @@ def _in_own_format(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return formatted
 
 
+def _channel_shuffle(x: Tensor, groups: int) -> Any:
+    """Of channels that are last in memory: so they are in the result."""
+    if suggest_memory_format(x) is torch.contiguous_format:
+        return NotImplemented
+    shuffled = x.movedim(1, -1).unflatten(-1, (groups, -1)).transpose(-1, -2).flatten(-2)
+    return shuffled.movedim(-1, 1)
+
+
 def _of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return get_decompositions([op])[op]
 
@@ -47,6 +55,7 @@ def _of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
 FORMATS: dict[Any, Callable[..., Any]] = {
     _aten.reflection_pad3d.default: _in_own_format(_aten.reflection_pad3d.default),
     _aten.replication_pad3d.default: _in_own_format(_aten.replication_pad3d.default),
+    _aten.channel_shuffle.default: _channel_shuffle,
     _aten.max_unpool2d.default: in_format_of(0, _of_torch(_aten.max_unpool2d.default)),
     _aten.reflection_pad2d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad2d_backward.default)),
     _aten.reflection_pad3d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad3d_backward.default)),

@@ -1,6 +1,8 @@
 """Attention as torch runs it on GPUs in one op, where it is trained: the gradients, and dropout whose mask both see.
 
-torch keeps a random state for the backward op to draw the same mask from; here what is kept in its place is the mask.
+Without dropout both stay ops, and what is kept are sums of exponentials; the query stands where the backward op takes a
+random state, so that none is kept. torch keeps a random state for the backward op
+to draw the same mask of dropout from; here what is kept in its place is the mask.
 """
 
 from __future__ import annotations
@@ -63,7 +65,14 @@ def flash_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor,
     cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, is_kept: Tensor, offset: Tensor, *,
     scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> Any:  # fmt: skip
+    if is_kept is query:
+        return NotImplemented
+    if not dropout_p:
+        return _aten._scaled_dot_product_flash_attention_backward(
+            grad, query, key, value, out, logsumexp, query, query, max_q, max_k, 0.0, is_causal, query, query,
+            scale=scale,
+        )  # fmt: skip
     return _backward(grad, query, key, value, None, out, is_kept, dropout_p, is_causal, scale)[:3]
 
 
@@ -82,7 +91,13 @@ def efficient_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
     logsumexp: Tensor, is_kept: Tensor, offset: Tensor, dropout_p: float, output_mask: Sequence[bool],
     is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+) -> Any:  # fmt: skip
+    if is_kept is query:
+        return NotImplemented
+    if not dropout_p and (attn_bias is None or not output_mask[3]):
+        return _aten._scaled_dot_product_efficient_attention_backward(
+            grad, query, key, value, attn_bias, out, logsumexp, query, query, 0.0, output_mask, is_causal, scale=scale
+        )
     *gradients, of_scores = _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)
     if attn_bias is None or not output_mask[3]:
         return (*gradients, None)
@@ -105,7 +120,14 @@ def cudnn_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, is_kept: Tensor,
     offset: Tensor, attn_bias: Tensor | None, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
     dropout_p: float, is_causal: bool, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> Any:  # fmt: skip
+    if is_kept is query:
+        return NotImplemented
+    if not dropout_p:
+        return _aten._scaled_dot_product_cudnn_attention_backward(
+            grad, query, key, value, out, logsumexp, query, query, attn_bias, query, query, max_q, max_k, 0.0,
+            is_causal, scale=scale,
+        )  # fmt: skip
     return _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)[:3]
 
 

@@ -3,7 +3,8 @@
 The minimal cut is torch's (min_cut_rematerialization_partition). Before it, what would make it keep a value twice goes:
 
     y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer keeps, and not x too
-    clone(x)                          ->   x: nothing is written in place in a functional graph
+    clone(x), detach(x)               ->   x: nothing is written in place in a functional graph
+    unbind(x)[1]                      ->   select(x, 1), and split alike: views that torch does not know as such
     a = x * 2; b = x * 2              ->   a alone; torch's pass for it imports Inductor, which takes half a second
 
 Views are never kept, as they cost nothing to have again: a view of an image that lies channels last would be a copy.
@@ -13,6 +14,8 @@ What is drawn at random is always kept where a checkpoint has it: another draw w
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,21 +33,92 @@ _BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward): AOTAutograd's `partition_fn`."""
-    _drop_clones(joint.graph)
+    _drop_copies(joint.graph)
+    _select_parts(joint.graph)
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
     _merge_equal(joint.graph)
     joint.recompile()
     with config.patch(recompute_views=True, cse=False):
-        return min_cut_rematerialization_partition(joint, inputs, **options)
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    _drop_kept_views(forward, backward, options["num_fwd_outputs"])
+    return forward, backward
 
 
-def _drop_clones(graph: fx.Graph) -> None:
+def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Views of kept values, which torch keeps too at times: backward makes them again. results: those of forward that
+    are the caller's."""
+    (end,) = forward.graph.find_nodes(op="output")
+    kept = list(end.args[0])
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    for view in kept[results:]:
+        base = view.args[0] if isinstance(view, fx.Node) and _is_view(view) else None
+        if base not in kept[results:] or view.name not in placeholders:
+            continue
+        assert isinstance(base, fx.Node) and callable(view.target)
+        old = placeholders[view.name]
+        with backward.graph.inserting_before(first):
+            again = backward.graph.call_function(view.target, (placeholders[base.name], *view.args[1:]))
+        again.meta = dict(old.meta)
+        old.replace_all_uses_with(again)
+        backward.graph.erase_node(old)
+        kept.remove(view)
+    if len(kept) < len(end.args[0]):
+        end.args = (tuple(kept),)
+        for module in (forward, backward):
+            module.graph.eliminate_dead_code()
+            module.recompile()
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a call returns a view of its first argument, of which the others are numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or node.kwargs:
+        return False
+    returns = node.target._schema.returns
+    is_alias = len(returns) == 1 and returns[0].alias_info is not None
+    return is_alias and node.all_input_nodes == [node.args[0]]
+
+
+def _drop_copies(graph: fx.Graph) -> None:
     """All but those that are results, which must not be another result or an input."""
-    for node in graph.find_nodes(op="call_function", target=_aten.clone.default):
-        if not node.kwargs and all(user.op != "output" for user in node.users):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+    for target in (_aten.clone.default, _aten.detach.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            if not node.kwargs and all(user.op != "output" for user in node.users):
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+
+
+def _select_parts(graph: fx.Graph) -> None:
+    """The parts of a tensor along an axis, each as a view of its own."""
+    for node in graph.find_nodes(op="call_function", target=_aten.unbind.int):
+        axis = node.args[1] if len(node.args) > 1 else 0
+        _replace_parts(graph, node, lambda i, axis=axis: (_aten.select.int, (axis, i)))
+    for target in (_aten.split.Tensor, _aten.split_with_sizes.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            axis = node.args[2] if len(node.args) > 2 else 0
+            sizes = [part.shape[axis] for part in node.meta["val"]]
+            if all(isinstance(n, int) for n in sizes):
+                bounds = [0, *accumulate(sizes)]
+                _replace_parts(
+                    graph, node, lambda i, axis=axis, bounds=bounds: (_aten.slice.Tensor, (axis, *bounds[i : i + 2]))
+                )
+
+
+def _replace_parts(graph: fx.Graph, node: fx.Node, part: Callable[[int], tuple[Any, tuple[int, ...]]]) -> None:
+    """Replace the results of `node` by calls of an op on its operand. part: the op and its other arguments."""
+    if node.kwargs or any(user.target is not operator.getitem for user in node.users):
+        return
+    for user in list(node.users):
+        number = user.args[1]
+        assert isinstance(number, int)
+        target, args = part(number)
+        with graph.inserting_before(user):
+            view = graph.call_function(target, (node.args[0], *args))
+        view.meta = dict(user.meta)
+        user.replace_all_uses_with(view)
+        graph.erase_node(user)
+    graph.erase_node(node)
 
 
 def _ask_results(graph: fx.Graph) -> None:

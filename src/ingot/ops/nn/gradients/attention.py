@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.linalg import matrices as m
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.attention import Attention, AttentionWithSums
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
+T = TypeVar("T")
 _INF = float("inf")
 _ROW_MULTIPLE = 16  # blocks of queries are multiples of it, so that register tiles are full
 
@@ -26,35 +27,59 @@ _ROW_MULTIPLE = 16  # blocks of queries are multiples of it, so that register ti
 class AttentionGradients(Op):
     """The gradients (dq, dk, dv) of attention(q, k, v[, mask]) for the gradient g[B,Hq,Sq,Dv] of its result.
 
-    Operands: q, k, v, g[, mask]. Attributes are those of `Attention`, and most: the maximal number of scores in memory,
-    unless one row of all heads has more. Rows that give 0 (no visible key, or guarded) have gradients of 0.
+    Operands: q, k, v, g[, y, sums][, mask]; y and sums are what `AttentionWithSums` gives of the others. Attributes are
+    those of `Attention`, and most: the maximal number of scores in memory, unless one row of all heads has more.
+    by_row: the results have the heads behind queries or keys, [B,Sq,Hq,D], as projections in front of attention read
+    them. Rows that give 0 (no visible key, or guarded) have gradients of 0.
 
     Scores are recomputed by blocks of queries, so that none are stored between the passes (FlashAttention, Dao et al.
-    2022, algorithm 4). Blocks have complete rows, which need no stored log-sum-exp. The weights and
-    gradients of scores of 16-bit operands are rounded to 16 bits before they are multiplied, as there.
+    2022, algorithm 4). The lowering has blocks of complete rows, which need neither y nor sums; kernels read both. The
+    weights and gradients of scores of 16-bit operands are rounded to 16 bits before they are multiplied, as there.
     """
 
     name: ClassVar[str] = "attention_gradients"
-    stored_values: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
     causal: str = "none"
     scale: float = 1.0
     softcap: float = 0.0
     guarded: bool = False
     most: int = 1 << 20
+    by_row: bool = False
 
     @property
     def forward(self) -> Attention:
         return Attention(self.causal, self.scale, self.softcap, self.guarded)
 
+    @property
+    def forward_with_sums(self) -> AttentionWithSums:
+        """The forward pass that also gives what kernels read."""
+        return AttentionWithSums(self.causal, self.scale, self.softcap, self.guarded)
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        self.expect(len(inputs) in (4, 5), f"expected q, k, v, g and maybe a mask, got {len(inputs)} operands")
-        q, k, v, g, *mask = inputs
-        result = self.forward.infer(q, k, v, *mask)
+        self.expect(
+            4 <= len(inputs) <= 7, f"expected q, k, v, g, maybe y and sums, maybe a mask, got {len(inputs)} operands"
+        )
+        q, k, v, g, *_ = inputs
+        result, sums = self.forward_with_sums.infer(q, k, v, *self.masks(inputs))
         self.expect(g == result, f"g: expected the type of the result, {result}, got {g}")
-        return q, k, v
+        saved = inputs[4:6] if self.has_sums(inputs) else (result, sums)
+        self.expect(saved == (result, sums), f"y and sums: expected {result} and {sums}, got {saved}")
+        if not self.by_row:
+            return q, k, v
+        return tuple(x.with_shape(tuple(x.shape[d] for d in (0, 2, 1, 3))) for x in (q, k, v))
+
+    @staticmethod
+    def has_sums(inputs: Sequence[object]) -> bool:
+        """Whether the operands have y and sums."""
+        return len(inputs) > 5
+
+    @classmethod
+    def masks(cls, inputs: Sequence[T]) -> Sequence[T]:
+        """The mask among the operands, if there is one."""
+        return inputs[6 if cls.has_sums(inputs) else 4 :]
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         q, k, v, g = (t.as_f64(x) for x in inputs[:4])
+        masks = self.masks(inputs)
         batch, keys, cols, _ = k.shape
         group = q.shape[1] // keys if keys else 1
         wide_k, wide_v = np.repeat(k, group, 1), np.repeat(v, group, 1)
@@ -62,8 +87,8 @@ class AttentionGradients(Op):
             s = capped = q @ wide_k.swapaxes(2, 3) * self.scale
             if self.softcap:
                 s = capped = self.softcap * np.tanh(s / self.softcap)
-            if len(inputs) == 5:
-                s = np.where(inputs[4], s, -_INF) if inputs[4].dtype == bool else s + t.as_f64(inputs[4])
+            for mask in masks:
+                s = np.where(mask, s, -_INF) if mask.dtype == bool else s + t.as_f64(mask)
             if self.causal != "none":
                 rows = s.shape[2]
                 visible = np.arange(cols) <= np.arange(rows)[:, None] + self.forward.offset(rows, cols)
@@ -81,18 +106,22 @@ class AttentionGradients(Op):
             ds = ds * self.scale
             gradients = ds @ wide_k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
         dk, dv = (x.reshape(batch, keys, group, *x.shape[2:]).sum(2) for x in gradients[1:])
-        return tuple(round_to(y, dtype_of(x)) for x, y in zip(inputs, (gradients[0], dk, dv), strict=False))
+        results = gradients[0], dk, dv
+        if self.by_row:
+            results = tuple(x.swapaxes(1, 2) for x in results)
+        return tuple(round_to(y, dtype_of(x)) for x, y in zip(inputs, results, strict=False))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         q, k, v, g = (t.operand(x) for x in inputs[:4])
-        masks = [Term(x).reshape((*(1,) * (4 - x.type.rank), *x.shape)) for x in inputs[4:]]
+        masks = [Term(x).reshape((*(1,) * (4 - x.type.rank), *x.shape)) for x in self.masks(inputs)]
         samples, rows = self._block(q.shape, k.shape[2])
         batch, count = q.shape[0], q.shape[2]
         if samples == batch and rows == count:
             gradients = self._gradients(q, k, v, g, masks, None, count)
         else:
             gradients = self._by_blocks(q, k, v, g, masks, samples, rows)
-        return tuple(y.reshape(x.shape).cast(x.dtype).node for x, y in zip(inputs, gradients, strict=False))
+        results = (y.reshape(x.shape).cast(x.dtype) for x, y in zip(inputs, gradients, strict=False))
+        return tuple((y.transpose((0, 2, 1, 3)) if self.by_row else y).node for y in results)
 
     def _block(self, queries: Sequence[DimLike], cols: DimLike) -> tuple[int, DimLike]:
         """The number of samples and of rows in a block; one sample if the batch size is symbolic."""
@@ -157,7 +186,7 @@ class AttentionGradients(Op):
         """[dq, dk, dv] of a block of queries from `first_row` on. is_padded: the block may extend past `rows`."""
         forward = self.forward
         s = forward.scores(q.node, k.node)
-        e, total = forward.exponentials(s, [x.node for x in masks], first_row, rows)
+        e, total, _ = forward.exponentials(s, [x.node for x in masks], first_row, rows)
         n = s.rank
         row_axis, batch_dims = (n - 1,), [(0, 0), (1, 1)]
         p = e / t.term(t.where(total.equals(0.0), 1.0, total)).restore(s.shape, row_axis)
@@ -185,6 +214,8 @@ class AttentionGradients(Op):
         for op, arrays in Attention.samples():
             assert isinstance(op, Attention)
             q, k, v, *mask = arrays
+            if len({q.dtype, k.dtype, v.dtype}) > 1:  # caches are not trained
+                continue
             g = np.random.default_rng(9).normal(size=(*q.shape[:3], v.shape[3])).astype(q.dtype)
             yield cls(op.causal, op.scale, op.softcap, op.guarded), (q, k, v, g, *mask)
         rng = np.random.default_rng(2)
@@ -197,3 +228,10 @@ class AttentionGradients(Op):
         yield cls("none", 0.35, most=1100), (q, k, v, g, bias)
         yield cls("lower_right", 0.35, 2.0, True, 512), (q, k, v, g, bias[:1] < 0.5)
         yield cls("upper_left", 0.35, most=512), (q, k, v, g)
+        for by_row, op, masks in (
+            (False, Attention("lower_right", 0.35), ()),
+            (True, Attention("none", 0.35, 2.0), (bias,)),
+            (True, Attention("none", 0.35, guarded=True), (bias[:1] < 0.5,)),
+        ):
+            y, sums = op.result_and_sums(q, k, v, *masks)
+            yield cls(op.causal, op.scale, op.softcap, op.guarded, by_row=by_row), (q, k, v, g, y, sums, *masks)

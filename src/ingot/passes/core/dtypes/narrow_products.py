@@ -3,16 +3,21 @@
     dot_general(convert<f32>(a), transpose(convert<f32>(b)))  ->  dot_general<f32>(a, transpose(b))    for tensor cores
     dot_general(x, transpose(convert<f32>(w)))                ->  dot_general<f32>(x, transpose(w))    for constants w
 
+    attention(q, convert<f32>(k), convert<f32>(v))            ->  attention(q, k, v)                   for few queries
+    attention(q, convert<f32>(k) * ks, convert<f32>(v) * vs)  ->  attention<scaled>(q, k, v, ks, vs)   of i8
+
 The result is the same but for the order of its sums: products of two 16-bit floats are exact in f32, and a weight that
 is stored in 16 bits is widened as it is loaded, at half of the memory's traffic.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import Rule, rewrite, rules
-from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32, i8
 from ingot.passes.constants import is_constant
 
 
@@ -47,6 +52,46 @@ def narrow_weights(graph: Graph, types: tuple[DType, ...]) -> Graph:
         return n.op.with_sums(f32)(x, narrow, loc=n.loc)
 
     return rewrite(graph, rules(Rule("narrow-weight", ops.DotGeneral, narrow_weight)))
+
+
+MAX_QUERIES = 8  # whose attention reads each key once, so that it may as well widen it
+
+
+def narrow_caches(graph: Graph, types: tuple[DType, ...]) -> Graph:
+    """Return the graph with attention of few queries reading keys and values in 8 bits, or in 16-bit `types`, wherever
+    these are widened for it (see module)."""
+
+    def narrow(n: Node) -> Node | None:
+        op, (q, k, v, *mask) = n.op, n.inputs
+        assert isinstance(op, ops.Attention)
+        rows = q.shape[2]
+        if op.scaled or q.dtype != f32 or not isinstance(rows, int) or rows > MAX_QUERIES:
+            return None
+        keys, values = _unwidened(k), _unwidened(v)
+        if keys is not None and values is not None and keys.dtype == values.dtype and keys.dtype in types:
+            return op(q, keys, values, *mask, loc=n.loc)
+        levels = [_scaled_levels(x) for x in (k, v)]
+        if not all(levels):
+            return None
+        (keys, key_scales), (values, value_scales) = (x for x in levels if x is not None)
+        return replace(op, scaled=True)(q, keys, values, *mask, key_scales, value_scales, loc=n.loc)
+
+    return rewrite(graph, rules(Rule("narrow-cache", ops.Attention, narrow)))
+
+
+def _scaled_levels(n: Node) -> tuple[Node, Node] | None:
+    """(levels in i8, f32[.., 1]) whose product `n` is."""
+    if not isinstance(n.op, ops.Mul) or n.dtype != f32:
+        return None
+    wide, scale = n.inputs
+    is_levels = isinstance(wide.op, ops.Convert) and wide.inputs[0].dtype == i8
+    if not is_levels or not isinstance(scale.op, ops.BroadcastInDim):
+        return None
+    (source,), whole = scale.inputs, tuple(range(n.type.rank))
+    kept = tuple(d for d, size in zip(scale.op.dims, source.shape, strict=True) if size == n.shape[d])
+    if kept != whole[:-1] or scale.op.dims not in (whole, kept):
+        return None
+    return wide.inputs[0], ops.reshape(source, (*n.shape[:-1], 1))
 
 
 def _unwidened(n: Node) -> Node | None:

@@ -15,11 +15,14 @@ commutes with them). The model's inputs and outputs keep their types, and output
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot import ops
+from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node, Project, rebuild
-from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32, word_fix
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided_base
 from ingot.passes.constants import is_constant
@@ -29,26 +32,42 @@ from ingot.support.errors import InputError
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
 
 
-def lower_precision(graph: Graph, precision: str, same_types: bool = False) -> Graph:
+def lower_precision(graph: Graph, precision: str, same_types: bool = False, pairs_levels: bool = False) -> Graph:
     """Store weights (and, for bfloat16 or `alike`, what they are multiplied with) in `precision` (see module).
+    pairs_levels: weights in blocks, which stay in their bits, are multiplied as bfloat16.
 
     Raises InputError for a precision that does not exist.
     """
     stored = STORED.get(precision)
     if stored is None:
-        raise InputError("precision", expected=" or ".join(STORED), got=repr(precision))
-    return graph if stored == f32 else _Narrowing(graph, stored, same_types).run()
+        raise InputError("precision", expected=" or ".join(STORED), got=repr(precision), fix=_fix(precision))
+    return graph if stored == f32 else _Narrowing(graph, stored, same_types, pairs_levels and stored == bf16).run()
 
 
-def _narrows(n: Node, same_types: bool) -> bool:
-    """Whether `n` is a sum of f32 products, with weights unless `same_types`."""
+def _fix(precision: object) -> str | None:
+    is_integer = bool(re.search(r"int|^[iuqw]?[48]$|q[48]", str(precision).lower()))
+    return "8 and 4 bits: ingot.quantize, or ingot quantize" if is_integer else word_fix(precision, STORED)
+
+
+def _narrows(n: Node, same_types: bool, of_levels: bool) -> bool:
+    """Whether `n` is a sum of f32 products, with weights unless `same_types`. of_levels: these may be in blocks."""
     floats = (*n.op.stored_weights, *n.op.stored_values)
     return (
         bool(floats if same_types else n.op.stored_weights)
         and all(t.dtype == f32 for t in n.types)
         and all(n.inputs[i].dtype == f32 for i in floats)
-        and (same_types or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
+        and (same_types or all(is_constant(w) or (of_levels and _widens_to(w)) for w in _weights(n)))
+        and not any(isinstance(x.op, ops.RoundToBytes) for x in n.inputs)
     )
+
+
+def _weights(n: Node) -> list[Node]:
+    return [n.inputs[i] for i in n.op.stored_weights]
+
+
+def _widens_to(w: Node) -> bool:
+    """Whether `w` is a weight in blocks whose levels pair up in 16 bits each."""
+    return isinstance(w.op, ops.DequantizeBlocks) and estimate(w.shape[-1]) % 2 == 0 and all(map(is_constant, w.inputs))
 
 
 def _moves(n: Node) -> bool:
@@ -62,8 +81,8 @@ _ELEMENT_BY_ELEMENT = (Category.ELEMENTWISE, Category.GATHER, Category.REDUCTION
 
 
 class _Narrowing:
-    def __init__(self, graph: Graph, stored: DType, same_types: bool) -> None:
-        self.graph, self.stored, self.same_types = graph, stored, same_types
+    def __init__(self, graph: Graph, stored: DType, same_types: bool, of_levels: bool) -> None:
+        self.graph, self.stored, self.same_types, self.of_levels = graph, stored, same_types, of_levels
         self.users = graph.uses()
         self.narrow_values: set[Node] = set()  # values that are stored narrow for all readers
 
@@ -121,13 +140,15 @@ class _Narrowing:
         return self._wide(self._narrow(image)) if n in self.narrow_values else image
 
     def _narrows(self, n: Node) -> bool:
-        return _narrows(n, self.same_types)
+        return _narrows(n, self.same_types, self.of_levels)
 
     def _narrow(self, x: Node) -> Node:
-        if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
+        if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x.inputs[0]):
             q, *parameters = x.inputs  # levels stay
             narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
             return x.op(q, *narrow, loc=x.loc)
+        if isinstance(x.op, ops.DequantizeBlocks) and is_constant(x.inputs[0]):
+            return replace(x.op, dtype=self.stored)(*x.inputs, loc=x.loc)
         source = widened_value(x, self.stored)
         return ops.Convert(self.stored)(x, loc=x.loc) if source is None else source
 

@@ -205,9 +205,13 @@ class Decode:
                         y.store(acc, integer(n), k.fma(value, q, k.load(acc, integer(n))))
 
                 self._vectors(x, self.depth_vectors, group.depth, step)
-                value = x.let(group.softcap(fold_lanes(x, [k.load(acc, integer(n)) for n in range(lanes)])), "s")
-                head, query = self._head_and_query(x, r)
                 live = x.let(k.binary("lt", k.ramp(key, lanes), stop), "live")
+                value = fold_lanes(x, [k.load(acc, integer(n)) for n in range(lanes)])
+                if group.scales:
+                    at = self.batch_index, self.head, k.ramp(key, lanes), ZERO
+                    value = k.mul(value, self._at_keys(x, group.scales[0], at, 2, live))
+                value = x.let(group.softcap(value), "s")
+                head, query = self._head_and_query(x, r)
                 minus_inf = k.lit(-inf, self.dtype, lanes)
                 if group.mask is not None:
                     value = self._masked(
@@ -234,14 +238,18 @@ class Decode:
 
     def _masked(self, block: Block, value: Expr, mask: Tensor, index: tuple[Expr, ...], live: Expr) -> Expr:
         lanes = self.lanes
-        mask_value = load_at(block, mask.buffer, mask.offset(*index), live if self.group.machine.masks else None)
-        if not self.group.machine.masks:
-            # keys of the block may be beyond the end: read the last key again
-            last_key = block.let(k.binary("min", index[-1], dim_expr(self.group.keys - 1)), "near")
-            mask_value = load_at(block, mask.buffer, mask.offset(*index[:-1], last_key))
+        mask_value = self._at_keys(block, mask, index, 3, live)
         if mask.buffer.dtype == boolean:
             return k.select(k.splat(mask_value, lanes), value, k.lit(-inf, self.dtype, lanes))
         return block.let(k.add(value, k.splat(block.let(k.cast(mask_value, self.dtype), "m"), lanes)), "s")
+
+    def _at_keys(self, block: Block, x: Tensor, index: tuple[Expr, ...], axis: int, live: Expr) -> Expr:
+        """The elements of `x` for a vector of keys, which `axis` of its index is."""
+        if self.group.machine.masks:
+            return load_at(block, x.buffer, x.offset(*index), live)
+        # keys of the block may be beyond the end: read the last key again
+        last_key = block.let(k.binary("min", index[axis], dim_expr(self.group.keys - 1)), "near")
+        return load_at(block, x.buffer, x.offset(*index[:axis], last_key, *index[axis + 1 :]))
 
     def _update_softmax(self, block: Block) -> None:
         """p = exp(s - m) in place. Rescale the running sum, and save the factor for the result."""
@@ -289,10 +297,13 @@ class Decode:
 
             def emit_key(x: Block, j: Expr) -> None:
                 v_offset = x.let(k.add(base, k.mul(j, stride)), "v")
-                weights = []
+                weights: list[Expr] = []
                 for i in range(self.tile_rows):
                     p_offset = k.add(k.mul(k.add(r, integer(i)), integer(BLOCK_KEYS)), k.sub(j, first))
-                    weights.append(k.splat(x.let(k.load(self.s, p_offset), "p"), lanes))
+                    weight = k.load(self.s, p_offset)
+                    for scale in group.scales[1:]:
+                        weight = k.mul(weight, k.load(scale.buffer, scale.offset(self.batch_index, self.head, j, ZERO)))
+                    weights.append(k.splat(x.let(weight, "p"), lanes))
                 for c in range(cols):
                     mask = None
                     if self.rows == 1:

@@ -18,58 +18,17 @@ from collections.abc import Callable
 from math import inf
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate
+from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
-from ingot.ir.types import DType, boolean
+from ingot.ir.types import boolean
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.attention.group import AttentionGroup, Scratch
-from ingot.schedule.cpu.contraction.cost_model import fits_registers
-from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.attention.tiling import tiling
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
-from ingot.support.dataclass import dataclass
-
-SCORE_BLOCK_BYTES = 16 << 10  # shares the L1 cache with the queries and the result
-
-
-@dataclass(frozen=True)
-class _Tiling:
-    """lanes: of a vector. vectors: vectors of queries in a chunk. key_rows, value_rows: rows of the register tiles of
-    the two products. block_keys: keys of a block."""
-
-    lanes: int
-    vectors: int
-    key_rows: int
-    value_rows: int
-    block_keys: int
-
-    @property
-    def width(self) -> int:
-        """Queries of a chunk."""
-        return self.lanes * self.vectors
-
-
-def _tiling(rows: DimLike, keys: DimLike, depth: int, cols: int, dtype: DType, machine: Machine) -> _Tiling:
-    lanes = machine.lanes(dtype)
-    row_vectors = -(-estimate(rows) // lanes)
-
-    def cost(vectors: int) -> float:
-        # lanes without a query are wasted; a single vector needs a broadcast for each multiply-add
-        return -(-row_vectors // vectors) * vectors * (1.1 if vectors == 1 else 1.0)
-
-    vectors = min((v for v in (2, 3, 4, 1) if fits_registers(4, v, machine)), key=cost)
-    target_rows = min(24 // vectors, 16 if vectors == 1 else 10)
-    key_rows = next(m for m in range(target_rows, 0, -1) if fits_registers(m, vectors, machine))
-    value_rows = -(-cols // -(-cols // key_rows))
-    block_keys = max(1, SCORE_BLOCK_BYTES // (lanes * vectors * dtype.nbytes * key_rows)) * key_rows
-    if isinstance(keys, int) and keys < 2 * block_keys:
-        # one block, or two equal ones
-        count = -(-keys // (block_keys + block_keys // 3)) or 1
-        block_keys = -(-keys // count // key_rows) * key_rows or key_rows
-    return _Tiling(lanes, vectors, key_rows, value_rows, block_keys)
 
 
 class Flash:
@@ -77,7 +36,7 @@ class Flash:
 
     def __init__(self, group: AttentionGroup):
         self.group, self.machine, self.dtype = group, group.machine, group.dtype
-        self.t = _tiling(group.rows, group.keys, group.depth, group.cols, group.dtype, group.machine)
+        self.t = tiling(group.rows, group.keys, group.cols, group.dtype, group.machine)
         self.k, self.v = group.converted(1, group.k), group.converted(2, group.v)
         self.top = Block()
         scratch = Scratch(self.top)
@@ -200,9 +159,28 @@ class Flash:
         top.loop("j", 0, end, t.block_keys, emit_block)
 
     def _key_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:
+        """A block of keys, unless a bool mask hides all of it, as outside of a sliding window."""
+        if self.mask_block is None or self.group.mask is None:
+            self._visible_block(b, first, stop, first_hidden)
+            return
+        self._transpose_mask(b, first, stop)
+        if self.group.mask.buffer.dtype != boolean:
+            self._visible_block(b, first, stop, first_hidden)
+            return
+        mask_block, lanes = self.mask_block, self.t.lanes
+        most = b.alloc("most", self.dtype, 1, lanes=lanes)
+        b.store(most, ZERO, k.lit(-inf, self.dtype, lanes))
+        size = ix.mul(k.sub(stop, first), integer(self.t.width))
+
+        def fold(x: Block, i: Expr) -> None:
+            x.store(most, ZERO, k.binary("maxnum", k.load(mask_block, i, lanes), k.load(most, ZERO)))
+
+        b.loop("i", ZERO, b.let(size, "n"), lanes, fold, multiple=lanes)
+        is_visible = k.binary("eq", k.reduce("max", k.load(most, ZERO)), k.lit(0.0, self.dtype))
+        b.when(is_visible, lambda x: self._visible_block(x, first, stop, first_hidden))
+
+    def _visible_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:
         t, lanes = self.t, self.t.lanes
-        if self.mask_block is not None:
-            self._transpose_mask(b, first, stop)
         row_max = b.alloc("m", self.dtype, t.vectors, lanes=lanes)
         b.loop(
             "v", 0, t.vectors, 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ingot import ops
@@ -68,8 +69,9 @@ class AttentionGroup:
         self.extra_params: list[tuple[Buffer, Arg]] = []
         self.q, self.k, self.v = (self._tensor(x, ins) for x in (q, key, value))
         self.mask: Tensor | None = None
-        if len(anchor.inputs) == 4:
-            mask = self._tensor(anchor.inputs[3], ins)
+        self.scales = [self._tensor(x, ins) for x in anchor.inputs[-2:]] if op.scaled else []  # of keys and of values
+        for operand in op.mask(anchor.inputs):
+            mask = self._tensor(operand, ins)
             scores = (self.batch, self.heads, self.rows, self.keys)
             dims = tuple(range(4 - len(mask.layout.shape), 4))
             self.mask = Tensor(mask.buffer, mask.layout.broadcast(scores, dims))
@@ -82,12 +84,15 @@ class AttentionGroup:
         """Return an operand as f32, converted by a separate step: conversions within the loops would cost more."""
         if tensor.buffer.dtype == self.dtype:
             return tensor
-        node = self.anchor.inputs[operand]
-        x = Input("x", node.type)()
-        dense = Layout.contiguous(node.shape)
-        lowered = lower_pointwise(Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine)
-        source, target = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
-        self.steps += lowered.inlined([source], [target], len(self.temps)).steps
+        node, dense = self.anchor.inputs[operand], Layout.contiguous(self.anchor.inputs[operand].shape)
+        tensors = [tensor, *self.scales[operand - 1 : operand]]
+        xs = [Input(f"x{i}", TensorType(x.buffer.dtype, x.layout.shape))() for i, x in enumerate(tensors)]
+        wide = functools.reduce(ops.mul, (ops.cast(x, self.dtype) for x in xs))
+        body, layouts = Graph(tuple(xs), (wide,)), tuple(x.layout for x in tensors)
+        lowered = lower_pointwise(body, layouts, (dense,), self.machine)
+        sources = [Arg("in", self.operands.ins.index(x.buffer)) for x in tensors]
+        target = Arg("temp", len(self.temps))
+        self.steps += lowered.inlined(sources, [target], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)
         self.extra_params.append((buffer, target))
         self.temps.append(TensorType(self.dtype, node.shape).nbytes)

@@ -18,6 +18,7 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.cpu.contraction.compressed.block_quantized_operand import block_quantized_operand
+from ingot.schedule.cpu.contraction.compressed.rounded_rows import rounded_levels, rounded_loops, rounded_rows
 from ingot.schedule.cpu.contraction.cost_model import plan_of
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, has_other_readers
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
@@ -83,7 +84,8 @@ def lower_blocked(
     """
     body, ins, machine = g.body, g.ins, g.machine
     a_node, b_node = g.anchor.inputs
-    is_a_computed = is_computed(body, a_node)
+    rounded = rounded_levels(a_node)
+    is_a_computed = is_computed(body, a_node) and not rounded
     loops, b = g.loops, _SourceB(g.b, Arg("in", g.b_input))
     if not g.packed and not transposes_panels and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
         copy, layout = _transpose_b(g)
@@ -92,7 +94,11 @@ def lower_blocked(
     is_pooled = len(full_body.outputs) > 1 and g.packed and not is_a_computed and _has_image_rows(g.anchor, loops)
     loops = _merge_rows(g.anchor, loops, is_a_computed, is_pooled)
     inner_rows = InnerRows(inner_anchor, body, ins, g.operands, g.em, machine) if inner_anchor is not None else None
-    c = g.contraction(loops, is_a_computed, inner_rows.c if inner_rows is not None else None)
+    c = g.contraction(loops, is_a_computed or bool(rounded), inner_rows.c if inner_rows is not None else None)
+    if rounded:
+        c = replace(c, a=i8, rounded=rounded)
+        loops = rounded_loops(g.loops, c)
+        c = replace(c, rows=loops.rows, reduce=loops.reduce)
     can_pack = isinstance(g.b_layout.offset, int) and winograd_shape is None and not transposes_panels
     unpacked, packs_at_run_time = c, can_pack and should_pack(c, machine)
     if packs_at_run_time:
@@ -113,6 +119,8 @@ def lower_blocked(
         params, packs = _add_inner_weights(params, inner_rows, body, len(packs)), (*packs, pack)
     else:
         a = computed_a(body, ins, a_node, loops, machine) if is_a_computed else g.a
+    if rounded:
+        a = rounded_rows(c, g.a, g.loops, machine)
     line_pools = _LinePools(full_body, g.anchor, loops, plan) if is_pooled else None
     if line_pools is not None:
         params += zip(line_pools.pools.buffers, line_pools.pools.args, strict=True)
@@ -143,7 +151,8 @@ def _merge_rows(anchor: Node, loops: Loops, is_a_computed: bool, is_pooled: bool
         loops = flat_rows(loops, separate_axes=1 if anchor.shape[0] != 1 else 0)
     else:
         loops = scratch_loops(loops, a) if is_a_computed else flat_rows(rows_in_memory_order(loops))
-    return contiguous_reduction_last(loops) if b.dtype in (bf16, i8) else loops
+    is_dense = b.dtype in (bf16, i8) and not isinstance(b.op, ops.LEVEL_FORMS)
+    return contiguous_reduction_last(loops) if is_dense else loops
 
 
 def _prefetch_residuals(g: ContractionGroup, loops: Loops) -> Callable[[Block, Index, int], None] | None:

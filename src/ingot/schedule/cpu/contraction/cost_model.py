@@ -187,6 +187,8 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
         return False
     if choice.blocks == 1:
         return True
+    if c.has_quantized_b != c.widens_b:
+        return False
     plan = plan_of(c, machine, replace(choice, blocks=1))
     is_small = partial_sums_bytes(c, plan, choice.tiles) <= MAX_PARTIAL_SUMS_BYTES
     return (choice.tiles > 1 or c.has_quantized_b) and choice.blocks in _k_block_counts(c, plan) and is_small
@@ -194,7 +196,7 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
 
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     """Return the plan of the loops for `choice`."""
-    of_levels, c = c.has_quantized_b, c.dequantized
+    is_widened, c = c.widens_b, c.dequantized
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
@@ -214,16 +216,16 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     plan = Plan(
         lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // per_line), chunk_rows,
         choice.panels, machine.masks, choice.entries, choice.prefetch,
-        PREFETCH_DISTANCE_BYTES // c.b.nbytes if run == 1 else 0,
+        PREFETCH_DISTANCE_BYTES // c.b.nbytes if run == 1 else 0, registers=machine.registers,
     )  # fmt: skip
     if choice.blocks > 1:
         outer = reduce[0].extent
         assert isinstance(outer, int)
         scratch_bytes = partial_sums_bytes(c, plan, run if c.computes_a else tiles)
         plan = replace(plan, k_block=outer // choice.blocks, scratch_bytes=scratch_bytes)
-    if isinstance(c.k, int) and (needs_transpose(c) or (of_levels and product(x.extent for x in c.rows) != 1)):
-        depth = c.k // choice.blocks if of_levels else -(-c.k // lanes) * lanes
-        panel = depth * plan.panel_columns * c.acc.nbytes
+    if isinstance(c.k, int) and (needs_transpose(c) or is_widened):
+        depth = c.k // choice.blocks if is_widened else -(-c.k // lanes) * lanes
+        panel = depth * plan.panel_columns * (c.b if is_widened else c.acc).nbytes
         offset = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         plan = replace(plan, panel_offset=offset, scratch_bytes=offset + panel)
     if c.computes_a:
@@ -237,7 +239,7 @@ def tiles_per_a_block(c: Contraction, machine: Machine, width: int, tiles: int) 
     as many as keep the computed rows of A in cache."""
     if not c.computes_a:
         return tiles
-    max_bytes = machine.l1 if c.inner is None else machine.l2 // 4
+    max_bytes = machine.l2 // 4 if c.inner is not None or c.rounded else machine.l1
     return min(tiles, max(1, max_bytes // max(1, width * _row_bytes(c))))
 
 
@@ -444,7 +446,7 @@ def _chunk_tiles(tiles: int, line_tiles: int) -> int:
 def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     """The number of blocks of a long reduction, so that a chunk's rows of A and a panel of B both fit in L2."""
     is_single_tile = tiles < 2
-    if is_single_tile and (not c.has_quantized_b or product(x.extent for x in c.rows) == 1):
+    if c.has_quantized_b != c.widens_b or (is_single_tile and not c.has_quantized_b):
         return 1
     axes, k = merge_axes(c.dequantized.reduce), estimate(c.k)
     a_bytes = min(a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes

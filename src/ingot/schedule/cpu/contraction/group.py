@@ -11,7 +11,7 @@ from ingot.ir.dims import Dim
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops import LEVEL_FORMS, WEIGHT_FORMS, Densify, DequantizeBlocks
+from ingot.ops import LEVEL_FORMS, WEIGHT_FORMS, Densify, DequantizeBlocks, RoundToBytes
 from ingot.ops.views import base_of
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
@@ -64,6 +64,8 @@ class ContractionGroup:
         machine: Machine,
     ) -> ContractionGroup:
         a, b = anchor.inputs
+        if isinstance(a.op, RoundToBytes):
+            (a,) = a.inputs  # which each chunk rounds
         of_levels = isinstance(b.op, LEVEL_FORMS)
         b_input, b_layout = operand_memory(body, b.inputs[0] if isinstance(b.op, WEIGHT_FORMS) else b, ins)
         if isinstance(b.op, Densify):

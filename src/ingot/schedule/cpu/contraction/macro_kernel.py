@@ -22,8 +22,8 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, floordiv, mod, product
 from ingot.ir.kernel import Expr, Lit
-from ingot.ir.types import boolean, static_shape
-from ingot.schedule.axes import Contraction
+from ingot.ir.types import static_shape
+from ingot.schedule.axes import MAX_FEW_ROWS, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.compressed.block_quantized import BlockQuantizedPanels, Place
 from ingot.schedule.cpu.contraction.micro_kernel import MicroKernel, TileRows
@@ -100,7 +100,8 @@ class MacroKernel(MicroKernel):
             self.partial_sums = top.alloc("sums", c.acc, plan.partial_sums_bytes // c.acc.nbytes, scratch=0)
         if plan.panel_offset >= 0:
             size = (plan.a_block_offset if plan.a_block_offset >= 0 else plan.scratch_bytes) - plan.panel_offset
-            panel = top.alloc("panel", c.acc, size // c.acc.nbytes, scratch=plan.panel_offset)
+            dtype = c.acc if self.quantized_panels is None else c.b
+            panel = top.alloc("panel", dtype, size // dtype.nbytes, scratch=plan.panel_offset)
             self.loads = replace(self.loads, buffer=panel)
         line_blocks = ceildiv(self.line_group_count, plan.chunk_line_groups)
         row_blocks = 1 if plan.chunk_rows == self.row_axis.extent else ceildiv(self.row_axis.extent, plan.chunk_rows)
@@ -239,23 +240,37 @@ class MacroKernel(MicroKernel):
     def _quantized_panel(
         self, block: Block, quantized_panels: BlockQuantizedPanels, place: Place, columns: Columns, emit_rows: EmitRows
     ) -> None:
-        """Emit a panel of quantized levels. A single row is multiplied by the levels directly; for several rows the
-        levels are widened into scratch first, one block of the reduction at a time."""
-        is_single_row = k.binary("eq", dim_expr(product(x.extent for x in self.c.rows)), integer(1))
+        """Emit a panel of quantized levels. Rows of bytes, and few rows of floats, are multiplied by the levels
+        directly; for more the levels are widened into scratch first, one block of the reduction at a time."""
 
-        def emit_single_row(b: Block) -> None:
-            acc = b.alloc("acc", self.c.acc, columns.vectors, lanes=self.plan.lanes)
-            quantized_panels.row(b, place, self.a_buffer, self.a_offset, acc)
-            line_index = (ZERO,) * (len(self.c.rows) - 1)
-            self.epilogue(b, columns, TileRows(line_index, ZERO, 1, 1, self.a_offset, ZERO, k.lit(True, boolean)), acc)
+        def emit_direct(b: Block) -> None:
+            emit_rows(b, replace(columns, place=place), self.a_offset)
 
-        def emit_tiles(b: Block) -> None:
+        def emit_widened(b: Block) -> None:
             def widen(x: Block, i: Expr, blocks: int) -> None:
                 quantized_panels.widen(x, place, i, blocks, self.loads.buffer)
 
             self._k_blocks(b, columns, emit_rows, widen)
 
-        block.when(is_single_row, emit_single_row, emit_tiles)
+        if not quantized_panels.c.widens_b:
+            emit_direct(block)
+            return
+        rows = dim_expr(product(x.extent for x in self.c.rows))
+        block.when(k.binary("le", rows, integer(MAX_FEW_ROWS)), emit_direct, emit_widened)
+
+    def tile(self, block: Block, columns: Columns, tile: TileRows) -> None:
+        if columns.place is None:
+            super().tile(block, columns, tile)
+            return
+        assert self.quantized_panels is not None
+        acc = block.alloc("acc", self.c.acc, tile.lines * tile.rows * columns.vectors, lanes=self.plan.lanes)
+        starts = [
+            block.let(add(tile.a_offset, dim_expr(self.line_axis.a * i + self.row_axis.a * j)), "r")
+            for i in range(tile.lines)
+            for j in range(tile.rows)
+        ]
+        self.quantized_panels.rows(block, columns.place, self.a_buffer, starts, acc)
+        self.epilogue(block, columns, tile, acc)
 
     def _transposed_rows(self) -> int:
         """Rows of a transposed panel: k rounded up to full vectors."""

@@ -84,8 +84,10 @@ class BlockQuantized:
     """A constant B of quantized levels: (level - zero) * scale + minimum.
 
     words: panels of 32-bit words that hold consecutive unsigned levels of a column; those of a block in planes of so
-    many bits each (`level_planes`), the lowest bits first. scale, minimum: their factors; no factors of the minimum: it
-    is 0. has_integer_zeros: zeros are unsigned integers as well; otherwise `bias` has been added to the levels.
+    many bits each (`level_planes`), the lowest bits first. Neighbouring levels are in neighbouring bytes: of a word
+    that is shifted right, a mask leaves four as the bytes of a dot product. scale, minimum: their factors; no factors
+    of the minimum: it is 0. has_integer_zeros: zeros are unsigned integers as well; otherwise `bias` has been added to
+    the levels.
     """
 
     words: Buffer
@@ -106,13 +108,23 @@ class BlockQuantized:
 
     def level(self, words: Sequence[Expr], h: int) -> Expr:
         """The h-th level of the words of all planes, as a u32."""
+        return self._bits(words, h // 4, h % 4 * 8, 1)
+
+    def quad(self, words: Sequence[Expr], q: int) -> Expr:
+        """The levels 4 q to 4 q + 3 of the words of all planes, a byte each, as a u32."""
+        return self._bits(words, q, 0, 0x01010101)
+
+    def _bits(self, words: Sequence[Expr], q: int, first: int, ones: int) -> Expr:
+        """The q-th field of the bytes that start at the bits of `ones`, counted from bit `first`."""
         parts: list[Expr] = []
         place = 0  # of the plane's lowest bit in a level
         for word, bits in zip(words, self.planes, strict=True):
-            shift = h * bits - place
+            shift = first + q * bits - place
             if shift:
                 word = k.binary("lshr" if shift > 0 else "shl", word, k.lit(abs(shift), u32, word.lanes))
-            parts.append(k.binary("and", word, k.lit((1 << bits) - 1 << place, u32, word.lanes)))
+            mask = ((1 << bits) - 1 << place) * ones
+            # of whole words nothing is left to cut off
+            parts.append(word if mask == 0xFFFFFFFF else k.binary("and", word, k.lit(mask, u32, word.lanes)))
             place += bits
         return functools.reduce(lambda x, y: k.binary("or", x, y), parts)
 

@@ -11,6 +11,7 @@ from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import f32, u32
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
+from ingot.schedule.cpu.contraction.compressed.block_quantized import Place
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 from ingot.support.dataclass import dataclass
@@ -23,7 +24,7 @@ class Columns:
     vectors, width: its vectors and its columns, rounded up to full vectors. base: its offset in B. tail_lanes: the
     valid lanes of its last vector (0: all). is_masked: the number of columns is dynamic, so every vector has a mask.
     next_panel: the offset in B of the next panel, to be prefetched. is_first_block, is_last_block: whether this is the
-    first or last block of a blocked reduction.
+    first or last block of a blocked reduction. place: where quantized levels are that tiles multiply directly.
     """
 
     vectors: int
@@ -35,6 +36,7 @@ class Columns:
     next_panel: Expr | None = None
     is_first_block: Expr | None = None
     is_last_block: Expr | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True)

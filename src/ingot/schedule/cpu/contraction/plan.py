@@ -35,6 +35,7 @@ class Plan:
     a_block_offset: byte offset in scratch of computed rows of A. -1: none. Partial sums precede both.
     a_block_rows: rows of A that are computed before all panels of the chunk read them.
     scratch_bytes: scratch memory of a worker.
+    registers: vector registers of the machine.
     """
 
     lanes: int
@@ -54,6 +55,7 @@ class Plan:
     a_block_offset: int = -1
     a_block_rows: int = 0
     scratch_bytes: int = 0
+    registers: int = 16
 
     @property
     def panel_columns(self) -> int:

@@ -159,6 +159,8 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -
             lost = b.call(name, kind, ((kind, lost), (quads, b.splat("64", "i8", 4 * lanes)), (quads, y)))
         inner = b.call(name, kind, ((kind, z), (quads, signed), (quads, y)))
         return b.emit(f"add {kind} {inner}, {lost}", (inner, lost))
+    if _has_pair_products(b, lanes):
+        return _paired_byte_dot(b, x, y, z, lanes, "lshr")
     p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
     for shift in range(0, 32, 8):  # unsigned bytes of x, signed bytes of y
         top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - shift), 'i32', lanes)}", (q,))
@@ -174,11 +176,41 @@ def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
         operands = ((kind, z), (quads, x), (quads, y))
         return b.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    if _has_pair_products(b, lanes):
+        return _paired_byte_dot(b, x, y, z, lanes, "ashr")
     words = tuple(b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
     for shift in range(24, -8, -8):
         tops = [b.emit(f"shl {kind} {w}, {b.splat(str(shift), 'i32', lanes)}", (w,)) for w in words]
         p, q = (b.emit(f"ashr {kind} {t}, {b.splat('24', 'i32', lanes)}", (t,)) for t in tops)
         z = fma(b, p, q, z, i32, lanes)
+    return z
+
+
+# by lanes: x86's products of pairs of 16 bits, which are added, and the feature that has them
+_PAIR_PRODUCTS = {
+    4: ("llvm.x86.sse2.pmadd.wd", "avx2"),
+    8: ("llvm.x86.avx2.pmadd.wd", "avx2"),
+    16: ("llvm.x86.avx512.pmaddw.d.512", "avx512bw"),
+}
+
+
+def _has_pair_products(b: Builder, lanes: int) -> bool:
+    return lanes in _PAIR_PRODUCTS and _PAIR_PRODUCTS[lanes][1] in b.features
+
+
+def _paired_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, widen_x: str) -> str:
+    """The even and the odd bytes as 16 bits each: exact, where products of bytes in 16 bits (pmaddubsw) saturate. What
+    one operand needs for that is shared by all its products. widen_x: the shift that widens x."""
+    kind, pairs, quads = vector_of("i32", lanes), f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    name, eight = _PAIR_PRODUCTS[lanes][0], b.splat("8", "i16", 2 * lanes)
+    p, q = (b.emit(f"bitcast {quads} {v} to {pairs}", (v,)) for v in (x, y))
+    for is_even in (True, False):
+        halves: list[str] = []
+        for value, widen in ((p, widen_x), (q, "ashr")):
+            top = b.emit(f"shl {pairs} {value}, {eight}", (value,)) if is_even else value
+            halves.append(b.emit(f"{widen} {pairs} {top}, {eight}", (top,)))
+        total = b.call(name, kind, tuple((pairs, half) for half in halves))
+        z = b.emit(f"add {kind} {z}, {total}", (z, total))
     return z
 
 

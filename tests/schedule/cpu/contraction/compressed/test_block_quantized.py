@@ -9,10 +9,11 @@ import pytest
 
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, f32, i4, i8, i64, u4, u8
+from ingot.ir.types import DType, TensorType, bf16, f32, i4, i8, i64, u4, u8
 from ingot.schedule.cpu.machine import NEON, Machine
-from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph
+from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph, run
 
 # NEON's schedules (vectors of 4, no masks) run on any machine
 TARGETS = [*MACHINES, replace(NEON, threads=2)]
@@ -136,6 +137,25 @@ def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBl
         for m in (1, 2, 20) if size not in (1, 9) else (size,):
             given = np.random.default_rng(0).standard_normal((m, *shape)).astype(np.float32)
             check(graph, [given], machine=machine)
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
+def test_pairs_of_bfloat16(
+    case: tuple[int, tuple[int, ...], DType, ops.DequantizeBlocks, bool], machine: Machine
+) -> None:
+    """Many rows read weights rounded to bfloat16, few rows the weights themselves."""
+    exact, shape = weights(*case), case[1]
+    w = replace(case[3], dtype=bf16)(*exact.inputs)
+    sides = tuple(range(1, len(shape) + 1))
+    product = ops.DotGeneral(contract=(sides, sides), dtype=f32)
+    for size, counts in ((21, [21]), (symbol("m"), [9, 40]), (3, [3])):
+        x = Input("x", TensorType(bf16, (size, *shape)))()
+        for m in counts:
+            given = np.random.default_rng(m).standard_normal((m, *shape)).astype(bf16.numpy)
+            got = run(Graph((x,), (product(x, w),)), [given], machine)[0]
+            want = interpret(Graph((x,), (product(x, w if m > 8 else exact),)), [given])[0]
+            assert np.abs(got - want).max() < 4e-6 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")

@@ -196,10 +196,13 @@ def _unroll(it: _Iteration) -> Result | None:
         if step >= limit:
             return None
         slices = [Value(_slice_at(x, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned]
+        starts = carried
         cond, carried, stacked = it.split(
             it.call.importer.run(it.body, it.call, it.inputs(index_of(step), _true(), carried, slices), lambda v: v)
         )
         _results([*carried, *stacked])
+        if not it.is_loop:
+            _check_states(starts, carried)
         for items, v in zip(stacks, stacked, strict=True):
             if not isinstance(v, Value):
                 raise Unsupported("a loop that stacks sequences")
@@ -217,6 +220,16 @@ def _unroll(it: _Iteration) -> Result | None:
         parts = [v.node for v in (items[::-1] if is_backwards else items)]
         out.append(ops.stack(parts, axis))
     return out
+
+
+def _check_states(starts: Sequence[AnyValue], ends: Sequence[AnyValue]) -> None:
+    """Raise ShapeError where an iteration of a scan changes the shape of a state."""
+    for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
+        if not isinstance(a, Value) or not isinstance(b, Value) or a.type.shape == b.type.shape:
+            continue
+        sizes = zip(a.type.shape, b.type.shape, strict=False)
+        different = next(((d, e) for d, e in sizes if d != e), None)
+        raise ShapeError(f"scan: state {k} changes its shape", expected=a.type, got=b.type).between(different)
 
 
 def _unstacked(it: _Iteration) -> list[Node]:

@@ -17,16 +17,26 @@ from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node
 
 
-def _scaled(size: DimLike, scale: Element) -> DimLike:
+def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
     """floor(size * scale). Scales are f32, and so is the product: 20 * 0.7 is 14, where 0.7 as stored is less."""
     if isinstance(size, int) and isinstance(scale, float):
         return math.floor(np.float32(size) * np.float32(scale))
     try:
         out = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
     except Unknown:
-        raise Unsupported(f"a dynamic size {size} scaled by {scale}") from None
+        return _computed(c, size, scale)
     assert not isinstance(out, Ratio)
     return int(out) if isinstance(out, float) else out
+
+
+def _computed(c: Call, size: DimLike, scale: Element) -> DimLike:
+    """As `_scaled`, where only the run can round as floats do."""
+    if isinstance(scale, int | float):
+        product = ops.mul(ops.cast(ops.DimValue(size)(), T.f32), float(scale))
+        found = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
+        if found is not None:
+            return found.dims()[0]
+    raise Unsupported(f"a dynamic size {size} scaled by {scale}")
 
 
 def _resize(
@@ -44,7 +54,7 @@ def _resize(
             raise Unsupported(f"scales of {wrong}: expected positive numbers")
         if roi is not None:
             scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
-        sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
+        sizes = [_scaled(c, x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
         floats = tuple(s for s in scales if isinstance(s, float))
         given_scales = floats if len(floats) == len(scales) else None
     resized_axes = [

@@ -87,17 +87,35 @@ def _attention(
 
 @aten(
     "scaled_dot_product_attention.default", "_scaled_dot_product_attention_math.default",
-    "_scaled_dot_product_attention_math_for_mps.default", "_scaled_dot_product_flash_attention.default",
-    "_scaled_dot_product_flash_attention_for_cpu.default", "_scaled_dot_product_efficient_attention.default",
-    "_scaled_dot_product_cudnn_attention.default", by_name=True,
+    "_scaled_dot_product_attention_math_for_mps.default", "_scaled_dot_product_flash_attention_for_cpu.default",
+    by_name=True,
 )  # fmt: skip
 def attention(
     c: Context, q: Node, k: Node, v: Node, *, attn_mask: Node | None = None, attn_bias: Node | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: Operand | None = None, **unused: object,
 ) -> Node | tuple[Node | None, ...]:  # fmt: skip
-    """The result alone, or in front of what the several kernels keep for their gradients."""
+    """The result alone, or in front of what other kernels keep for their gradients."""
     out = attend(c, q, k, v, attn_bias if attn_mask is None else attn_mask, dropout_p, is_causal, scale)
     return (out, *((None,) * 8)) if len(c.results) > 1 else out
+
+
+@aten(
+    "_scaled_dot_product_flash_attention.default", "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_cudnn_attention.default", by_name=True,
+)  # fmt: skip
+def attention_with_sums(
+    c: Context, q: Node, k: Node, v: Node, *, attn_bias: Node | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """The result and sums of exponentials, as torch has them on GPUs."""
+    sums = next((t for t in c.results[1:2] if product(t.shape) != 0), None)
+    if dropout_p or sums is None:
+        out = attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale)
+        return (out, *(None,) * 8)
+    op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
+    out, own_sums = ops.AttentionWithSums(op.causal, op.scale)(*operands).results
+    padding = 0 if len(sums.shape) == 4 else sums.shape[2] - own_sums.shape[2]  # one kernel has 32 rows at a time
+    return out, reshape(ops.pad(own_sums, (0, 0, 0), (0, 0, padding)), sums.shape), *(None,) * 7
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu_backward.default", by_name=True)
@@ -109,3 +127,19 @@ def flash_for_cpu_backward(
     for."""
     op, operands = _attention(c, q, k, v, attn_mask, is_causal, scale)
     return ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, *operands[3:]).results
+
+
+@aten(
+    "_scaled_dot_product_flash_attention_backward.default", "_scaled_dot_product_efficient_attention_backward.default",
+    "_scaled_dot_product_cudnn_attention_backward.default", by_name=True,
+)  # fmt: skip
+def backward_of_sums(
+    c: Context, grad: Node, q: Node, k: Node, v: Node, *, out: Node, logsumexp: Node, is_causal: bool = False,
+    attn_bias: Node | None = None, scale: float | None = None, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """The gradients of q, k and v, without dropout and a bias that is trained, which are decomposed."""
+    op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
+    sums = reshape(logsumexp, logsumexp.shape[:3])
+    sums = ops.slice_axis(sums, 2, 0, q.shape[2])
+    found = ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, out, sums, *operands[3:])
+    return (*found.results, None)

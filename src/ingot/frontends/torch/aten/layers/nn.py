@@ -16,7 +16,15 @@ from ingot.frontends.torch.aten.layers import symbolic
 from ingot.frontends.torch.aten.reduce import arg_extreme, reduced
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, cast, expand, scalar_like, sizes_per_axis, sums_of
+from ingot.frontends.torch.values import (
+    Context,
+    cast,
+    expand,
+    require_elements,
+    scalar_like,
+    sizes_per_axis,
+    sums_of,
+)
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
 
@@ -199,6 +207,7 @@ def _adaptive_backward(n: int) -> Callable[..., Node]:
 def _adaptive(n: int, make: Callable[[Sizes], Op]) -> Callable[..., Node]:
     def adaptive(c: Context, x: Node, output_size: DimLike | Sequence[DimLike]) -> Node:
         op = make(sizes_per_axis(output_size, n))
+        require_elements(c, x.shape[-n:], "an adaptive pool")
         return batched(x, n, lambda v: op(v))
 
     return adaptive

@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.layers.nn import add_channels
-from ingot.frontends.torch.aten.reduce import norm, variance
+from ingot.frontends.torch.aten.reduce import norm
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, cast, expand, node_of, wide
@@ -157,9 +157,9 @@ def _trailing_axes(x: Node, shape: Sequence[DimLike]) -> tuple[int, ...]:
 
 
 def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
-    """(mean, 1 / deviation) over `axes`, as a norm's second and third result."""
-    deviations, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
-    scale = ops.Rsqrt()(ops.Add()(deviations, filled(deviations.shape, eps, deviations.dtype)))
+    """(mean, 1 / deviation) over `axes`, as a norm's second and third result, of the moments that it computes."""
+    _, center, variance = ops.Standardize(tuple(axes), float(eps))(cast(x, wide(x.dtype))).results
+    scale = ops.Rsqrt()(ops.Add()(variance, filled(variance.shape, eps, variance.dtype)))
     return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
 
 

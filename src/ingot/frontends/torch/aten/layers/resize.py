@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context
+from ingot.frontends.torch.values import Context, require_elements
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node
 
@@ -21,6 +21,7 @@ def _resize(
 ) -> Node:
     axes = tuple(range(2, x.type.rank))
     sizes = tuple(c.shape[a] for a in axes)
+    require_elements(c, (*(x.shape[a] for a in axes), *sizes), "an image")
     if scales and not antialias and (mode == "linear" or coordinates == "asymmetric"):
         # an axis that keeps its size is copied, whatever the scale; one element is the same by any scale
         if any(isinstance(x.shape[a], Dim) and 1 < s < 1.5 for a, s in zip(axes, scales, strict=True)):

@@ -9,37 +9,49 @@ the bits above these (`level_planes`). A level is widened by arithmetic that vec
 
     bits of 2^23 | level    is the float 2^23 + level, from which 2^23 + zero leaves level - zero, exactly
 
-    one row:      part[c] += x[k] * (level - zero)    in registers; after a block acc += part * scale + sum(x) * minimum
+    few rows:     part[r][c] += x[r, k] * (level - zero)    in registers; after a block
+                  acc[r][c] += part * scale + sum(x) * minimum
     several:      scratch[k, c] = (level - zero) * scale + minimum      a part of a panel, which all row tiles then read
+
+Rows that are rounded to bytes (`rounded_rows.py`) are multiplied by levels as bytes, four at a time, however many rows
+there are. Where a scale is an integer of 8 bits times one that the block of a row shares, so is its sum:
+
+    part[r][c] = dot(levels, x[r]) - zero * sum(x[r]);  whole[r][c] += part * integer        in i32, exactly
+    acc[r][c] += float(whole) * (scale * scale of x[r])
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import prod
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
-from ingot.ir.types import f32, static_shape, u32
+from ingot.ir.types import DType, bf16, f32, i8, i32, static_shape, u8, u16, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
+from ingot.schedule.cpu.contraction.compressed.rounded_rows import Rounded
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Factor
 from ingot.schedule.cpu.contraction.plan import PREFETCH_DISTANCE_BYTES, Plan
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.support.dataclass import dataclass
 
+_MAX_UNROLLED_DOTS = 256
 _MAGIC = 1 << 23  # in floats from here to twice as much neighbours are 1 apart
 Words = list[list[Expr]]  # for each vector of columns a word of each plane, the level h of the word h * bits from below
 
 
 @dataclass(frozen=True)
 class Place:
-    """A panel of `width` columns, the first of which is `column`; `words` is where its words start."""
+    """A panel of `width` columns, the first of which is `column`; `words` is where its words start. vectors: where the
+    vectors of columns start that are read, counted from the first."""
 
     words: Expr
     column: Expr
     width: int
+    vectors: range
 
 
 @dataclass(frozen=True)
@@ -68,74 +80,179 @@ class BlockQuantizedPanels:
     def place(self, block: Block, panel: Expr, width: int) -> Place:
         whole = block.let(mul(panel, integer(self.plan.panel_columns)), "bs")
         rows = self._blocks * sum(self.b.word_rows(self._block))
-        return Place(block.let(mul(whole, integer(rows)), "bw"), whole, width)
+        return Place(block.let(mul(whole, integer(rows)), "bw"), whole, width, range(0, width, self.plan.lanes))
 
     def widen(self, block: Block, at: Place, part: Expr, parts: int, out: Buffer) -> None:
-        """out[k, columns] = what the levels of one of equal parts of the panel stand for."""
+        """out[k, columns], or [k / 2, columns, 2] of bf16 = what the levels of one of equal parts of a panel stand
+        for."""
         turns = self._blocks // parts if self._blocks != 1 else 1
         low = mul(part, integer(turns)) if self._blocks != 1 else ZERO
+        each = 2 if out.dtype == bf16 else 1  # levels of a column that are neighbours
 
         def turn(b: Block, t: Expr) -> None:
             zeros, scales = self._zeros(b, at, t), self._term(b, at, t, self.b.scale)
             minima = self._term(b, at, t, self.b.minimum) if self.b.minimum else None
             start = mul(k.sub(t, low), integer(self._block))
 
+            def value(own: list[Expr], h: int, v: int) -> Expr:
+                scaled = k.mul(self._value(own, h, zeros[v]), scales[v])
+                return scaled if minima is None else k.add(scaled, minima[v])
+
             def word(x: Block, first: Expr, words: Words, count: int) -> None:
-                for h in range(count):
+                for h in range(0, count, each):
                     line = mul(add(add(start, first), integer(h)), integer(at.width))
                     for v, own in enumerate(words):
-                        value = k.mul(self._value(own, h, zeros[v]), scales[v])
-                        value = value if minima is None else k.add(value, minima[v])
-                        x.store(out, add(line, integer(v * self.plan.lanes)), value)
+                        values = [value(own, h + i, v) for i in range(each)]
+                        lanes = values[0] if each == 1 else _pairs(x, *values)
+                        x.store(out, add(line, integer(v * each * self.plan.lanes)), lanes)
 
             self._words(b, at, t, (part, parts) if self._blocks == 1 else (ZERO, 1), word)
 
         block.loop("t", low, add(low, integer(turns)), 1, turn)
 
-    def row(self, block: Block, at: Place, a: Buffer, base: Expr, acc: Buffer) -> None:
-        """acc = one row of A, from `base`, times the panel."""
-        lanes, vectors = self.plan.lanes, at.width // self.plan.lanes
+    def rows(self, block: Block, at: Place, a: Buffer, starts: Sequence[Expr], acc: Buffer) -> None:
+        """acc[r][v] = the rows of A from each of `starts` times the panel, so many vectors at a time as registers hold
+        sums of."""
+        total, height = len(at.vectors), len(starts)
+        divisors = (n for n in range(total, 0, -1) if total % n == 0)
+        kinds = 3 if self.c.rounded and Rounded.of(self.c).parts > 1 else 2
+        count = next((n for n in divisors if kinds * height * n + n < self.plan.registers - 3), 1)
+        emit = self._rounded_rows if self.c.rounded else self._float_rows
+        for first in range(0, total, count):
+            sums = acc if count == total else block.alloc("acc", f32, height * count, lanes=self.plan.lanes)
+            for i in range(height * count):
+                block.store(sums, integer(i), k.lit(0.0, f32, self.plan.lanes))
+            emit(block, replace(at, vectors=at.vectors[first : first + count]), a, starts, sums)
+            for i in range(height * count) if sums is not acc else ():
+                row, v = divmod(i, count)
+                block.store(acc, integer(row * total + first + v), k.load(sums, integer(i)))
+
+    def _float_rows(self, block: Block, at: Place, a: Buffer, starts: Sequence[Expr], acc: Buffer) -> None:
+        lanes, count = self.plan.lanes, len(at.vectors)
         blocks, inner = self._axes
-        zero = k.lit(0.0, f32, lanes)
-        part = block.alloc("part", f32, vectors, lanes=lanes)
-        total = block.alloc("total", f32, 1, lanes=lanes) if self.b.minimum else None
-        for v in range(vectors):
-            block.store(acc, integer(v), zero)
+        part = block.alloc("part", f32, len(starts) * count, lanes=lanes)
+        total = block.alloc("total", f32, len(starts), lanes=lanes) if self.b.minimum else None
 
         def turn(b: Block, t: Expr) -> None:
             zeros = self._zeros(b, at, t)
             at_block = delinearize(t, tuple(x.extent for x in blocks), b.multiples) if blocks else ()
-            start = b.let(add(base, linear(at_block, tuple(x.a for x in blocks))), "ab")
-            for v in range(vectors):
-                b.store(part, integer(v), zero)
-            if total is not None:
-                b.store(total, ZERO, zero)
+            offset = linear(at_block, tuple(x.a for x in blocks))
+            rows = [b.let(add(start, offset), "ab") for start in starts]
+            for sums in (part, *((total,) if total is not None else ())):
+                for i in range(sums.size or 0):
+                    b.store(sums, integer(i), k.lit(0.0, f32, lanes))
 
-            def word(x: Block, first: Expr, words: Words, count: int) -> None:
-                for h in range(count):
-                    own = k.load(a, add(start, mul(add(first, integer(h)), dim_expr(inner.a))))
-                    value = x.let(k.splat(own, lanes), "s")
-                    if total is not None:
-                        x.store(total, ZERO, k.add(k.load(total, ZERO), value))
-                    for v, w in enumerate(words):
-                        sums = k.fma(value, self._value(w, h, zeros[v]), k.load(part, integer(v)))
-                        x.store(part, integer(v), sums)
+            def word(x: Block, first: Expr, words: Words, places: int) -> None:
+                for h in range(places):
+                    levels = [x.let(self._value(w, h, zero), "l") for w, zero in zip(words, zeros, strict=True)]
+                    for r, row in enumerate(rows):
+                        own = k.cast(k.load(a, add(row, mul(add(first, integer(h)), dim_expr(inner.a)))), f32)
+                        value = x.let(k.splat(own, lanes), "s")
+                        if total is not None:
+                            x.store(total, integer(r), k.add(k.load(total, integer(r)), value))
+                        for v, level in enumerate(levels):
+                            i = integer(r * count + v)
+                            x.store(part, i, k.fma(value, level, k.load(part, i)))
 
-            self._words(b, at, t, (ZERO, 1), word, ahead=True)
-            terms = [(part, self.b.scale)] + ([(total, self.b.minimum)] if total is not None else [])
-            for sums, factors in terms:
-                for v, factor in enumerate(self._term(b, at, t, factors)):
-                    own = k.load(sums, integer(v) if sums is part else ZERO)
-                    b.store(acc, integer(v), k.fma(factor, own, k.load(acc, integer(v))))
+            self._words(b, at, t, (ZERO, 1), word, ahead=self._is_read_once(starts))
+            scales = self._term(b, at, t, self.b.scale)
+            minima = self._term(b, at, t, self.b.minimum) if total is not None else []
+            for r in range(len(starts)):
+                for v in range(count):
+                    i = integer(r * count + v)
+                    value = k.fma(scales[v], k.load(part, i), k.load(acc, i))
+                    value = k.fma(minima[v], k.load(total, integer(r)), value) if total is not None else value
+                    b.store(acc, i, value)
 
         block.loop("t", 0, self._blocks, 1, turn)
 
+    def _rounded_rows(self, block: Block, at: Place, a: Buffer, starts: Sequence[Expr], acc: Buffer) -> None:
+        lanes, count, height = self.plan.lanes, len(at.vectors), len(starts)
+        form = Rounded.of(self.c)
+        cells = [(r, v, integer(r * count + v)) for r in range(height) for v in range(count)]
+        part = block.alloc("part", i32, len(cells), lanes=lanes)
+        # integers that differ within a block of A, and what the whole block shares
+        scales, shared_scales = self._by_extent(self.b.scale, form.parts)
+        minima, shared_minima = self._by_extent(self.b.minimum, form.parts)
+        whole = block.alloc("whole", i32, len(cells), lanes=lanes) if form.parts > 1 else part
+        lows = block.alloc("lows", i32, len(cells), lanes=lanes) if minima else part
+        zero = self.b.zeros.values
+        offset = int(zero.value) if isinstance(zero, Lit) and self.b.has_integer_zeros else self.b.bias
+        has_zeros = not isinstance(zero, Lit) or not self.b.has_integer_zeros
+
+        def turn(b: Block, g: Expr) -> None:
+            rows = [b.let(add(start, mul(g, integer(form.nbytes))), "ab") for start in starts]
+            first = b.let(mul(g, integer(form.parts)), "t")
+            for sums in [x for x in (whole, lows) if x is not part]:
+                for _, _, i in cells:
+                    b.store(sums, i, k.lit(0, i32, lanes))
+
+            def add_part(x: Block, p: Expr) -> None:
+                t = x.let(add(first, p), "t")
+                sums = [x.let(form.sum(a, row, p), "xs") for row in rows]
+                for r, _, i in cells:
+                    start = x.let(k.splat(k.mul(sums[r], k.lit(-offset, i32)), lanes), "z") if offset else None
+                    x.store(part, i, k.lit(0, i32, lanes) if start is None else start)
+                levels = mul(p, integer(form.part))
+
+                def word(y: Block, place: Expr, words: Words, places: int) -> None:
+                    for q in range(places // 4):
+                        quads = [y.let(k.bitcast(self.b.quad(w, q), u8), "q") for w in words]
+                        for r, row in enumerate(rows):
+                            own = k.load(a, add(add(row, levels), add(place, integer(4 * q))), 4)
+                            x4 = y.let(k.bitcast(k.splat(k.bitcast(own, u32), lanes), i8), "x")
+                            for v, quad in enumerate(quads):
+                                i = integer(r * count + v)
+                                y.store(part, i, k.dot(quad, x4, k.load(part, i)))
+
+                is_short = form.part // 4 * len(cells) <= _MAX_UNROLLED_DOTS
+                self._words(x, at, t, (ZERO, 1), word, ahead=self._is_read_once(starts), unroll=is_short)
+                integers = self._factor(x, at, t, scales[0], i32) if scales else []
+                for _, v, i in cells if scales else ():
+                    x.store(whole, i, k.add(k.load(whole, i), k.mul(k.load(part, i), integers[v])))
+
+            def add_minimum(x: Block, p: Expr) -> None:
+                integers = self._factor(x, at, x.let(add(first, p), "t"), minima[0], i32)
+                sums = [k.splat(x.let(form.sum(a, row, p), "xs"), lanes) for row in rows]
+                for r, v, i in cells:
+                    x.store(lows, i, k.add(k.load(lows, i), k.mul(sums[r], integers[v])))
+
+            b.loop("p", 0, form.parts, 1, add_part)
+            if minima:
+                b.loop("p", 0, form.parts, 1, add_minimum)
+            units = [b.let(k.splat(form.scale(a, row), lanes), "d") for row in rows]
+            factors = self._term(b, at, first, shared_scales)
+            low_factors = self._term(b, at, first, shared_minima) if self.b.minimum else []
+            zeros = self._factor(b, at, first, self.b.zeros) if has_zeros else []
+            for r, v, i in cells:
+                value = k.cast(k.load(whole, i), f32)
+                total = k.cast(k.splat(form.sum(a, rows[r], ZERO), lanes), f32)
+                if has_zeros:
+                    value = k.sub(value, k.mul(zeros[v], total))
+                value = k.fma(value, k.mul(factors[v], units[r]), k.load(acc, i))
+                if low_factors:
+                    low = k.cast(k.load(lows, i), f32) if minima else total
+                    value = k.fma(low, k.mul(low_factors[v], units[r]), value)
+                b.store(acc, i, value)
+
+        block.loop("g", 0, self._blocks // form.parts, 1, turn)
+
+    def _by_extent(self, factors: Sequence[Factor], parts: int) -> tuple[list[Factor], list[Factor]]:
+        """The factors that differ between the parts of a block of A, and those that all share."""
+        own = [f for f in factors if parts > 1 and f.rows > 1 and f.blocks < parts]
+        return own, [f for f in factors if f not in own]
+
+    def _is_read_once(self, starts: Sequence[Expr]) -> bool:
+        """Whether the words come from memory, and not from a cache in which the rows before have left them."""
+        return self.c.has_few_rows or len(starts) == 1
+
     def _words(
         self, block: Block, at: Place, turn: Expr, part: tuple[Expr, int],
-        visit: Callable[[Block, Expr, Words, int], None], ahead: bool = False,
+        visit: Callable[[Block, Expr, Words, int], None], ahead: bool = False, unroll: bool = False,
     ) -> None:  # fmt: skip
         """`visit` with the words of so many places of a block, or of an equal part of it, as a word of the lowest plane
-        has: the first place, counted from the part's start, the words, and how many places there are."""
+        has: the first place, counted from the part's start, the words, and how many places there are. ahead: words
+        further on are prefetched."""
         lowest, lanes = self.b.planes[0], self.plan.lanes
         each, plane_rows = 32 // lowest, self.b.word_rows(self._block)
         count = self._block // part[1]
@@ -148,28 +265,29 @@ class BlockQuantizedPanels:
                 shared = lowest // bits  # words of the lowest plane whose other bits share a word of this one
                 row = w_in_block if shared == 1 else k.binary("div", w_in_block, integer(shared))
                 line = b.let(add(start, mul(add(row, integer(plane_start)), integer(at.width))), "w")
-                words = [k.load(self.b.words, add(line, integer(v)), lanes) for v in range(0, at.width, lanes)]
+                words = [k.load(self.b.words, add(line, integer(v)), lanes) for v in at.vectors]
                 if shared != 1:
-                    bit = k.mul(k.binary("rem", w_in_block, integer(shared)), integer(each * bits))
+                    bit = k.mul(k.binary("rem", w_in_block, integer(shared)), integer(each // 4 * bits))
                     shift = b.let(k.splat(k.cast(bit, u32), lanes), "h")
                     words = [k.binary("lshr", word, shift) for word in words]
                 planes.append([b.let(word, "w") for word in words])
-                for v in range(0, at.width if ahead and shared == 1 else 0, 16):
+                is_shared = isinstance(w_in_block, Lit) and int(w_in_block.value) % shared != 0  # prefetched before
+                for v in range(at.vectors[0], at.vectors[-1] + lanes, 16) if ahead and not is_shared else ():
                     b.stmts.append(k.Prefetch(self.b.words, add(line, integer(PREFETCH_DISTANCE_BYTES // 4 + v))))
                 plane_start += rows
             visit(b, mul(w, integer(each)), [list(words) for words in zip(*planes, strict=True)], places)
 
-        block.loop("w", 0, count // each, 1, lambda b, w: some(b, w, each))
+        block.loop("w", 0, count // each, 1, lambda b, w: some(b, w, each), unroll=unroll)
         if count % each:
             some(block, integer(count // each), count % each)
 
-    def _factor(self, block: Block, at: Place, turn: Expr, factor: Factor) -> list[Expr]:
+    def _factor(self, block: Block, at: Place, turn: Expr, factor: Factor, dtype: DType = f32) -> list[Expr]:
         """A block's zeros, or a factor of its scales or minima, for each vector of columns."""
-        lanes, columns = self.plan.lanes, range(0, at.width, self.plan.lanes)
+        lanes = self.plan.lanes
         if isinstance(factor.values, Lit):
-            return [k.lit(factor.values.value, factor.values.dtype, lanes) for _ in columns]
+            return [k.lit(factor.values.value, factor.values.dtype, lanes) for _ in at.vectors]
         line = block.let(factor.line(at.column, integer(at.width), turn), "p")
-        return [block.let(k.cast(k.load(factor.values, add(line, integer(v)), lanes), f32), "p") for v in columns]
+        return [block.let(k.cast(k.load(factor.values, add(line, integer(v)), lanes), dtype), "p") for v in at.vectors]
 
     def _term(self, block: Block, at: Place, turn: Expr, factors: Sequence[Factor]) -> list[Expr]:
         """A block's scales or minima, for each vector of columns."""
@@ -191,6 +309,12 @@ class BlockQuantizedPanels:
         for zero in zeros:
             value = k.sub(value, zero)
         return value
+
+
+def _pairs(block: Block, even: Expr, odd: Expr) -> Expr:
+    """Neighbouring values of each lane, rounded to bf16."""
+    low, high = (k.cast(k.bitcast(block.let(k.cast(x, bf16), "w"), u16), u32) for x in (even, odd))
+    return k.bitcast(k.binary("or", low, k.binary("shl", high, k.lit(16, u32, low.lanes))), bf16)
 
 
 __all__ = ["BlockQuantizedPanels", "Place"]

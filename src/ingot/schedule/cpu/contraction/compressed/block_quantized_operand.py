@@ -4,6 +4,7 @@ alone, so that all kernels that read a weight share them: products of one row an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -116,7 +117,7 @@ def _pack_factor(
 def _pack_levels(
     index: int, layout: Layout, dims: Dims, planes: tuple[int, ...], bias: int, widths: Sequence[int]
 ) -> Pack:
-    """[panel][blocks][words of each plane][columns] of u32, levels of smaller k in lower bits."""
+    """[panel][blocks][words of each plane][columns] of u32, see `BlockQuantized`."""
     order = (*dims.blocks, dims.place, dims.column)
     *blocks, block, columns = static_shape(tuple(layout.shape[d] for d in order))
     steps, (offset,) = static_shape(tuple(layout.strides[d] for d in order)), static_shape((layout.offset,))
@@ -138,20 +139,20 @@ def _pack_levels(
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
-    key = f"levels {blocks}x{block}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} {planes} + {bias}"
+    key = f"quads {blocks}x{block}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} {planes} + {bias}"
     return Pack(index, key, u32, count * sum(widths), write)
 
 
 def _words(levels: np.ndarray, bits: int) -> np.ndarray:
-    """u8[.., columns, k] -> u32[.., columns, words] of their lowest `bits` bits."""
+    """u8[.., columns, k] -> u32[.., columns, words] of their lowest `bits` bits, four neighbours in the four bytes."""
     per_word = 32 // bits
     padding = -levels.shape[-1] % per_word
     levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, padding)]) if padding else levels
-    if bits < 8:
-        levels = levels & np.uint8((1 << bits) - 1)
-    while bits < 8:
-        levels, bits = levels[..., ::2] | levels[..., 1::2] << np.uint8(bits), 2 * bits
-    return np.ascontiguousarray(levels).view("<u4")
+    if bits == 8:
+        return np.ascontiguousarray(levels).view("<u4")
+    quads = (levels & np.uint8((1 << bits) - 1)).reshape(*levels.shape[:-1], -1, per_word // 4, 4)
+    fields = (quads[..., q, :] << np.uint8(q * bits) for q in range(per_word // 4))
+    return np.ascontiguousarray(reduce(np.bitwise_or, fields)).view("<u4")[..., 0]
 
 
 __all__ = ["Dims", "Packed", "block_quantized_operand", "packed_levels"]

@@ -195,15 +195,23 @@ class _Column:
             shared = b.planes[0] // bits  # words of the lowest plane whose other bits share a word of this one
             row = add(k.binary("div", w, integer(shared)), integer(first_row))
             word = block.let(k.load(b.words, add(add(line, mul(row, self.width)), self.column)), "w")
-            bit = add(mul(k.binary("rem", w, integer(shared)), integer(each * bits)), integer(first * bits))
-            bit = add(bit, k.ramp(ZERO, count, bits)) if count > 1 else bit
-            field = k.binary("lshr", k.splat(word, count), k.splat(k.cast(bit, u32), count))
+            shift = mul(k.binary("rem", w, integer(shared)), integer(each // 4 * bits))
+            field = k.binary("lshr", k.splat(word, count), k.splat(k.cast(shift, u32), count))
+            field = k.binary("lshr", field, _bit(first, count, bits))
             field = k.binary("and", field, k.lit((1 << bits) - 1, u32, count))
             parts.append(k.binary("shl", field, k.lit(low_bit, u32, count)) if low_bit else field)
             first_row, low_bit = first_row + own_rows, low_bit + bits
         level = k.cast(k.bitcast(reduce(lambda x, y: k.binary("or", x, y), parts), i32), f32)
         zero = k.splat(self.term(block, t, (b.zeros,)), count)
         return k.sub(level if b.has_integer_zeros else k.sub(level, k.lit(float(b.bias), f32, count)), zero)
+
+
+def _bit(first: int, count: int, bits: int) -> Expr:
+    """Where in a word the levels from `first` on start, those of a plane of so many bits."""
+    level = k.binary("add", k.ramp(ZERO, count), k.lit(first, i64, count)) if count > 1 else integer(first)
+    byte, field = (k.binary(fn, level, k.lit(4, i64, count)) for fn in ("rem", "div"))
+    byte, field = (k.binary("mul", x, k.lit(n, i64, count)) for x, n in ((byte, 8), (field, bits)))
+    return k.cast(k.binary("add", byte, field), u32)
 
 
 __all__ = ["lower_embedding_lookup"]

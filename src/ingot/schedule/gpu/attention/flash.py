@@ -13,21 +13,20 @@ queries and many keys, the keys are split into parts, one per program, and the l
 from __future__ import annotations
 
 from functools import cached_property
-from math import inf, log
+from math import inf
 from typing import NamedTuple
 
-from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
 from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean, f32, i64
-from ingot.ops import Attention
+from ingot.ir.types import f32, i64
+from ingot.ops import Attention, AttentionWithSums
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
-from ingot.schedule.emit import Index
+from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE, Operand, Scores, head_span
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -42,32 +41,20 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
-from ingot.schedule.group_io import bind_result, operand_memory, result_index
-from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
+from ingot.schedule.group_io import bind_result, result_index
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import CompileError
 
-MIN_TILE_SIDE = 16  # of tiles of products
 MIN_SPLIT_QUERIES = 32  # of a tile, down to which tiles shrink to get more programs
 MAX_PARTS = 16
 LONG_HEAD_SHARED_BYTES = 160 << 10  # that three stages of longer heads take
 SHORT_HEAD_SIZE = 64  # up to which several programs of three stages fit on a multiprocessor
 
 
-@dataclass(frozen=True)
-class _Operand:
-    buffer: Buffer
-    layout: Layout
-
-    def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
-        """Read a tile where `mask` is true; zero elsewhere."""
-        return read_at(block, self.buffer, ix.linear(index, self.layout.strides, self.layout.offset), mask)
-
-
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """Lower an Attention with its epilogue. Raises CompileError for a symbolic head size."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
+    """Lower an Attention with its epilogue, or an AttentionWithSums. Raises CompileError for a symbolic head size."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, Attention | AttentionWithSums))
     return _Flash.of(anchor, body, ins, outs, machine).lower()
 
 
@@ -81,34 +68,17 @@ class _Sums(NamedTuple):
 
 @dataclass
 class _Flash:
-    """depth, width: the head size of queries and keys, and of values."""
-
-    op: Attention
     anchor: Node
     group: Group
-    inputs: list[_Operand]
-    depth: int
-    width: int
+    scores: Scores
+    inputs: list[Operand]
     machine: Machine
 
     @staticmethod
     def of(anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> _Flash:
-        q, _, v = anchor.inputs[:3]
-        depth, width = q.shape[3], v.shape[3]
-        if not isinstance(depth, int) or not isinstance(width, int):
-            raise CompileError("attention", expected="a static head size", got=f"{q.type} and {v.type}")
-        op, group = anchor.op, Group.of(body, ins, outs)
-        assert isinstance(op, Attention)
-        inputs: list[_Operand] = []
-        for x in anchor.inputs:
-            index, layout = operand_memory(body, x, ins)
-            inputs.append(_Operand(group.operands.ins[index], layout))
-        if len(inputs) == 4:
-            scores = (*q.shape[:3], anchor.inputs[1].shape[2])
-            mask = inputs[3].layout
-            trailing_dims = tuple(range(4 - len(mask.shape), 4))
-            inputs[3] = _Operand(inputs[3].buffer, mask.broadcast(scores, trailing_dims))
-        return _Flash(op, anchor, group, inputs, depth, width, machine)
+        group = Group.of(body, ins, outs)
+        inputs = [Operand.of(group, x) for x in anchor.inputs[:3]]
+        return _Flash(anchor, group, Scores.of(anchor, group), inputs, machine)
 
     @cached_property
     def heads_per_tile(self) -> int:
@@ -146,11 +116,11 @@ class _Flash:
     def _default_choice(self) -> Flash:
         """Return the largest tile of queries that leaves a program for most multiprocessors."""
         batch, heads, rows = map(estimate, self._query_shape)
-        is_long_head = self.anchor.inputs[0].dtype != f32 and SHORT_HEAD_SIZE < self.depth <= 2 * SHORT_HEAD_SIZE
+        is_long_head = self.anchor.inputs[0].dtype != f32 and SHORT_HEAD_SIZE < self.scores.depth <= 2 * SHORT_HEAD_SIZE
         height = 128 if is_long_head else 64
         height = max(MIN_TILE_SIDE, min(height, power_of_two(rows)))
         width = max(MIN_TILE_SIDE, min(64, power_of_two(self._estimated_keys)))
-        is_narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.depth <= SHORT_HEAD_SIZE
+        is_narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.scores.depth <= SHORT_HEAD_SIZE
         if is_narrow and rows > MIN_SPLIT_QUERIES and self._estimated_keys > MIN_SPLIT_QUERIES:
             # with many programs minimize padded keys, else iterations
             has_many_programs = batch * heads * -(-rows // height) > self.machine.processors
@@ -168,7 +138,7 @@ class _Flash:
             height,
             width,
             warps,
-            3 if self.depth <= SHORT_HEAD_SIZE or self.machine.shared_bytes >= LONG_HEAD_SHARED_BYTES else 2,
+            3 if self.scores.depth <= SHORT_HEAD_SIZE or self.machine.shared_bytes >= LONG_HEAD_SHARED_BYTES else 2,
             parts,
         )
 
@@ -184,7 +154,7 @@ class _Flash:
     def _admits(self, c: Flash) -> bool:
         are_powers_of_two = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
         fits = MIN_TILE_SIDE <= c.queries <= 128 and MIN_TILE_SIDE <= c.keys <= 128
-        copied_elements = c.queries * self.depth + c.stages * c.keys * (self.depth + self.width)
+        copied_elements = c.queries * self.scores.depth + c.stages * c.keys * (self.scores.depth + self.scores.width)
         fits = fits and copied_elements * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared_bytes
         return (
             are_powers_of_two
@@ -280,30 +250,49 @@ class _Flash:
         """Divide by the total and store the results of the epilogue."""
         empty = k.binary("eq", sums.total, k.lit(0.0, f32))
         total = k.select(empty, k.lit(1.0, f32), sums.total)
-        if self._has_16_bit_weights:  # one division per row
+        if self.scores.is_narrow:  # one division per row
             value = k.mul(sums.acc, block.let(k.binary("div", k.lit(1.0, f32), total), "share"))
         else:
             value = k.binary("div", sums.acc, total)
-        if self.op.guarded:
+        if self.scores.op.guarded:
             value = k.select(k.binary("ne", sums.total, sums.total), k.lit(0.0, f32), value)
         em = self.group.emitter()
-        bind_result(em, block, self.anchor, block.let(k.cast(value, self.anchor.dtype), "result"))
-        columns = self._columns(block, self.width, 1)
+        value = block.let(k.cast(value, self.anchor.types[0].dtype), "result")
+        columns = head_span(block, self.scores.width, 1)
         b, h, span = place
+        if isinstance(self.anchor.op, AttentionWithSums):
+            by_row = self.anchor.op.by_row
+            indices = (
+                (b, span.position, h, columns.position) if by_row else (b, h, span.position, columns.position),
+                (b, h, span.position),
+            )
+            values, masks = (value, self._log_sum(block, sums)), (columns.in_bounds, None)
+            for (root, buffer, layout), x, index, mask in zip(self.group.results, values, indices, masks, strict=True):
+                bind_result(em, block, root, x)
+                write(block, em, root, buffer, layout, index, mask, span.in_bounds)
+            return
+        bind_result(em, block, self.anchor, value)
         for root, buffer, layout in self.group.results:
             index = result_index(block, root, self.anchor, (b, h, span.position, columns.position))
             write(block, em, root, buffer, layout, index, columns.in_bounds, span.in_bounds)
 
-    def _columns(self, block: Block, size: int, axis: int) -> Span:
-        """Positions along a head, along an axis of a tile."""
-        return Span.of(block, ZERO, max(MIN_TILE_SIDE, power_of_two(size)), size, axis)
+    def _log_sum(self, block: Block, sums: _Sums) -> Expr:
+        """The logarithm of the sum of exponentials of scores; plus infinity for queries that give 0."""
+        level = _finite_maximum(sums.maximum)
+        if self.scores.scales_in_exponent:
+            level = k.mul(level, k.lit(self.scores.op.scale, f32))
+        is_zero = k.binary("eq", sums.total, k.lit(0.0, f32))
+        if self.scores.op.guarded:
+            is_zero = k.binary("or", is_zero, k.binary("ne", sums.total, sums.total))
+        total = block.let(k.call("log", sums.total), "log")
+        return block.let(k.select(is_zero, k.lit(inf, f32), k.add(level, total)), "log_sum")
 
     def _sums(
         self, top: Block, b: Expr, h: Expr, key_head: Expr, first: Expr, span: Span, part: Expr, parts: int
     ) -> _Sums:
         """Return the sums of a tile of queries over the keys of one part."""
-        (height, width), out_width = self.tile, max(MIN_TILE_SIDE, power_of_two(self.width))
-        depth_columns, depth_rows = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
+        (height, width), out_width = self.tile, max(MIN_TILE_SIDE, power_of_two(self.scores.width))
+        depth_columns, depth_rows = head_span(top, self.scores.depth, 1), head_span(top, self.scores.depth, 0)
         q = self.inputs[0].read(top, (b, h, span.position, depth_columns.position), depth_columns.in_bounds)
         q = k.spread(q, (height, depth_columns.position.lanes))
         best = register(top, "best", constant_tile(f32, (height, 1), -inf))
@@ -317,8 +306,12 @@ class _Flash:
             )
             kt = k.spread(kt, (depth_rows.position.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
-            s = s if self._scales_in_exponent else self._softcap(k.mul(s, k.lit(self.op.scale, f32)))
-            s = self._mask(block, s, b, h, span, keys)
+            s = (
+                s
+                if self.scores.scales_in_exponent
+                else self.scores.softcapped(k.mul(s, k.lit(self.scores.op.scale, f32)))
+            )
+            s = self.scores.masked(block, s, (b, h, span.position, keys.position), keys.in_bounds)
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")
             new = block.let(k.binary("max", old, k.reduce_axis("max", s, 1)), "m")
@@ -328,7 +321,7 @@ class _Flash:
             block.store(best, ZERO, new)
             block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_axis("add", p, 1)))
             key_rows = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
-            value_columns = self._columns(block, self.width, 1)
+            value_columns = head_span(block, self.scores.width, 1)
             v = self.inputs[2].read(
                 block,
                 (b, key_head, key_rows.position, value_columns.position),
@@ -338,7 +331,7 @@ class _Flash:
             scaled = k.mul(k.load(acc, ZERO), rescale)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
 
-        begin, end = ZERO, self._key_end(top, first)
+        begin, end = ZERO, self.scores.key_end(top, first, height)
         if parts > 1:
             keys = estimate(self.anchor.inputs[1].shape[2])
             length = -(-keys // (width * parts)) * width
@@ -347,59 +340,14 @@ class _Flash:
         top.loop("j", begin, end, width, loop_body, multiple=width)
         return _Sums(*(top.let(k.load(x, ZERO), "sums") for x in (best, total, acc)))
 
-    @property
-    def _has_16_bit_weights(self) -> bool:
-        """Whether weights are rounded to 16 bits, the type of the values."""
-        return self.anchor.inputs[2].dtype.bits == 16
-
-    @property
-    def _scales_in_exponent(self) -> bool:
-        """Whether the exponential applies the scale: nothing is added to scores, and a positive scale keeps their
-        maximum."""
-        has_additive_mask = len(self.inputs) == 4 and self.inputs[3].buffer.dtype != boolean
-        return self._has_16_bit_weights and not has_additive_mask and not self.op.softcap and self.op.scale > 0
-
     def _weight(self, score: Expr, level: Expr) -> Expr:
         """Return the exponential of a score relative to `level`. `level` is multiplied separately, so that its rounding
         error is the same in all weights."""
-        if not self._has_16_bit_weights:
+        if not self.scores.is_narrow:
             return k.call("exp_decay", k.binary("sub", score, level))
-        unit = k.lit((self.op.scale if self._scales_in_exponent else 1.0) / log(2), f32)
+        unit = k.lit(self.scores.exponent_unit, f32)
         score, factor, offset = k.broadcast(score, unit, k.mul(level, k.lit(-unit.value, f32)))
         return k.call("exp2_narrow", k.fma(score, factor, offset))
-
-    @property
-    def _offset(self) -> DimLike:
-        q, key = self.anchor.inputs[:2]
-        return self.op.offset(q.shape[2], key.shape[2])
-
-    def _key_end(self, top: Block, first: Expr) -> Expr:
-        """Return the end of the keys that are visible to the block of queries starting at `first`."""
-        keys = dim_expr(self.anchor.inputs[1].shape[2])
-        if self.op.causal == "none":
-            return keys
-        end = k.add(k.add(first, integer(self.tile[0])), dim_expr(self._offset))
-        return top.let(k.binary("max", k.binary("min", end, keys), ZERO), "end")
-
-    def _softcap(self, s: Expr) -> Expr:
-        if not self.op.softcap:
-            return s
-        return k.mul(ops.Tanh().scalar(k.mul(s, k.lit(1 / self.op.softcap, f32))), k.lit(self.op.softcap, f32))
-
-    def _mask(self, block: Block, s: Expr, b: Expr, h: Expr, rows: Span, keys: Span) -> Expr:
-        """Set the scores of keys that a query does not see to minus infinity."""
-        is_visible = keys.in_bounds
-        if len(self.inputs) == 4:
-            mask = self.inputs[3].read(block, (b, h, rows.position, keys.position), keys.in_bounds)
-            if mask.dtype == boolean:
-                is_visible = mask_and(is_visible, mask)
-            else:
-                s = k.add(s, k.cast(mask, f32))
-        if self.op.causal != "none":
-            is_visible = mask_and(
-                is_visible, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset)))
-            )
-        return s if is_visible is None else k.select(is_visible, s, k.lit(-inf, f32))
 
 
 def _finite_maximum(best: Expr) -> Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from ingot.cli.console import command_context, out, plain_table, print_json
+from ingot.cli.console import command_context, machine_line, out, plain_table, print_json
 from ingot.cli.options import Json, Target, Threads
 from ingot.pipeline.target import features_of, target_of
 from ingot.runtime.cpu.pool import thread_count
@@ -25,6 +25,7 @@ def machine(target: Target = "native", threads: Threads = None, as_json: Json = 
     if as_json:
         print_json(facts | {"machine": numbers})
         return
+    out.print(f"[bold]{machine_line(features)}[/]", highlight=False)
     out.print(str(features), highlight=False)
     table = plain_table("", "", left=("",))
     for name, value in numbers.items():

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import check_writable, command_context, escape, out, plain_table, print_json
-from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
+from ingot.cli.options import CompileOptions, Feeds, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
 from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
+from ingot.debug.feeds import read_feeds
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, read_graph
 from ingot.driver.compile import check_runs
@@ -26,6 +27,7 @@ from ingot.transform.quantize.report import Report
 @grouped
 def explain(
     model: Uncompiled,
+    feed: Feeds = None,
     size: Sizes = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page: graph, timeline, memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
@@ -44,6 +46,7 @@ def explain(
     \b
     ingot explain model.onnx
     ingot explain model.onnx --html report.html --trace trace.json --size batch=8
+    ingot explain model.onnx --input image=dog.png  on data of yours; other inputs are random
     ingot explain quantized.ingot                   the number format of each op, and its time
     """
     with command_context(as_json, limit):
@@ -55,7 +58,7 @@ def explain(
         check_runs(settings.target)
         graph = read_graph(source)
         built = build(graph, **vars(settings))
-        feeds = random_inputs(built.program, graph, size)
+        feeds = random_inputs(built.program, graph, size, 0, read_feeds(built.program, feed or []))
         explanation = explaining.explain(source.name, built, feeds, repeats)
         if html is not None:
             atomic_write(html, [html_report(explanation).encode()])
@@ -113,6 +116,10 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
     )
     for text in e.graphs:
         out.print(escape(text), highlight=False)
+    for text in e.advice:
+        out.print(f"[bold]next:[/] {escape(text)}", highlight=False)
+    for text in e.rewrites:
+        out.print(f"rewritten: {escape(text)}", highlight=False)
     if e.state:
         out.print(f"state: {sum(not why for _, why in e.state)} of {len(e.state)} written in place", highlight=False)
     for name, why in e.state:

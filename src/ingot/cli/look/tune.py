@@ -13,10 +13,14 @@ from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, 
 from ingot.cli.sizes import one_size, random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
+from ingot.debug.feeds import Feeds
 from ingot.debug.source import open_source, read_graph
+from ingot.ir.node import Graph
 from ingot.support import flags, progress
 from ingot.support.errors import InputError
 from ingot.tune.fleet import workers_of
+from ingot.tune.rewrites.run import Report as RewritesReport
+from ingot.tune.rewrites.run import find_rewrites
 from ingot.tune.run import Report
 from ingot.tune.run import tune as run_tuning
 
@@ -33,6 +37,10 @@ def tune(
         str | None,
         typer.Option(metavar="N|ray|ray://HOST:PORT", help="Processes, or nodes of Ray, that measure candidates."),
     ] = None,
+    rewrites: Annotated[
+        bool,
+        typer.Option("--rewrites", help="Search for faster equal forms of the model's subgraphs instead of kernels."),
+    ] = False,
     size: Sizes = None,
     *,
     about: ModelOptions,
@@ -53,6 +61,7 @@ def tune(
     ingot tune model.pt2 --target cuda:sm_90a        on the machine that has the GPU
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     ingot tune model.onnx --workers ray://head:10001 candidates are measured on nodes of the same kind
+    ingot tune model.onnx --rewrites --fast-math     (x @ w) + (x @ a) @ b as x @ (w + a @ b), if that is faster
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
@@ -64,6 +73,9 @@ def tune(
         # of the plan alone, whose inputs tell the sizes
         plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})
         feeds = random_inputs(plan.program, graph, size)
+        if rewrites:
+            _tune_rewrites(graph, feeds, path, budget, plan.threads, settings, as_json=as_json, workers=workers)
+            return
         measurers = workers_of(workers) if workers else []
 
         def watch(text: str, seconds: float) -> None:
@@ -71,7 +83,8 @@ def tune(
 
         task = {
             "model": str(model.resolve()), "words": vars(about.words), "threads": plan.threads,
-            "fast_math": settings.fast_math, "precision": settings.precision, "sizes": one_size(plan.program, size),
+            "fast_math": settings.fast_math, "precision": settings.precision, "activations": settings.activations,
+            "sizes": one_size(plan.program, size),
         }  # fmt: skip
         try:
             found = run_tuning(
@@ -91,6 +104,48 @@ def tune(
         err.print(f"left out: {escape(text)}", highlight=False)
     if found.wrong:
         raise typer.Exit(FAILED)
+
+
+def _tune_rewrites(
+    graph: Graph, feeds: Feeds, path: Path, budget: float, threads: int, settings: CompileOptions, *, as_json: bool,
+    workers: str | None,
+) -> None:  # fmt: skip
+    if settings.target != "native" or workers:
+        got = f"--workers {workers}" if workers else f"--target {settings.target}"
+        raise InputError("--rewrites", expected="this machine's CPU alone", got=got)
+
+    def watch(text: str, seconds: float) -> None:
+        progress.report(_told(text, budget - seconds), round(seconds), round(budget))
+
+    found = find_rewrites(
+        graph, feeds, threads=threads, budget=budget, database=path, fast_math=settings.fast_math,
+        precision=settings.precision, watch=watch,
+    )  # fmt: skip
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_rewrites(found)
+    wrong = [row.text for row in found.rows if row.state == "wrong"]
+    for text in wrong:
+        err.print(f"[bold red]please report: a form computes something else:[/] {escape(text)}", highlight=False)
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+def _print_rewrites(r: RewritesReport) -> None:
+    out.print(f"[bold]{escape(r.machine)}[/]", highlight=False)
+    table = plain_table("sites", "forms", "gain", "", "form", left=("", "form"))
+    rest = [row for row in r.rows if not row.forms]
+    for row in r.rows:
+        if row.forms:
+            gain = f"{row.gain:.2f}x" if row.state in ("kept", "slower") else ""
+            table.add_row(str(row.count), str(row.forms), gain, row.state, escape(row.text))
+    if len(rest) < len(r.rows):
+        out.print(table)
+    out.print(f"{len(rest)} other subgraphs have no cheaper form", highlight=False)
+    if r.withdrawn:
+        out.print(f"calls became slower: {r.withdrawn} results of this search were withdrawn", highlight=False)
+    out.print(f"{len(r.rewrites)} kept; a call: {r.gain:.3f}x; {escape(r.database)}", highlight=False)
 
 
 def _told(text: str, left: float) -> str:

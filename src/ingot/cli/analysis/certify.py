@@ -1,0 +1,73 @@
+"""`ingot certify`: prove or refute a property of a model."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from ingot.cli.console import MISMATCH, check_writable, command_context, escape, out, print_json
+from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
+from ingot.debug.source import Words, open_source
+from ingot.driver.compile import Options
+from ingot.runtime.cpu.pool import thread_count
+from ingot.support.files import atomic_write
+from ingot.transform.bounds.certify import PROVED, certify_model
+from ingot.transform.bounds.vnnlib import read_property
+
+
+def certify(
+    model: Uncompiled,
+    vnnlib: Annotated[Path, typer.Option(help="The property, in VNN-LIB 1 or 2: what must not happen.")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="The time to search.")] = 60,
+    method: Annotated[str, typer.Option(help="How boxes are bounded: auto, crown, crown-ibp or ibp.")] = "auto",
+    numerics: Annotated[
+        bool, typer.Option("--numerics", help="For the program with its rounding, not only for real numbers.")
+    ] = False,
+    counterexample: Annotated[
+        Path | None, typer.Option(help="Where to write the input of a counterexample, as .npy.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the attack's starting points.")] = 0,
+    threads: Threads = None,
+    dim: Dims = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Prove or refute a property of a model: an attack first, then bounds over boxes of inputs that are split.
+
+    A proof holds for the network over real numbers, and with --numerics for the program: only then it says certified.
+    Exit code 0: proved; 1: refuted or unknown.
+
+    \b
+    ingot certify model.onnx --vnnlib property.vnnlib
+    ingot certify model.onnx --vnnlib property.vnnlib --numerics --seconds 300 --counterexample x.npy
+    """
+    with command_context(as_json, limit):
+        check_writable([counterexample], [model, vnnlib])
+        source = open_source(model, Words(dim or []))
+        verdict = certify_model(
+            source.path, read_property(vnnlib), seconds=seconds, method=method, numerics=numerics,
+            dynamic=source.dynamic, seed=seed, options=Options(threads=thread_count(threads)),
+        )  # fmt: skip
+        found = verdict.counterexample
+        if counterexample is not None and found is not None:
+            content = io.BytesIO()
+            np.save(content, found[0])
+            atomic_write(counterexample, [content.getvalue()])
+    if as_json:
+        shown = None if found is None else {"x": found[0].reshape(-1).tolist(), "y": found[1].reshape(-1).tolist()}
+        print_json(
+            {"model": str(model), "property": str(vnnlib), "answer": verdict.answer, "numerics": numerics,
+             "certified": verdict.answer == PROVED and numerics, "reason": verdict.reason, "boxes": verdict.boxes,
+             "seconds": verdict.seconds, "counterexample": shown}
+        )  # fmt: skip
+    else:
+        out.print(escape(str(verdict)), highlight=False)
+        if found is not None:
+            x, y = (np.array2string(v.reshape(-1), threshold=12, precision=6) for v in found)
+            out.print(f"  x = {escape(x)}\n  y = {escape(y)}", highlight=False)
+    if verdict.answer != PROVED:
+        raise typer.Exit(MISMATCH)

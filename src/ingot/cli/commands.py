@@ -1,0 +1,85 @@
+"""The commands by need, each imported when it is asked for: `ingot run` does not wait for what `ingot tune` imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+try:
+    import rich  # noqa: F401
+    import typer
+except ImportError as error:
+    raise SystemExit(f"the command line needs {error.name}; pip install 'ingot-compiler[cli]'") from error
+
+from typer.core import TyperGroup
+
+from ingot import __version__
+from ingot.cli.console import CODES
+
+# need -> command -> its module below ingot.cli, and the function of another name than the command's
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Compile a model": {"compile": "compile:compile_", "export": "export", "libingot": "libingot"},
+    "Run and serve": {
+        "run": "run",
+        "generate": "language.generate",
+        "chat": "language.chat",
+        "serve": "serve",
+    },
+    "Look inside: what is in it, is it right, how fast is it": {
+        "inspect": "look.inspect",
+        "compare": "look.compare",
+        "bench": "look.bench",
+        "explain": "look.explain",
+        "dump": "look.dump",
+    },
+    "Why it answers so, and what it can answer": {"attribute": "analysis.attribute", "certify": "analysis.certify"},
+    "Make it smaller, faster, better": {
+        "tune": "look.tune",
+        "prune": "prune",
+        "quantize": "quantize",
+        "train": "train",
+    },
+    "This machine": {"machine": "look.machine", "cache": "cache"},
+}
+_PLACES = {name: (need, place) for need, commands in GROUPS.items() for name, place in commands.items()}
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*_PLACES]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _PLACES:
+            return None
+        need, place = _PLACES[cmd_name]
+        module, _, function = place.partition(":")
+        found = getattr(import_module(f"ingot.cli.{module}"), function or cmd_name)
+        if isinstance(found, typer.Typer):  # a command of several verbs
+            command: Any = typer.main.get_command(found)
+        else:
+            single = typer.Typer(add_completion=False, rich_markup_mode=app.rich_markup_mode)
+            single.command(cmd_name)(found)
+            command = typer.main.get_command(single)
+        command.rich_help_panel, command.name = need, cmd_name
+        return command
+
+
+app = typer.Typer(
+    name="ingot",
+    cls=_Commands,
+    help="Ingot compiles a trained model to one native program, for a CPU, an NVIDIA GPU or in C.",
+    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in CODES.items()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit

@@ -1,0 +1,108 @@
+"""What a request to the engine becomes: pieces of text, taken by any thread while the engine computes the next.
+
+answer = engine.submit(ids, Request(most=64))
+for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
+answer.subscribe(wake);  answer.take()          never blocks: for an event loop
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+
+from ingot.language.text.generation import Piece
+from ingot.support.errors import InputError
+
+CANCELLED = "cancelled"
+
+
+class BusyError(InputError):
+    """The engine's queue is full, or the engine is closed: a request may be made again later, or elsewhere."""
+
+
+class Answer:
+    """Pieces as they come. The last one has a `finish`: "stop", "length" or "cancelled".
+
+    prompt_tokens, cached_tokens: of the prompt, and those of it that earlier requests had computed.
+    generated_tokens: so far.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens, self.cached_tokens, self.generated_tokens = prompt_tokens, 0, 0
+        self.is_cancelled = False
+        self._finish_reason = ""
+        self._pieces: list[Piece] = []
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._subscribers: list[Callable[[], object]] = []
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the last piece; "" before it."""
+        return self._finish_reason
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no piece comes any more."""
+        return bool(self._finish_reason) or self._error is not None
+
+    def cancel(self) -> None:
+        """Ask for no more: the answer ends before the engine's next step, and its pages are free."""
+        self.is_cancelled = True
+
+    def subscribe(self, callback: Callable[[], object]) -> None:
+        """Call back for each piece and for a failure, on the engine's thread, and at once if one is there already. A
+        callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`. One that raises cancels the answer, as
+        for an event loop that is gone."""
+        with self._changed:
+            self._subscribers.append(callback)
+            is_late = bool(self._pieces) or self.is_finished
+        if is_late:
+            self._tell([callback])
+
+    def take(self) -> list[Piece]:
+        """The pieces that came since the last call, without waiting. Raises what the engine failed with."""
+        with self._changed:
+            pieces, self._pieces = self._pieces, []
+            if not pieces and self._error is not None:
+                raise self._error
+            return pieces
+
+    def __iter__(self) -> Iterator[Piece]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self.is_finished)
+            pieces = self.take()
+            if not pieces:
+                return
+            yield from pieces
+
+    def until_left(self) -> Generator[Piece]:
+        """The same, for one reader: who stops reading cancels the answer."""
+        try:
+            yield from self
+        finally:
+            self.cancel()
+
+    # --- of the engine
+
+    def put(self, piece: Piece) -> None:
+        with self._changed:
+            self._pieces.append(piece)
+            self.generated_tokens += len(piece.tokens)
+            self._finish_reason = piece.finish
+            self._changed.notify_all()
+        self._tell([*self._subscribers])
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+        self._tell([*self._subscribers])
+
+    def _tell(self, callbacks: list[Callable[[], object]]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                self.cancel()

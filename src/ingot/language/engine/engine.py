@@ -1,0 +1,293 @@
+"""Continuous batching: requests join and leave between the steps of a program.
+
+    each step:  a token (and what may follow it) of each answer on its way, and a chunk of a prompt
+
+Keys and values are in pages of a pool. Where there are too few, the youngest request is put back into the queue and
+computed again later, the oldest never. An answer has the same bits whatever shares its steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Sequence
+
+from ingot.language.engine.answer import CANCELLED, Answer, BusyError
+from ingot.language.engine.pages import Pages
+from ingot.language.engine.paging import PAGE, page_count
+from ingot.language.engine.sequence import Part, Running, Sampled
+from ingot.language.engine.speculation import Speculator
+from ingot.language.engine.stepper import Stepper
+from ingot.language.text.generation import Request, Transcript
+from ingot.language.text.tokenizer import Tokenizer
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import IngotError, InputError
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """running, waiting: requests now. pages_used: those that requests have, of PAGE tokens each. All else since the
+    start. prompt_tokens: that were computed; cached_tokens: that were there already. proposed_tokens: by speculation,
+    of which accepted_tokens were right."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages: int
+    cache_bytes: int
+    steps: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    proposed_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """context: the most tokens of a sequence. pages: of the pool. cache_bytes: of all of it. chunk: rows of a prompt in
+    a step, whole pages. queue: requests that may wait. proposals: the most tokens of one. shares: prompts that begin
+    alike are computed once."""
+
+    context: int
+    pages: int
+    cache_bytes: int
+    chunk: int
+    queue: int = 64
+    proposals: int = 0
+    shares: bool = True
+
+
+class Engine:
+    """Answers requests on a thread of its own. vocabulary: token ids are below it."""
+
+    def __init__(
+        self, stepper: Stepper, tokenizer: Tokenizer | None, limits: Limits, speculator: Speculator | None = None
+    ) -> None:
+        self._stepper, self._tokenizer, self._limits, self._speculator = stepper, tokenizer, limits, speculator
+        self.vocabulary = stepper.vocabulary
+        self._pages = Pages(limits.pages)
+        self._slots = [*range(stepper.sequences)][::-1]
+        self._waiting, self._running = list[Running](), list[Running]()  # by order
+        self._counts: dict[str, int] = dict.fromkeys(
+            ("steps", "requests", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions",
+             "proposed_tokens", "accepted_tokens"), 0,
+        )  # fmt: skip
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="ingot-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Sequence[int], request: Request, *, priority: int = 0) -> Answer:
+        """Queue a request; smaller priorities go first. Raises BusyError if the queue is full or the engine is closed,
+        InputError for a prompt that is none, or beyond the context."""
+        ids = [*prompt]
+        if not ids:
+            raise InputError("the prompt", expected="one token or more", got="none")
+        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        if len(ids) > self._limits.context:
+            raise InputError("the prompt", expected=f"at most {self._limits.context} tokens", got=len(ids))
+        transcript = Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)
+        answer = Answer(len(ids))
+        with self._changed:
+            if self._is_closed:
+                raise BusyError("the engine is closed")
+            if len(self._waiting) >= self._limits.queue:
+                raise BusyError("the queue is full", got=f"{len(self._waiting)} waiting requests", fix="try later")
+            self._counts["requests"] += 1
+            if transcript.left > 0:
+                insort(self._waiting, Running((priority, self._counts["requests"]), answer, transcript), key=_order)
+                self._changed.notify_all()
+        if transcript.left <= 0:
+            answer.put(transcript.end("length"))
+        return answer
+
+    def statistics(self) -> Statistics:
+        with self._changed:
+            return Statistics(
+                len(self._running), len(self._waiting), self._pages.used, self._pages.total, self._limits.cache_bytes,
+                **self._counts,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Cancel what is not answered yet, refuse what comes, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            for sequence in (*self._running, *self._waiting):
+                sequence.answer.cancel()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- on the engine's thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._running or self._is_closed)
+                if not self._waiting and not self._running:
+                    return
+            try:
+                self._step()
+            except Exception as error:  # of the program: those that wait may do better
+                with self._changed:
+                    failed = [*self._running] or self._waiting[:1]
+                for sequence in failed:
+                    self._fail(sequence, error)
+
+    def _fail(self, sequence: Running, error: Exception) -> None:
+        if sequence.slot < 0:
+            with self._changed:
+                self._waiting.remove(sequence)
+        else:
+            self._retire(sequence)
+        sequence.answer.fail(error if isinstance(error, IngotError) else IngotError(f"the engine failed: {error!r}"))
+
+    def _step(self) -> None:
+        self._drop_cancelled()
+        with self._changed:
+            self._admit()
+        proposed = self._proposed()
+        parts = self._plan(proposed)
+        if not parts:
+            return
+        results = self._stepper.run([part for _, part in parts])
+        for (sequence, part), sampled in zip(parts, results, strict=True):
+            try:
+                self._deliver(sequence, part, sampled, proposed.get(sequence, []))
+            except Exception as error:  # of a grammar
+                self._fail(sequence, error)
+        self._counts["steps"] += 1
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            waiting = [s for s in self._waiting if s.answer.is_cancelled]
+            self._waiting = [s for s in self._waiting if not s.answer.is_cancelled]
+        running = [s for s in self._running if s.answer.is_cancelled]
+        for sequence in running:
+            self._retire(sequence)
+        for sequence in (*waiting, *running):
+            sequence.answer.put(sequence.transcript.end(CANCELLED))
+
+    def _admit(self) -> None:
+        """Give slots to those that wait while there is room for what they have read so far."""
+        promised = sum(page_count(len(s.ids) + 1) - len(s.pages) for s in self._running)
+        while self._waiting and self._slots:
+            sequence = self._waiting[0]
+            if self._limits.shares:
+                per_chunk = self._limits.chunk // PAGE
+                # the last token of a prompt is always read, as its logits are asked for
+                most = (sequence.transcript.prompt - 1) // self._limits.chunk * per_chunk
+                found = self._pages.find(sequence.ids, most)
+                whole = len(found) // per_chunk * per_chunk
+                self._pages.release(found[whole:])
+                sequence.pages, sequence.computed = found[:whole], whole * PAGE
+            needed = page_count(len(sequence.ids) + 1) - len(sequence.pages)
+            if self._running and needed + promised > self._pages.available:
+                self._pages.release(sequence.pages)
+                sequence.pages, sequence.computed = [], 0
+                return
+            promised += needed
+            if not sequence.answer.generated_tokens:
+                sequence.answer.cached_tokens = sequence.computed
+            self._counts["cached_tokens"] += sequence.computed
+            sequence.slot = self._slots.pop()
+            insort(self._running, self._waiting.pop(0), key=_order)
+
+    def _proposed(self) -> dict[Running, list[int]]:
+        if self._speculator is None:
+            return {}
+        room = {
+            s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
+            for s in self._running
+            if s.takes_proposals
+        }
+        return self._speculator.propose({s: most for s, most in room.items() if most > 0})
+
+    def _plan(self, proposed: dict[Running, list[int]]) -> list[tuple[Running, Part]]:
+        """What the next step computes, the oldest first. Proposals for which there is no page are dropped."""
+        parts: list[tuple[Running, Part]] = []
+        budget = self._limits.chunk
+        for sequence in [*self._running]:
+            if sequence.slot < 0:  # put back
+                continue
+            end = len(sequence.ids) + len(proposed.get(sequence, ()))
+            if page_count(end) - len(sequence.pages) > self._pages.available:
+                proposed.pop(sequence, None)
+            try:
+                part = sequence.next_part(self._limits.chunk, proposed.get(sequence, ()))
+            except Exception as error:
+                self._fail(sequence, error)
+                continue
+            if not sequence.is_decoding:
+                if len(part.ids) > budget:
+                    continue
+                budget -= len(part.ids)
+            if self._extend(sequence, part.end):
+                parts.append((sequence, part))
+        return parts
+
+    def _extend(self, sequence: Running, end: int) -> bool:
+        """Pages for a sequence's first `end` tokens; False if it is the one that had to go."""
+        while (pages := self._pages.take(max(page_count(end) - len(sequence.pages), 0))) is None:
+            youngest = self._running[-1]
+            self._put_back(youngest)
+            if youngest is sequence:
+                return False
+        sequence.pages += pages
+        return True
+
+    def _put_back(self, sequence: Running) -> None:
+        self._counts["preemptions"] += 1
+        self._retire(sequence)
+        with self._changed:
+            insort(self._waiting, sequence, key=_order)
+
+    def _retire(self, sequence: Running) -> None:
+        """Without its slot and its pages."""
+        with self._changed:
+            self._running.remove(sequence)
+        self._pages.release(sequence.pages)
+        self._stepper.forget(sequence.slot)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
+        self._slots.append(sequence.slot)
+        sequence.pages, sequence.computed, sequence.slot = [], 0, -1
+
+    def _deliver(self, sequence: Running, part: Part, sampled: Sampled, proposed: Sequence[int]) -> None:
+        right = 0
+        while right < len(proposed) and sampled.tokens[right] == proposed[right]:
+            right += 1
+        sequence.computed = part.end - len(proposed) + right
+        if part.is_chunk:
+            self._counts["prompt_tokens"] += len(part.ids)
+            if self._limits.shares and not part.end % self._limits.chunk:
+                self._pages.keep(sequence.pages, sequence.ids, part.end // PAGE)
+        if not part.sampled:
+            return
+        if proposed:
+            sequence.proposals = min(2 * right, self._limits.proposals) if right == len(proposed) else max(right, 1)
+        self._counts["proposed_tokens"] += len(proposed)
+        self._counts["accepted_tokens"] += right
+        piece = sequence.transcript.push(sampled.tokens[: right + 1], sampled.logits)
+        self._counts["generated_tokens"] += len(piece.tokens)
+        if piece.finish:
+            self._retire(sequence)
+        if piece.finish or piece.tokens:
+            sequence.answer.put(piece)
+
+
+def _order(sequence: Running) -> tuple[int, int]:
+    return sequence.order
+
+
+__all__ = ["Engine", "Limits", "Statistics"]

@@ -1,0 +1,49 @@
+"""An engine of compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.language.engine.engine import Engine, Limits
+from ingot.language.engine.paging import PAGE
+from ingot.language.engine.speculation import Draft, Lookup
+from ingot.language.engine.stepper import Stepper
+from ingot.language.text.tokenizer import Tokenizer
+from ingot.support.errors import InputError, check_number
+
+Compiled = tuple[Stepper, Mapping[str, Any]]  # a program of steps, and what it says of itself
+
+
+def open_engine(
+    model: Compiled,
+    tokenizer: Tokenizer | None,
+    *,
+    queue: int = 64,
+    prefill_chunk: int = 64,
+    speculate: str | None = None,
+    draft: Compiled | None = None,
+    proposals: int = 3,
+) -> Engine:
+    """draft: with pages for all sequences at full length. The rest is as in `LanguageModel.engine`. Raises
+    InputError."""
+    check_number("queue", queue, "0 or more", lambda n: n >= 0, whole=True)
+    check_number("proposals", proposals, "1 to 64", lambda n: 1 <= n <= 64, whole=True)
+    fits = f"a multiple of {PAGE}"
+    check_number("prefill_chunk", prefill_chunk, fits, lambda n: n > 0 and n % PAGE == 0, whole=True)
+    if speculate not in (None, "prompt") or (speculate is not None and draft is not None):
+        got = repr(speculate) if draft is None else "both"
+        raise InputError("speculate, draft", expected="'prompt', or a draft, or neither", got=got)
+    stepper, facts = model
+    rewinds, context = bool(facts["rewinds"]), int(facts["context"])
+    speculator = Lookup() if speculate else None
+    if draft is not None:
+        own, of_draft = draft
+        rewinds = rewinds and bool(of_draft["rewinds"])
+        speculator = Draft(own, stepper.vocabulary, int(of_draft["context"]), prefill_chunk)
+    if speculator is not None and not rewinds:
+        raise InputError("speculation", expected="models of attention alone: convolutions cannot go back", got="others")
+    limits = Limits(
+        context, int(facts["pages"]), int(facts["cache_bytes"]), prefill_chunk, queue, proposals, shares=rewinds
+    )
+    return Engine(stepper, tokenizer, limits, speculator)

@@ -1,0 +1,26 @@
+"""The sizes of a program of steps, which its caller and its graph agree on."""
+
+from __future__ import annotations
+
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import check_number
+
+PAGE = 16  # tokens of a page
+
+
+@dataclass(frozen=True)
+class Steps:
+    """sequences: at once. cache_bytes: of the pool; None: all sequences at full length, at most 1 GiB."""
+
+    sequences: int
+    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("sequences", self.sequences, "1 to 1024", lambda n: 1 <= n <= 1024, whole=True)
+        if self.cache_bytes is not None:
+            check_number("cache_bytes", self.cache_bytes, "a number of bytes", lambda n: n > 0, whole=True)
+
+
+def page_count(tokens: int) -> int:
+    """Pages that so many tokens need."""
+    return -(-tokens // PAGE)

@@ -1,0 +1,86 @@
+"""A request on its way, and what a step computes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ingot.language.engine.answer import Answer
+from ingot.language.text.generation import Transcript
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(eq=False)
+class Running:
+    """order: smaller ones go first. computed: tokens whose keys and values are in `pages`. slot: its row of the tables;
+    -1: it waits. proposals: as many may be worth checking: twice as many once all were right, else as many as were."""
+
+    order: tuple[int, int]
+    answer: Answer
+    transcript: Transcript
+    computed: int = 0
+    pages: list[int] = field(default_factory=list[int])
+    slot: int = -1
+    proposals: int = 2
+
+    @property
+    def ids(self) -> list[int]:
+        return self.transcript.ids
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the last token alone is to be read, behind an answer's beginning."""
+        return self.computed == len(self.ids) - 1 >= self.transcript.prompt
+
+    @property
+    def takes_proposals(self) -> bool:
+        """Whether several tokens can be checked at once: what a grammar and penalties say of one depends on those
+        before it."""
+        request = self.transcript.request
+        return self.is_decoding and request.constraint is None and not request.sampling.has_penalties
+
+    def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> Part:
+        """What the next step reads. Raises what a grammar does.
+
+        A prompt is always cut at multiples of `chunk`, so that its keys and values do not depend on what else there is;
+        what was generated is read again as it was read first, one by one."""
+        start, prompt = self.computed, self.transcript.prompt
+        if start < prompt:
+            end = min(start // chunk * chunk + chunk, prompt)
+        else:
+            end = min(start + chunk, len(self.ids))
+        is_sampled = end == len(self.ids)
+        return Part(
+            self.slot, self.pages, start, [*self.ids[start:end], *proposed],
+            is_chunk=start < prompt, sampled=is_sampled + len(proposed), transcript=self.transcript,
+            bias=self.transcript.bias() if is_sampled else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a sequence: its tokens from `start` on. is_chunk: computed together, else one by one. sampled: so many of
+    the last ones are followed by a token. bias: f32[vocabulary], added to their logits."""
+
+    slot: int
+    pages: Sequence[int]
+    start: int
+    ids: Sequence[int]
+    is_chunk: bool
+    sampled: int
+    transcript: Transcript
+    bias: np.ndarray | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Behind the sampled rows of a part: tokens, and f32[vocabulary] before the sampler of each."""
+
+    tokens: list[int]
+    logits: list[np.ndarray]

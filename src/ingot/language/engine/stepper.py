@@ -1,0 +1,126 @@
+"""A compiled program of steps, fed with parts of sequences (see `engine.program`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.language.engine.paging import PAGE
+from ingot.language.engine.sequence import Part, Sampled
+from ingot.language.session import SAMPLING, Program
+from ingot.support.dataclass import dataclass
+
+# Products of more rows than this may add in another order: rows that are computed one by one are never more in a call,
+# those of chunks never fewer.
+FEW_ROWS = 8
+
+_SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for name in SAMPLING}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Neighbours of a part, those from `first` on."""
+
+    part: Part
+    first: int
+    count: int
+
+    @property
+    def sampled(self) -> range:
+        """Of these rows, those that are followed by a token."""
+        return range(max(len(self.part.ids) - self.part.sampled - self.first, 0), self.count)
+
+
+class Stepper:
+    """sequences: that it has room for. vocabulary: token ids are below it."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        shapes = {spec.name: spec.shape for spec in program.inputs}
+        self.sequences, self._pages = shapes["tables"]
+        self.vocabulary = int(shapes["bias"][1])
+        self._tables = np.zeros((self.sequences, self._pages), np.int64)
+        self._bias = np.zeros((self.sequences, self.vocabulary), np.float32)
+        self._counts = np.zeros((self.sequences, 2, self.vocabulary), np.int32)
+        self._is_weighed = np.zeros(self.sequences, np.bool_)
+
+    def run(self, parts: Sequence[Part]) -> list[Sampled]:
+        """What follows the sampled rows of each part."""
+        for part in parts:
+            self._tables[part.slot, : len(part.pages)] = part.pages
+            if part.sampled:
+                self._weigh(part)
+        found = {part.slot: Sampled([], []) for part in parts}
+        for call in _calls(parts):
+            tokens, logits = self._call(call)
+            slots = [rows.part.slot for rows in call for _ in rows.sampled]
+            for n, slot in enumerate(slots):
+                found[slot].tokens.append(int(tokens[n]))
+                found[slot].logits.append(logits[n])
+        return [found[part.slot] for part in parts]
+
+    def forget(self, slot: int) -> None:
+        """A sequence leaves its slot."""
+        if self._is_weighed[slot]:
+            self._bias[slot], self._counts[slot], self._is_weighed[slot] = 0, 0, False
+
+    def _call(self, call: Sequence[_Rows]) -> tuple[np.ndarray, np.ndarray]:
+        ids, positions, sequences, sampled = list[int](), list[int](), list[int](), list[int]()
+        starts, lengths = np.zeros((2, self.sequences), np.int64)
+        chunks = 0
+        for rows in call:
+            part = rows.part
+            if part.is_chunk:
+                starts[chunks], lengths[chunks] = len(ids), rows.count
+                chunks += 1
+            sampled += [len(ids) + i for i in rows.sampled]
+            ids += part.ids[rows.first : rows.first + rows.count]
+            positions += range(part.start + rows.first, part.start + rows.first + rows.count)
+            sequences += [part.slot] * rows.count
+        at, of = np.array(positions, np.int64), np.array(sequences, np.int64)
+        slots = self._tables[of, at // PAGE] * PAGE + at % PAGE
+        padding = max(FEW_ROWS + 1 - len(ids), 0) if chunks else 0
+        samplings = [rows.part.transcript.request.sampling for rows in call for _ in rows.sampled]
+        values: dict[str, Any] = {
+            "ids": np.pad(np.array(ids, np.int64), (0, padding)), "positions": np.pad(at, (0, padding)),
+            "sequences": np.pad(of, (0, padding)), "slots": np.pad(slots, (0, padding), constant_values=-1),
+            "tables": self._tables, "singles": np.array(0 if chunks else len(ids)), "chunks": np.array(chunks),
+            "starts": starts, "lengths": lengths, "sampled": np.array(sampled or [0], np.int64),
+            "is_weighed": self._is_weighed, "bias": self._bias, "counts": self._counts,
+        }  # fmt: skip
+        samplings = samplings or [call[0].part.transcript.request.sampling]  # of a row that nobody asked for
+        values |= {name: np.array([getattr(s, name) for s in samplings], t) for name, t in _SETTINGS.items()}
+        tokens, logits = self._program.run([values[spec.name] for spec in self._program.inputs])
+        return np.asarray(tokens), np.asarray(logits)
+
+    def _weigh(self, part: Part) -> None:
+        """Tell the sampler a sequence's bias, and how often its tokens were there."""
+        slot = part.slot
+        if part.bias is not None:
+            self._bias[slot], self._is_weighed[slot] = part.bias, True
+        if part.transcript.request.sampling.has_penalties:
+            ids, prompt = part.transcript.ids, part.transcript.prompt
+            for kind, own in enumerate((ids[:prompt], ids[prompt:])):
+                self._counts[slot, kind] = np.bincount(own, minlength=self.vocabulary)
+            self._is_weighed[slot] = True
+
+
+def _calls(parts: Sequence[Part]) -> Iterator[list[_Rows]]:
+    """The rows of each call of the program: rows one by one, then all chunks."""
+    call, room = list[_Rows](), FEW_ROWS
+    for part in parts:
+        first = 0
+        while not part.is_chunk and first < len(part.ids):
+            count = min(room, len(part.ids) - first)
+            call.append(_Rows(part, first, count))
+            first, room = first + count, room - count
+            if not room:
+                yield call
+                call, room = [], FEW_ROWS
+    if call:
+        yield call
+    chunks = [_Rows(part, 0, len(part.ids)) for part in parts if part.is_chunk]
+    for n in range(0, len(chunks), FEW_ROWS):  # each is followed by a token at most: by few rows of logits
+        yield chunks[n : n + FEW_ROWS]

@@ -1,0 +1,37 @@
+"""What callers write in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.support.errors import InputError
+
+
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if stop is not None and not isinstance(stop, Sequence):
+        raise InputError("stop", expected="a text or several", got=repr(stop))
+    return tuple(stop or ())
+
+
+def token_ids(values: Sequence[int]) -> list[int]:
+    ids = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
+        raise InputError("the prompt", expected="a text or a list of token ids", got=repr(values)[:80])
+    return [int(i) for i in ids]
+
+
+def is_several(prompt: Any) -> bool:
+    """Whether it is a list of prompts. Raises InputError for a list of both kinds."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    kinds = {
+        str if isinstance(one, str) else Sequence for one in prompt if isinstance(one, str | Sequence | np.ndarray)
+    }
+    if len(kinds) > 1:
+        raise InputError("prompts", expected="texts, or lists of token ids", got="both")
+    return bool(kinds)

@@ -1,0 +1,29 @@
+"""Values that are joined and then reordered are joined in that order, so that each is written where it is read.
+
+    transpose(concatenate(a, b))   ->   concatenate(transpose(a), transpose(b))
+
+As the gradients of queries, keys and values that were one product's columns: `stack(dq, dk, dv)` is read by rows.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.node import Graph, Node
+
+
+def transpose_parts(graph: Graph) -> Graph:
+    """transpose(concatenate(a, b)) -> concatenate(transpose(a), transpose(b)), where nothing else reads the parts in
+    the old order"""
+    users, outputs, replacements = graph.uses(), set(graph.outputs), dict[Node, Node]()
+    for n in graph.nodes():
+        if not isinstance(n.op, ops.Transpose) or not isinstance(n.inputs[0].op, ops.Concat):
+            continue
+        (joined,) = n.inputs
+        if joined in outputs or any(u is not n for u in users[joined]):
+            continue
+        axis = n.op.permutation.index(joined.op.dimension)
+        replacements[n] = ops.Concat(axis)(*(n.op(x, loc=joined.loc) for x in joined.inputs), loc=joined.loc)
+    return graph.replace_nodes(replacements)
+
+
+__all__ = ["transpose_parts"]

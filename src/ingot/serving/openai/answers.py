@@ -1,0 +1,183 @@
+"""Pieces of the engine's answers as OpenAI's objects: whole ones, and chunks of a stream.
+
+async for choice, delta in deltas(choices): ...        as they come, from several answers at once
+Form(...).chunk(choice, delta);  Form(...).whole(choices, joined deltas)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ingot import __version__
+from ingot.language.engine import Answer, BusyError
+from ingot.language.text.generation import Piece, StopSearch, Token
+from ingot.language.text.tokenizer import Tokenizer
+from ingot.serving.openai.calls import Call, CallReader
+from ingot.serving.openai.metrics import Pace
+from ingot.serving.openai.model import Prompt
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Delta:
+    """finish: in the last one of a choice, else ""."""
+
+    content: str = ""
+    calls: tuple[Call, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    finish: str = ""
+
+    @staticmethod
+    def joined(parts: Sequence[Delta]) -> Delta:
+        calls = tuple(call for part in parts for call in part.calls)
+        tokens = tuple(token for part in parts for token in part.tokens)
+        return Delta("".join(part.content for part in parts), calls, tokens, parts[-1].finish)
+
+
+class Choice:
+    """One answer to a request. offset: characters of its text before the next delta. calls: told so far."""
+
+    def __init__(
+        self, index: int, answer: Answer, prompt: Prompt, tokenizer: Tokenizer, pace: Pace, stop: Sequence[str] = ()
+    ) -> None:
+        self.index, self.answer, self.prompt, self.tokenizer = index, answer, prompt, tokenizer
+        self.offset, self.calls = 0, 0
+        self._pace, self._reader = pace, None
+        if prompt.calls is not None:
+            self._reader = CallReader(prompt.calls, [tool.function.name for tool in prompt.tools])
+            # special tokens, which have no text in an answer, may stand around calls
+            self._stream, self._search = tokenizer.stream(prompt.ids, special=True), StopSearch(stop)
+
+    def read(self, piece: Piece) -> Delta:
+        self._pace.tokens(len(piece.tokens))
+        if piece.finish == "cancelled":
+            raise BusyError("the server shuts down")
+        if self._reader is None:
+            return Delta(piece.text, (), piece.tokens, piece.finish)
+        finish = piece.finish
+        text, _ = self._search.push(self._stream.push([token.id for token in piece.tokens]))
+        if finish and not self._search.is_found:
+            more_text, is_found = self._search.push(self._stream.finish())
+            text += more_text + ("" if is_found else self._search.finish())
+        content, calls = self._reader.push(text)
+        if finish:
+            rest, more = self._reader.finish()
+            content, calls = content + rest, calls + more
+            finish = "tool_calls" if self._reader.has_calls and finish == "stop" else finish
+        return Delta(content, tuple(calls), piece.tokens, finish)
+
+
+async def deltas(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta]]:
+    """Raises what the engine failed with."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(changed.set)
+
+    for choice in choices:
+        choice.answer.subscribe(wake)
+    running = [*choices]
+    while running:
+        await changed.wait()
+        changed.clear()
+        for choice in [*running]:
+            for piece in choice.answer.take():
+                yield choice, choice.read(piece)
+                if piece.finish:
+                    running.remove(choice)
+
+
+class Form:
+    """The objects of one response. has_logprobs: whether the request asks for them."""
+
+    def __init__(self, model: str, *, is_chat: bool, has_logprobs: bool, includes_usage: bool = False) -> None:
+        self._is_chat, self._has_logprobs, self._includes_usage = is_chat, has_logprobs, includes_usage
+        prefix = "chatcmpl" if is_chat else "cmpl"
+        self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
+                      "system_fingerprint": f"ingot-{__version__}"}  # fmt: skip
+
+    def opening(self, choice: Choice) -> dict[str, Any]:
+        """What the stream of a chat begins with."""
+        return self._chunk([self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, Delta())])
+
+    def chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        told: dict[str, Any] = {"text": delta.content}
+        if self._is_chat:
+            content = {"content": delta.content} if delta.content else {}
+            calls = [{"index": choice.calls + i, **_call(call)} for i, call in enumerate(delta.calls)]
+            told = {"delta": {**content, **({"tool_calls": calls} if calls else {})}}
+        chunk = self._chunk([self._choice(choice, told, delta)])
+        choice.calls += len(delta.calls)
+        return chunk
+
+    def is_told(self, delta: Delta) -> bool:
+        """Whether a chunk of it would say something."""
+        return bool(delta.content or delta.calls or delta.finish or (self._has_logprobs and delta.tokens))
+
+    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The last chunk of a stream."""
+        return {**self._chunk([]), "usage": usage(choices)}
+
+    def whole(self, choices: Sequence[Choice], joined: Sequence[Delta]) -> dict[str, Any]:
+        told: list[dict[str, Any]] = []
+        for choice, delta in zip(choices, joined, strict=True):
+            own: dict[str, Any] = {"text": delta.content}
+            if self._is_chat:
+                calls = {"tool_calls": [_call(call) for call in delta.calls]} if delta.calls else {}
+                content = None if delta.calls and not delta.content else delta.content
+                own = {"message": {"role": "assistant", "content": content, "refusal": None, **calls}}
+            told.append(self._choice(choice, own, delta))
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": told, "usage": usage(choices)}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, **({"usage": None} if self._includes_usage else {})}
+
+    def _choice(self, choice: Choice, told: dict[str, Any], delta: Delta) -> dict[str, Any]:
+        logprobs = None
+        if self._has_logprobs and self._is_chat:
+            logprobs = {"content": [_entry(choice.tokenizer, token) for token in delta.tokens], "refusal": None}
+        elif self._has_logprobs:
+            logprobs = _columns(choice, delta.tokens)
+        return {"index": choice.index, **told, "logprobs": logprobs, "finish_reason": delta.finish or None}
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """A prompt counts once, however many answers it has."""
+    prompts = {id(choice.prompt): choice.answer for choice in choices}.values()
+    prompt, generated = sum(a.prompt_tokens for a in prompts), sum(c.answer.generated_tokens for c in choices)
+    cached = sum(a.cached_tokens for a in prompts)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _entry(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
+    """A token of a chat with its alternatives."""
+    pairs = [(token.id, token.logprob), *token.top]
+    entries = [
+        {"token": tokenizer.token(i), "logprob": value, "bytes": [*tokenizer.token_bytes(i)]} for i, value in pairs
+    ]
+    return {**entries[0], "top_logprobs": entries[1:]}
+
+
+def _columns(choice: Choice, tokens: Sequence[Token]) -> dict[str, Any]:
+    """Tokens of a completion, in columns. text_offset: where each begins in the text of tokens."""
+    name: Callable[[int], str] = choice.tokenizer.token
+    texts, offsets = [name(token.id) for token in tokens], list[int]()
+    for text in texts:
+        offsets.append(choice.offset)
+        choice.offset += len(text)
+    top = [{name(i): value for i, value in token.top} for token in tokens]
+    return {"tokens": texts, "token_logprobs": [t.logprob for t in tokens], "top_logprobs": top,
+            "text_offset": offsets}  # fmt: skip

@@ -1,0 +1,240 @@
+"""A language model that is served: its requests as prompts of ids, its engine, its embedder."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.api.language_model import LanguageModel
+from ingot.language.engine import Answer
+from ingot.serving.openai.calls import CallForm, call_form, calls_grammar
+from ingot.serving.openai.errors import OpenAIError
+from ingot.serving.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    JsonFormat,
+    Message,
+    NamedTool,
+    SchemaFormat,
+    Tool,
+)
+from ingot.support.dataclass import dataclass
+
+_COMPLETION_TOKENS = 16  # of OpenAI's completions, where a request does not say
+_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids: of the prompt. constraint: what the answer keeps to, as the arguments of `LanguageModel.request`. calls: how
+    calls of `tools` are written; None: nobody looks for them."""
+
+    ids: list[int]
+    constraint: Mapping[str, Any]
+    calls: CallForm | None = None
+    tools: Sequence[Tool] = ()
+
+
+class ServedLanguageModel:
+    """sequences: answers that are computed at a time, by default as many as the model was compiled for. queue: requests
+    that may wait for that. A model that embeds alone has no engine."""
+
+    def __init__(self, name: str, model: LanguageModel, *, sequences: int | None = None, queue: int = 64) -> None:
+        self.name, self.model, self.created = name, model, int(time.time())
+        self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
+        self._template = threading.Lock()  # a template counts its steps
+        self._forms: dict[str | None, CallForm | OpenAIError] = {}
+
+    @property
+    def engine(self):
+        if self._engine is None:
+            raise OpenAIError(400, f"{self.name} is an encoder: it has no next token", param="model",
+                              fix="use /v1/embeddings")  # fmt: skip
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    # --- prompts
+
+    def completion(self, asked: CompletionRequest) -> list[Prompt]:
+        self.engine  # noqa: B018  # before anything else is said about the prompt
+        return [Prompt(self._checked(self._ids(p), "prompt"), {}) for p in asked.prompts]
+
+    def chat(self, asked: ChatRequest) -> Prompt:
+        self.engine  # noqa: B018
+        tools = [] if asked.tool_choice == "none" else asked.tools or []
+        if isinstance(asked.tool_choice, NamedTool):
+            chosen = [tool for tool in tools if tool.function.name == asked.tool_choice.function.name]
+        else:
+            chosen = tools
+        schema = self._schema(asked)
+        calls, constraint = None, {} if schema is None else {"schema": schema}
+        if tools:
+            calls = self._call_form()
+            is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
+            grammar = calls_grammar(
+                calls, chosen, self.model.tokenizer, is_required=is_required,
+                has_several=asked.parallel_tool_calls, schema=schema,
+            )  # fmt: skip
+            constraint = constraint if grammar is None else {"grammar": grammar}
+        messages = [_message(message, i) for i, message in enumerate(asked.messages)]
+        if any("tool_calls" in message for message in messages) and not self._takes_text():
+            _read_arguments(messages)
+        given = [tool.model_dump(exclude_none=True) for tool in tools]
+        text = self._rendered(messages, given or None, **(asked.chat_template_kwargs or {}))
+        ids = self.model.tokenizer.encode(text, framed=False)
+        return Prompt(self._checked(ids, "messages"), constraint, calls, chosen)
+
+    def _rendered(self, messages: Any, tools: Any, **values: Any) -> str:
+        with self._template:
+            return self.model.prompt(messages, tools, **values)
+
+    def _call_form(self) -> CallForm:
+        source = self.model.template
+        if source not in self._forms:
+            try:
+                self._forms[source] = call_form(self._rendered, self.model.tokenizer)
+            except OpenAIError as error:
+                self._forms[source] = error
+        form = self._forms[source]
+        if isinstance(form, OpenAIError):
+            raise form
+        return form
+
+    def _takes_text(self) -> bool:
+        """Whether the template takes arguments of calls as text."""
+        try:
+            return self._call_form().takes_text
+        except OpenAIError:
+            return False
+
+    def _schema(self, asked: ChatRequest) -> Any:
+        match asked.response_format:
+            case JsonFormat():
+                return _OBJECT
+            case SchemaFormat(json_schema=given):
+                return given.schema_
+            case _:
+                return None
+
+    def _ids(self, text: str | list[int]) -> list[int]:
+        if isinstance(text, str):
+            return self.model.tokenizer.encode(text)
+        return text
+
+    def _checked(self, ids: list[int], param: str) -> list[int]:
+        context = self.model.context
+        if len(ids) > context:
+            raise OpenAIError(400, "the prompt", expected=f"at most {context} tokens", got=len(ids),
+                              fix="shorten it, or serve the model with a larger --context", param=param,
+                              code="context_length_exceeded")  # fmt: skip
+        if not ids or not 0 <= min(ids) <= max(ids) < self.model.vocabulary:
+            got = "none" if not ids else f"{min(ids)} to {max(ids)}"
+            expected = f"one token id or more, from 0 to {self.model.vocabulary - 1}"
+            raise OpenAIError(400, "the prompt", expected=expected, got=got, param=param)
+        return ids
+
+    # --- answers
+
+    def submit(
+        self, prompts: Sequence[Prompt], asked: CompletionRequest | ChatRequest, most: int | None, logprobs: int | None
+    ) -> list[Answer]:
+        """`asked.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
+        options = asked.sampling
+        seeds = [None if asked.seed is None else _wrapped(asked.seed + i) for i in range(asked.choices)]
+        answers: list[Answer] = []
+        try:
+            for prompt in prompts:
+                for seed in seeds:
+                    request = self.model.request(
+                        max_tokens=most, seed=seed, logprobs=logprobs, **options, **prompt.constraint
+                    )
+                    answers.append(self.engine.submit(prompt.ids, request))
+        except BaseException:
+            for answer in answers:
+                answer.cancel()
+            raise
+        return answers
+
+    # --- embeddings
+
+    def embedding_ids(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
+        rows = [self.model.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+        for ids in rows:
+            self._checked(ids, "input")
+        return rows
+
+    def embed(self, ids: Sequence[int]) -> np.ndarray:
+        """f32[width] of a text."""
+        return self.model.embed(ids)
+
+
+class LanguageModels:
+    """The models of a server by name."""
+
+    def __init__(self, models: Sequence[ServedLanguageModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[ServedLanguageModel]:
+        return iter(self._models.values())
+
+    def find(self, name: str) -> ServedLanguageModel:
+        """Raises OpenAIError (404)."""
+        if name not in self._models:
+            raise OpenAIError(404, f"model {name[:200]!r}", expected=f"one of {[*self._models]}", got="no such model",
+                              param="model", code="model_not_found")  # fmt: skip
+        return self._models[name]
+
+    def close(self) -> None:
+        for model in self:
+            model.close()
+
+
+def most_tokens(asked: CompletionRequest | ChatRequest) -> int | None:
+    """None: until the model ends the answer or the context is full."""
+    if isinstance(asked, ChatRequest):
+        return asked.most_tokens
+    return _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+
+
+def _message(message: Message, index: int) -> dict[str, Any]:
+    """As chat templates read it: texts alone. Raises OpenAIError (400) for arguments of calls that are no objects."""
+    role = "system" if message.role == "developer" else message.role
+    given: dict[str, Any] = {"role": role, "content": message.text}
+    given |= {name: value for name in ("name", "reasoning_content", "tool_call_id")
+              if (value := getattr(message, name)) is not None}  # fmt: skip
+    if message.tool_calls:
+        given["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        for call in given["tool_calls"]:
+            _arguments(call["function"]["arguments"], index)
+    return given
+
+
+def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
+    """Objects for their texts."""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
+
+
+def _arguments(text: str, index: int) -> Any:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        value = error
+    if not isinstance(value, dict):
+        param = f"messages.{index}.tool_calls"
+        raise OpenAIError(400, param, expected="arguments that are a JSON object", got=repr(text[:80]), param=param)
+    return value
+
+
+def _wrapped(seed: int) -> int:
+    """In 64 bits."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,268 @@
+"""The bodies of requests, by `pydantic`: typed, bounded, and refused where they ask for what is not there.
+
+parse(ChatRequest, b'{"model": "m", "messages": [...]}')  ->  ChatRequest
+
+Fields of OpenAI's that change nothing here (`user`, `metadata`) are taken; all others that are not below are errors
+that name them. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `chat_template_kwargs` are those of llama.cpp
+and vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ingot.serving.openai.errors import OpenAIError
+
+MOST_CHOICES = 128  # of a request
+_INT64 = 1 << 63
+_SHOWN = 200  # characters of a wrong value
+Text = Annotated[str, Field(max_length=1 << 26)]
+Count = Annotated[int, Field(ge=0, le=1 << 31)]
+TokenIds = Annotated[list[Count], Field(min_length=1, max_length=1 << 22)]
+Body = TypeVar("Body", bound="_Body")
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class _Sampled(_Body):
+    """What completions and chats share."""
+
+    model: Annotated[str, Field(max_length=200)]
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    ignore_eos: bool = False
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        if bias is not None and (wrong := [key for key in bias if not key.isdecimal() or len(key) > 10]):
+            raise ValueError(f"keys should be token ids, got {wrong[0][:_SHOWN]!r}")
+        return bias
+
+    @model_validator(mode="after")
+    def _streams(self):
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options need stream: true")
+        return self
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer. An empty one ends none."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in given if text]
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """As the arguments of `LanguageModel.generate`."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
+        given = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
+        bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
+        return {**given, "stop": self.stops, "logit_bias": bias or None, "ignore_ends": self.ignore_eos}
+
+
+class CompletionRequest(_Sampled):
+    prompt: Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)
+    ]  # fmt: skip
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # pyright: ignore[reportReturnType]
+
+
+class Function(_Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+
+class _FunctionName(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    type: Literal["function"]
+    function: _FunctionName
+
+
+class CalledFunction(_Body):
+    name: str
+    arguments: Text
+
+
+class ToolCall(_Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Body):
+    """content: a text, or parts of type "text", which are joined. The fields that hold None or nothing are those of
+    answers, which clients send back as they came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[dict[str, Any]] | None = None
+    name: str | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _texts(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f"parts should be of type 'text', got {str(part.get('type'))[:_SHOWN]!r}")
+        return content
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of role {self.role!r} should have content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are an assistant's")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(p["text"] for p in self.content) if isinstance(self.content, list) else self.content or ""
+
+
+class JsonSchema(_Body):
+    name: Annotated[str, Field(max_length=64)]
+    description: Text | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(_Body):
+    type: Literal["text"]
+
+
+class JsonFormat(_Body):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(_Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ChatRequest(_Sampled):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        names = [tool.function.name for tool in self.tools or ()]
+        if len({*names}) < len(names):
+            raise ValueError("tools should have different names")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice should name one of the tools {names}")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice 'required' needs tools")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs need logprobs: true")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Of each token; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class EmbeddingRequest(_Body):
+    model: Annotated[str, Field(max_length=200)]
+    input: Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=2048)] | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=2048)
+    ]  # fmt: skip
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str | list[int]]:
+        if isinstance(self.input, str):
+            return [self.input]
+        return [self.input] if isinstance(self.input[0], int) else self.input  # pyright: ignore[reportReturnType]
+
+
+def parse(kind: type[Body], body: bytes) -> Body:
+    """Raises OpenAIError (400), which names the first field that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        names = {*kind.model_fields}
+        # of the alternatives of a union, the field alone is told
+        place = [str(part) for part in first["loc"]]
+        param = ".".join(place)[:_SHOWN] or None
+        if first["type"] == "extra_forbidden":
+            raise OpenAIError(400, f"{param} is not supported", param=param, code="unsupported_parameter") from error
+        if place and place[0] in names and len(error.errors()) > 1:
+            param = place[0]
+        text = first["msg"].removeprefix("Value error, ")
+        raise OpenAIError(400, f"{param}: {text}" if param else text, param=param) from error

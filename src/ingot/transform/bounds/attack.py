@@ -1,0 +1,179 @@
+"""Projected gradient descent to an input of a box whose results violate a condition.
+
+Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018. All starting points are rows of
+one program, which computes the margins and their gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ingot import ops
+from ingot.autodiff import differentiable, gradients
+from ingot.driver.compile import Options, compiled_program
+from ingot.driver.open import Request, open_model
+from ingot.ir.dims import product
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType
+from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.executor import CompiledModel
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError, check_number
+from ingot.transform.bounds.graph import with_spec
+from ingot.transform.bounds.run import box_of, example_of, finite, static_graph
+from ingot.transform.vectorize import vectorize
+
+_FIRST_STEP = 0.25  # of the box's width, falling to a hundredth of it
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """What an attack seeks: rows of factors of the results, and alternatives: each the indices of rows whose sums are
+    all at most their limits."""
+
+    rows: np.ndarray
+    limits: np.ndarray
+    alternatives: tuple[tuple[int, ...], ...]
+
+    def violation(self, margins: np.ndarray) -> np.ndarray:
+        """[points, alternatives] of [points, rows]: the largest excess over a limit; reached where it is at most 0."""
+        over = margins.astype(np.float64) - self.limits
+        parts = [over[:, list(a)].max(1) if a else np.full(len(over), -np.inf) for a in self.alternatives]
+        return np.stack(parts, 1)
+
+    def is_excluded(self, above: np.ndarray) -> np.ndarray:
+        """[boxes] of [boxes, rows], which are above their limits everywhere: whether no alternative is possible."""
+        return np.logical_and.reduce([above[:, list(a)].any(1) for a in self.alternatives])
+
+
+class Attack:
+    """A compiled attack on a graph of one perturbed input and one result.
+
+    points: how many are moved at once.
+    """
+
+    def __init__(self, graph: Graph, goal: Goal, points: int, options: Options) -> None:
+        self.goal, self.points = goal, points
+        self.x = graph.inputs[0].type
+        self._program = CompiledModel(
+            compiled_program(_steps(graph, goal.rows, points), options), threads=options.threads
+        )
+
+    def run(self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, float]:
+        """The best point of a box that was met and its least violation, at most 0 where the goal is reached. It starts
+        in the middle and at random points. lower, upper: of the input's shape."""
+        rng = np.random.default_rng(seed)
+        starts = lower + rng.random((self.points, *lower.shape)) * (upper - lower)
+        starts[0] = lower + (upper - lower) / 2
+        return self.descend(starts, lower, upper, steps)
+
+    def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
+        """The same from given points, each in its own box or all in one: see `run`."""
+        dtype, count = lower.dtype, len(self.goal.alternatives)
+        width = (upper - lower).astype(np.float64)
+        chosen = np.arange(self.points) % count
+        best, least = points[0].astype(dtype), np.inf
+        worst = np.zeros(self.points, np.int64)
+        for step in range(steps + 1):  # the first finds the rows to descend
+            points = np.clip(points.astype(dtype), lower, upper)
+            weights = np.zeros((self.points, len(self.goal.rows)), dtype)
+            weights[np.arange(self.points), worst] = 1
+            margins, slopes = self._program.run([points, weights])
+            violation = self.goal.violation(margins)
+            found = int(violation.min(1).argmin())
+            if violation[found].min() < least:
+                best, least = points[found].copy(), float(violation[found].min())
+            if least <= 0:
+                break
+            if step:
+                rate = _FIRST_STEP * 0.04 ** ((step - 1) / max(steps, 1))
+                points = points - np.sign(slopes) * width * rate
+            worst = self._worst_rows(margins, chosen)
+        return best, least
+
+    def _worst_rows(self, margins: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        over = margins.astype(np.float64) - self.goal.limits
+        masked = np.full_like(over, -np.inf)
+        for i, alternative in enumerate(self.goal.alternatives):
+            rows = np.ix_(chosen == i, list(alternative))
+            masked[rows] = over[rows]
+        return masked.argmax(1)
+
+
+def _steps(graph: Graph, rows: np.ndarray, points: int) -> Graph:
+    """x [points, *x], weights [points, rows] -> margins [points, rows], gradient of weights . margins [points, *x]"""
+    core = differentiable(with_spec(graph, rows))
+    (x,), (margins,) = core.inputs, core.results
+    weights = Input("weights", TensorType(margins.dtype, margins.shape))()
+    loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, margins)
+    (slope,) = gradients(loss, [x])
+    lowered = lower_model_ops(Graph((x, weights), (margins, slope)))
+    x, weights = lowered.inputs
+    mapped = {
+        v: Input(label, TensorType(v.dtype, (points, *v.shape)))() for v, label in ((x, "x"), (weights, "weights"))
+    }
+    outputs = vectorize(lowered.outputs, mapped)
+    return Graph(tuple(mapped.values()), tuple(outputs), ("margins", "gradient"))
+
+
+@dataclass(frozen=True, eq=False)
+class Adversarial:
+    """The worst input that an attack met. success: whether a sum of the spec is at most 0 there, by the model's own
+    program. x: of the input's type and shape. y: the program's result. margin: the least sum."""
+
+    success: bool
+    x: np.ndarray
+    y: np.ndarray
+    margin: float
+
+
+def attack_model(
+    model: Any,
+    x: Any,
+    *,
+    label: int | None,
+    spec: Any,
+    eps: Any,
+    lower: Any,
+    upper: Any,
+    steps: int,
+    points: int,
+    seed: int,
+    dynamic: Any,
+    options: Options,
+) -> Adversarial:
+    """See `ingot.attack`."""
+    check_number("steps", steps, "a number of at least 1", lambda v: 1 <= v <= 1_000_000, whole=True)
+    check_number("points", points, "a number of at least 1", lambda v: 1 <= v <= 65_536, whole=True)
+    opened = open_model(model, Request(example_of(x), dynamic)).stateless()
+    box = box_of(opened, x, eps, lower, upper)
+    graph = static_graph(opened.graph, [low for low, _ in box.ends])
+    if len(graph.inputs) != 1 or len(graph.results) != 1:
+        got = f"{len(graph.inputs)} inputs and {len(graph.results)} results"
+        raise InputError("attack", expected="a model of one input and one result", got=got)
+    rows = rows_of(graph.results[0].type, label, spec)
+    goal = Goal(rows, np.zeros(len(rows)), tuple((i,) for i in range(len(rows))))
+    low, high = box.ends[0]
+    point, _ = Attack(graph, goal, points, options).run(low, high, steps=steps, seed=seed)
+    program = CompiledModel(compiled_program(graph, options), threads=options.threads)
+    y = np.asarray(program.run([point])[0])
+    margin = float((rows @ y.reshape(-1).astype(np.float64)).min())
+    return Adversarial(margin <= 0, point, y, margin)
+
+
+def rows_of(y: TensorType, label: int | None, spec: Any) -> np.ndarray:
+    """The rows of a spec, or the differences of the label's result and each other."""
+    if (label is None) == (spec is None):
+        raise InputError("attack", expected="either a label or a spec", got="none" if spec is None else "both")
+    size = product(y.shape)
+    assert isinstance(size, int)
+    if label is None:
+        return np.atleast_2d(finite("spec", spec))
+    if size != y.shape[-1] or size < 2:
+        raise InputError("label", expected="a model whose result is [classes] or [1, classes]", got=str(y))
+    check_number("label", label, f"a class from 0 to {size - 1}", lambda v: 0 <= v < size, whole=True)
+    rows = -np.eye(size)
+    rows[:, label] += 1
+    return np.delete(rows, label, 0)

@@ -1,0 +1,257 @@
+"""From a MODEL graph to the form that is bounded: CORE ops and `forms`, equal over the real numbers.
+
+relu(x)            ->  hinge(x)
+max(a, b)          ->  hinge(a - b) + b
+clamp(x)           ->  min(max(x, low), high)
+x * logistic(x)    ->  silu(x)
+a / b              ->  a * reciprocal(b)
+softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
+max over a window  ->  a tree of maxima of two
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import is_static
+from ingot.ir.node import Graph, Node, Op, splat_of
+from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.passes.constants import is_constant
+from ingot.passes.core.dce import dce
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.simplify import simplify
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.lower import lower_model_ops
+from ingot.transform.bounds.forms import Hinge, Reciprocal, Shift, Silu, Square
+
+_MAX_TREE_TAPS = 1 << 12  # of a maximum that becomes a tree
+
+
+def canonical(graph: Graph) -> Graph:
+    """See the module's docstring. The network that is bounded has the constants that the program has: they are folded
+    in the model's own types first."""
+    model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
+    core = simplify(fold_constants(lower_model_ops(model)))
+    return dce(simplify(fold_constants(rewrite(core, _core_rules(), mandatory=True))))
+
+
+# --- MODEL ops whose lowering loses what bounds need
+
+
+@cache
+def _model_rules() -> RuleSet:
+    return rules(
+        Rule("softmax", ops.Softmax, _softmax),
+        Rule("log-softmax", ops.LogSoftmax, _log_softmax),
+        Rule("log-sum-exp", ops.LogSumExp, _log_sum_exp),
+        Rule("attention", ops.Attention, _attention),
+        Rule("silu", ops.Silu, lambda n: Silu()(*n.inputs)),
+    )
+
+
+def _shifted(x: Term, axis: int) -> Term:
+    return x - x.map(Shift(axis))
+
+
+def _normalized(x: Term, axis: int) -> Term:
+    e = t.exp(_shifted(x, axis))
+    return e * e.sum((axis,)).map(Reciprocal())
+
+
+def _softmax(n: Node) -> Node | None:
+    op, x = n.op, Term(n.inputs[0])
+    assert isinstance(op, ops.Softmax)
+    return _normalized(x, op.axis).node if _has_elements(n, op.axis) else None
+
+
+def _log_softmax(n: Node) -> Node | None:
+    op = n.op
+    assert isinstance(op, ops.LogSoftmax)
+    d = _shifted(Term(n.inputs[0]), op.axis)
+    return (d - t.log(t.exp(d).sum((op.axis,)))).node if _has_elements(n, op.axis) else None
+
+
+def _log_sum_exp(n: Node) -> Node | None:
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.LogSumExp)
+    if len(op.axes) != 1 or not _has_elements(x, op.axes[0]):
+        return None
+    (axis,) = op.axes
+    y = t.log(t.exp(_shifted(Term(x), axis)).sum((axis,))) + Term(x).map(Shift(axis))
+    return y.reshape(n.shape).node
+
+
+def _has_elements(x: Node, axis: int) -> bool:
+    size = x.shape[axis]
+    return isinstance(size, int) and size > 0
+
+
+def _attention(n: Node) -> Node | None:
+    """Softmax of the scores, where no mask hides keys: a hidden key's score is -inf, which has no interval."""
+    op = n.op
+    assert isinstance(op, ops.Attention)
+    if len(n.inputs) > 3 or op.causal != "none" or op.guarded or not is_static(n.shape):
+        return None
+    q, k, v = list(n.inputs)
+    scores = op.scores(q, k)
+    weights, last = _normalized(scores, scores.rank - 1), scores.rank - 1
+    batch = [(0, 0), (1, 1)]
+    y = t.contract(weights, t.widen_narrow(v), [(last, 2)], batch)
+    return y.reshape((*q.shape[:3], v.shape[3])).cast(q.dtype).node
+
+
+# --- CORE ops
+
+
+@cache
+def _core_rules() -> RuleSet:
+    return rules(
+        Rule("max", ops.Max, _of_floats(_max)),
+        Rule("min", ops.Min, _of_floats(_min)),
+        Rule("clamp", ops.Clamp, _of_floats(lambda n: ops.Min()(ops.Max()(n.inputs[1], n.inputs[0]), n.inputs[2]))),
+        Rule("abs", ops.Abs, _of_floats(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
+        Rule("select", ops.Select, _of_floats(_leaky)),
+        Rule("mul", ops.Mul, _of_floats(_mul)),
+        Rule("power", ops.Pow, _of_floats(_power)),
+        Rule("div", ops.Div, _of_floats(_div)),
+        Rule("reduce", ops.Reduce, _of_floats(_reduce)),
+        Rule("window", ops.ReduceWindow, _of_floats(_window)),
+    )
+
+
+def _of_floats(rule: Callable[[Node], Node | None]) -> Callable[[Node], Node | None]:
+    return lambda n: rule(n) if n.dtype.is_float else None
+
+
+def _max(n: Node) -> Node:
+    a, b = n.inputs
+    if is_constant(a):
+        a, b = b, a
+    if splat_of(b) == 0:
+        return Hinge()(a)
+    return ops.Add()(Hinge()(ops.Sub()(a, b)), b)
+
+
+def _min(n: Node) -> Node:
+    a, b = n.inputs
+    if is_constant(a):
+        a, b = b, a
+    return ops.Sub()(b, Hinge()(ops.Sub()(b, a)))
+
+
+def _leaky(n: Node) -> Node | None:
+    """x > 0 ? x : c * x"""
+    condition, *branches = n.inputs
+    above, below = branches
+    if not isinstance(condition.op, ops.Compare) or splat_of(condition.inputs[1]) != 0:
+        return None
+    x = condition.inputs[0]
+    if condition.op.direction in ("LT", "LE"):
+        above, below = below, above
+    elif condition.op.direction not in ("GT", "GE"):
+        return None
+    right, left = _multiple(above, x), _multiple(below, x)
+    return None if left is None or right is None else Hinge(left, right)(x)
+
+
+def _multiple(y: Node, x: Node) -> float | None:
+    """c where y = c * x."""
+    if y is x:
+        return 1.0
+    if splat_of(y) == 0:
+        return 0.0
+    if isinstance(y.op, ops.Neg) and y.inputs[0] is x:
+        return -1.0
+    if isinstance(y.op, ops.Mul) and x in y.inputs:
+        other = y.inputs[1] if y.inputs[0] is x else y.inputs[0]
+        factor = splat_of(other)
+        return None if factor is None else float(factor)
+    return None
+
+
+def _mul(n: Node) -> Node | None:
+    a, b = n.inputs
+    if a is b:
+        return Square()(a)
+    for x, y in ((a, b), (b, a)):
+        if isinstance(y.op, ops.Logistic) and y.inputs[0] is x:
+            return Silu()(x)
+    return None
+
+
+def _power(n: Node) -> Node | None:
+    exponent = splat_of(n.inputs[1])
+    x = n.inputs[0]
+    if exponent == 2:
+        return Square()(x)
+    if exponent == 3:
+        return ops.Mul()(Square()(x), x)
+    if exponent == 0.5:
+        return ops.Sqrt()(x)
+    return Reciprocal()(x) if exponent == -1 else None
+
+
+def _div(n: Node) -> Node | None:
+    a, b = n.inputs
+    if is_constant(b):
+        return None
+    y = Reciprocal()(b)
+    return y if splat_of(a) == 1 else ops.Mul()(a, y)
+
+
+def _reduce(n: Node) -> Node | None:
+    """max over [a, b, c] -> max(max(a, c), b)"""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.Reduce)
+    if op.kind not in ("max", "min") or not is_static(x.shape):
+        return None
+    kept = [d for d in range(len(x.shape)) if d not in op.dims]
+    line = ops.flatten(ops.transpose(x, (*op.dims, *kept)), 0, len(op.dims) - 1) if op.dims else None
+    if line is None or not 0 < int(line.shape[0]) <= _MAX_TREE_TAPS:
+        return None
+    merge = ops.Max() if op.kind == "max" else ops.Min()
+    while (size := int(line.shape[0])) > 1:
+        half = (size + 1) // 2
+        low, high = ops.slice_axis(line, 0, 0, size - half), ops.slice_axis(line, 0, half, size)
+        merged = merge(low, high)
+        line = merged if half == size - half else ops.concat([merged, ops.slice_axis(line, 0, half - 1, half)], 0)
+    return ops.Reshape(n.shape)(line)
+
+
+def _window(n: Node) -> Node | None:
+    """The same of windows: of their taps, each a slice of the padded image."""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.ReduceWindow)
+    if op.kind not in ("max", "min") or not is_static((*x.shape, *n.shape)):
+        return None
+    op = op.narrowed(x.type)
+    # a border of the lowest float stands for -inf, which has no interval of finite width
+    lowest = float(np.finfo(np.float32).min) * (1 if op.kind == "max" else -1) if x.dtype.bits >= 32 else None
+    if any(b != 1 for b in op.base_dilation) or not 0 < np.prod(op.window) <= _MAX_TREE_TAPS:
+        return None
+    padded = x
+    if any(pair != (0, 0) for pair in op.padding):
+        if lowest is None:
+            return None
+        low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
+        padded = ops.pad(x, low, high, lowest)
+    taps: list[Node] = []
+    for tap in np.ndindex(*op.window):
+        starts = tuple(i * d for i, d in zip(tap, op.dilation, strict=True))
+        ends = tuple(lo + (int(c) - 1) * s + 1 for lo, c, s in zip(starts, n.shape, op.strides, strict=True))
+        taps.append(ops.Slice(starts, ends, op.strides)(padded))
+    merge: Op = ops.Max() if op.kind == "max" else ops.Min()
+    return _tree(taps, merge)
+
+
+def _tree(parts: Sequence[Node], merge: Op) -> Node:
+    while len(parts) > 1:
+        pairs = [merge(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = [*pairs, parts[-1]] if len(parts) % 2 else pairs
+    return parts[0]

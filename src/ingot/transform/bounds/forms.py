@@ -1,0 +1,104 @@
+"""The ops of the canonical form of a graph to be bounded, each of which has one relaxation.
+
+They stand for real functions and are never compiled: what bounds them is (see `canonical`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.node import Op, Samples
+from ingot.ir.types import TensorType
+from ingot.ops.core.base import check_dims
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Form(Op):
+    """Base: a function of each element of one float operand."""
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) == 1 and inputs[0].dtype.is_float, "expected one float operand")
+        return inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return self.compute(inputs[0].astype(np.float64)).astype(inputs[0].dtype)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Hinge(Form):
+    """left * x below 0, right * x above: ReLU (0, 1), the absolute value (-1, 1), leaky ReLU (0.01, 1)."""
+
+    name: ClassVar[str] = "hinge"
+    left: float = 0.0
+    right: float = 1.0
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.where(x < 0, self.left, self.right) * x
+
+
+@dataclass(frozen=True)
+class Square(Form):
+    """x^2."""
+
+    name: ClassVar[str] = "square"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return x * x
+
+
+@dataclass(frozen=True)
+class Reciprocal(Form):
+    """1 / x."""
+
+    name: ClassVar[str] = "reciprocal"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return 1 / x
+
+
+@dataclass(frozen=True)
+class Silu(Form):
+    """x * logistic(x)."""
+
+    name: ClassVar[str] = "silu_form"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return x / (1 + np.exp(-x))
+
+
+@dataclass(frozen=True)
+class Softplus(Form):
+    """log(1 + e^x)."""
+
+    name: ClassVar[str] = "softplus_form"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+@dataclass(frozen=True)
+class Shift(Op):
+    """The largest element along `axis`, of size 1 there; where the graph's results depend on no shift, as in a softmax,
+    any other number may stand for it."""
+
+    name: ClassVar[str] = "shift"
+    axis: int
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        (x,) = inputs
+        check_dims(self, (self.axis,), x.rank, "axis")
+        return x.with_shape(tuple(1 if i == self.axis else d for i, d in enumerate(x.shape)))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0].max(self.axis, keepdims=True)

@@ -1,0 +1,111 @@
+"""The functions of one number that bounds know: how they rise, where they bend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, sqrt
+from typing import cast
+
+from ingot import ops
+from ingot.ir.node import Op
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
+from ingot.transform.bounds.forms import Reciprocal, Silu, Square
+
+CONVEX, CONCAVE, S_SHAPED, WAVE = "convex", "concave", "s-shaped", "wave"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function f and its derivative, in f64.
+
+    shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
+    concave. minimum: (where, a number below the least value) of a function that falls and then rises. falls: whether it
+    falls everywhere. positive: whether it is defined above 0 only. curvature: more than the size of the second
+    derivative, of a WAVE. ulps: the program's error, relative to the value; slack: absolute.
+    """
+
+    value: Callable[[Term], Term]
+    slope: Callable[[Term], Term]
+    shape: str
+    minimum: tuple[float, float] | None = None
+    falls: bool = False
+    positive: bool = False
+    bend: float = 0.0
+    curvature: float = 0.0
+    ulps: float = 4.0
+    slack: float = 0.0
+
+
+def _mapped(op: Op) -> Callable[[Term], Term]:
+    return lambda x: x.map(op)
+
+
+def _logistic_slope(x: Term) -> Term:
+    y = t.logistic(x)
+    return y * (1.0 - y)
+
+
+def _tanh_slope(x: Term) -> Term:
+    y = t.tanh(x)
+    return 1.0 - y * y
+
+
+def _bell(x: Term) -> Term:
+    """The density of the normal distribution."""
+    return t.exp(x * x * -0.5) * (1 / sqrt(2 * pi))
+
+
+def _gelu_slope(x: Term) -> Term:
+    return (x * (1 / sqrt(2))).map(ops.Erf()) * 0.5 + 0.5 + x * _bell(x)
+
+
+_C, _D = sqrt(2 / pi), 0.044715
+
+
+def _gelu_tanh_slope(x: Term) -> Term:
+    y = t.tanh((x + x * x * x * _D) * _C)
+    return (y + 1.0) * 0.5 + x * 0.5 * (1.0 - y * y) * (x * x * (3 * _D) + 1.0) * _C
+
+
+def _silu(x: Term) -> Term:
+    return x * t.logistic(x)
+
+
+def _silu_slope(x: Term) -> Term:
+    y = t.logistic(x)
+    return y + x * y * (1.0 - y)
+
+
+def _gelu(op: Op) -> Function:
+    tanh = cast("ops.Gelu", op).approximate == "tanh"
+    slope = _gelu_tanh_slope if tanh else _gelu_slope
+    minimum = (-0.75246, -0.170041) if tanh else (-0.75179, -0.169972)
+    # the second derivative is (2 - x^2) times the density, at most sqrt(2 / pi), and so within 1e-7 for the other form
+    bend = 1.4185 if tanh else sqrt(2)
+    return Function(_mapped(op), slope, WAVE, minimum, bend=bend, curvature=0.81, ulps=8.0, slack=2.0**-23)
+
+
+_FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
+    ops.Exp: lambda op: Function(_mapped(op), t.exp, CONVEX),
+    ops.Expm1: lambda op: Function(_mapped(op), t.exp, CONVEX),
+    ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, positive=True),
+    ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, positive=True),
+    ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, positive=True),
+    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, positive=True),
+    Square: lambda op: Function(lambda x: x * x, lambda x: x * 2.0, CONVEX, minimum=(0.0, 0.0), ulps=1.0),
+    ops.Logistic: lambda op: Function(_mapped(op), _logistic_slope, S_SHAPED),
+    ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
+    ops.Erf: lambda op: Function(_mapped(op), lambda x: t.exp(x * x * -1.0) * (2 / sqrt(pi)), S_SHAPED),
+    ops.Atan: lambda op: Function(_mapped(op), lambda x: 1.0 / (x * x + 1.0), S_SHAPED),
+    # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
+    Silu: lambda op: Function(_silu, _silu_slope, WAVE, (-1.27846, -0.278465), bend=2.39936, curvature=0.51, ulps=6.0),
+    ops.Gelu: _gelu,
+}
+
+
+def function_of(op: Op) -> Function | None:
+    """The function of an op of one operand; None for an op that is none."""
+    make = _FUNCTIONS.get(type(op))
+    return None if make is None else make(op)

@@ -1,0 +1,205 @@
+"""From a model's graph and a method to the graph of its bounds.
+
+inputs: lower x, upper x of each perturbed input, the others as they are   ->   lower y, upper y of each result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import is_static, product
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f64
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.passes.model.lower import lower_model_ops
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError, UnsupportedOpError
+from ingot.transform.bounds.canonical import canonical
+from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
+from ingot.transform.bounds.intervals import Interval, Intervals
+from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
+from ingot.transform.vectorize import vectorize
+
+METHODS = ("crown", "auto", "crown-ibp", "ibp")
+_MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
+_BATCH_BYTES = 1 << 29  # of those of all boxes of a batch
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be bounded. perturbed: for each input of the graph whether it lies in a box. method: one of METHODS.
+    spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each element.
+    rounding: see `Rounding`."""
+
+    perturbed: tuple[bool, ...]
+    method: str
+    spec: np.ndarray | None
+    rounding: Rounding
+
+    def of(self, graph: Graph) -> Bounded:
+        """The graph, prepared. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
+        sizes, results that have no bounds, and walks that take too much memory."""
+        _check(graph, self)
+        core = canonical(with_spec(graph, self.spec))
+        ends: dict[Node, tuple[Node, Node]] = {}
+        for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
+            if is_perturbed:
+                low, high = (Input(f"{side} {getattr(x.op, 'label', 'x')}", x.type)() for side in ("lower", "upper"))
+                ends[x] = low, high
+        return Bounded(core, self, ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A canonical graph and its question. ends: for each perturbed input the inputs of the graph of bounds."""
+
+    core: Graph
+    question: Question
+    ends: Mapping[Node, tuple[Node, Node]]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """Of the graph of bounds."""
+        return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
+
+    def intervals(self) -> Intervals:
+        """Of the inputs."""
+        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
+        return Intervals(boxes, self.question.rounding)
+
+    @cached_property
+    def relaxed(self) -> tuple[Node, ...]:
+        """The values of which relaxations need bounds."""
+        found: dict[Node, None] = {}
+        c = self.intervals()
+        for node in self.core.nodes():
+            perturbed = [x for x in node.inputs if not c.is_exact(x)]
+            if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
+                found.update(dict.fromkeys(perturbed))
+        return tuple(found)
+
+    @cached_property
+    def walked(self) -> frozenset[Node]:
+        """Those of them that get narrower bounds than intervals, from a walk of their own."""
+        if self.question.method not in ("crown", "auto"):
+            return frozenset()
+        depth = depths(self.core.nodes(), self.intervals().is_exact)
+        deep = [n for n in self.relaxed if depth[n] > 1]
+        return frozenset(n for n in deep if self.fits(n))
+
+    def fits(self, target: Node) -> bool:
+        """Whether a walk from the value takes an acceptable amount of memory. Raises InputError unless the method
+        leaves such values to their intervals."""
+        if self.bytes_of(target) <= _MAX_COEFFICIENT_BYTES:
+            return True
+        if self.question.method == "auto":
+            return False
+        raise InputError(
+            f"method {self.question.method}",
+            expected=f"at most {_MAX_COEFFICIENT_BYTES >> 30} GiB of coefficients",
+            got=f"{self.bytes_of(target) >> 30} GiB for a value of {list(target.shape)}",
+            where=target.loc or None,
+            fix='use method="auto", which leaves such values to intervals',
+        )
+
+    def bytes_of(self, target: Node) -> int:
+        return 2 * int(product(target.shape)) * self._widest * 8
+
+    @cached_property
+    def _widest(self) -> int:
+        return max((int(product(n.shape)) for n in self.core.nodes() if len(n.types) == 1 and not n.is_leaf), default=1)
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes at once take an acceptable amount of memory, at most 128."""
+        most = max((self.bytes_of(n) for n in (*self.walked, *self.core.results)), default=1)
+        return max(1, min(128, _BATCH_BYTES // most))
+
+    def walk(
+        self, slopes: Mapping[Node, Mapping[Node, Node]] | None = None, mapped: Mapping[Node, Node] | None = None
+    ) -> Walk:
+        """The bounds of all values. slopes: for each of `walked` those of its walk, by hinge. mapped: those that have a
+        value for each row (see `bounds_of`)."""
+        c = self.intervals()
+        walk = Walk(c)
+        for node in self.core.nodes():
+            c.add([node])
+            if node in self.walked and not c.missing:
+                own = walk if slopes is None else Walk(c, slopes[node])
+                c.values[node] = bounds_of(own, node, mapped)
+        if c.missing:
+            raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds")
+        return walk
+
+
+def bound_graph(graph: Graph, question: Question) -> Graph:
+    """See the module's docstring, and `Question.of` for what is raised."""
+    bounded = question.of(graph)
+    walk = bounded.walk()
+    results: list[Node] = []
+    for y in bounded.core.results:
+        found = walk.intervals.of(y)
+        if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
+            found = bounds_of(walk, y)
+        results += [b.node for b in from_f64(found.lower, found.upper, y.dtype)]
+    names = [f"{side} {name}" for name in _names(bounded.core) for side in ("lower", "upper")]
+    return lower_model_ops(Graph(bounded.inputs, tuple(results), tuple(names)))
+
+
+def _names(graph: Graph) -> Sequence[str]:
+    return graph.output_names or [f"y{i}" for i in range(len(graph.results))]
+
+
+def _check(graph: Graph, question: Question) -> None:
+    if question.method not in METHODS:
+        raise InputError("method", expected=" or ".join(METHODS), got=repr(question.method))
+    if graph.symbols() or not all(is_static(n.shape) for n in (*graph.inputs, *graph.outputs)):
+        raise InputError(
+            "bounds", expected="static sizes", got=f"open ones: {', '.join(graph.symbols())}", fix="fix them by dynamic"
+        )
+    if integers := [n for n in graph.results if not n.dtype.is_float]:
+        raise InputError("bounds", expected="results of floats", got=", ".join(str(n.type) for n in integers))
+
+
+def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
+    """y -> spec @ flatten(y)"""
+    if spec is None:
+        return graph
+    if len(graph.results) != 1:
+        raise InputError("spec", expected="a model of one result", got=f"{len(graph.results)} results")
+    (y,) = graph.results
+    size = product(y.shape)
+    if spec.ndim != 2 or spec.shape[1] != size:
+        raise InputError(
+            "spec", expected=f"rows of {size} factors, one for each element of {y.type}", got=list(spec.shape)
+        )
+    rows = const(spec.astype(y.dtype.numpy))
+    sums = ops.DotGeneral(((), ()), ((1,), (0,)))(rows, ops.reshape(y, (size,)))
+    return Graph(graph.inputs, (sums,), tuple(_names(graph)))
+
+
+def search_graph(bounded: Bounded, count: int) -> Graph:
+    """Lower bounds for `count` boxes at once, of a graph of one input, whose rows are all of interest.
+
+    lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
+    moves the rows within its box, summed over them.
+    """
+    walk = bounded.walk()
+    (x,), (y,) = bounded.core.inputs, bounded.core.results
+    if bounded.question.method == "ibp":
+        lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
+    else:
+        lower, coefficients = lower_bounds(walk, y, {})
+        found = coefficients.get(x)
+        influence = t.full(x.shape, 0.0, f64) if found is None else absolute_value(found).sum((0,), False)
+    box = walk.intervals.of(x)
+    results = (lower.node, (influence * (box.upper - box.lower)).node)
+    single = lower_model_ops(Graph(bounded.inputs, results))
+    ends = zip(single.inputs, ("lower", "upper"), strict=True)
+    mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
+    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))

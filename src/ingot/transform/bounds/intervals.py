@@ -1,0 +1,473 @@
+"""Interval arithmetic on a canonical graph: each value becomes a lower and an upper bound, in f64.
+
+Moore, Interval Analysis, 1966; for products with constants by center and radius, Rump, Fast and parallel interval
+arithmetic, BIT 39, 1999. Bounds hold for the real numbers or, with a program's rounding, for what the program computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ingot import ops
+from ingot.ir.dims import product
+from ingot.ir.node import Node, Op, Project
+from ingot.ir.types import boolean, f64
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import UnsupportedOp
+from ingot.transform.bounds.forms import Hinge, Shift, Square
+from ingot.transform.bounds.functions import Function, function_of
+from ingot.transform.bounds.rounding import OWN_UNIT, Rounding, absolute_value, maximum, minimum, outward, where
+
+_INF = float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """Bounds of a value, in f64. Of a bool: whether it is certainly true, and whether it may be true."""
+
+    lower: Term
+    upper: Term
+
+    @property
+    def magnitude(self) -> Term:
+        """The largest size of an element."""
+        return maximum(absolute_value(self.lower), absolute_value(self.upper))
+
+    @property
+    def center(self) -> Term:
+        return (self.lower + self.upper) * 0.5
+
+    @property
+    def radius(self) -> Term:
+        """More than the distance of the center, as it is computed, to either bound."""
+        half = maximum(self.upper - self.center, self.center - self.lower)
+        return half * (1 + 4 * OWN_UNIT) + self.magnitude * (2 * OWN_UNIT)
+
+
+Rule = Callable[["Intervals", Node, Sequence[Interval]], Interval]
+_RULES: dict[type[Op], Rule] = {}
+
+
+def _interval(*classes: type[Op]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        for cls in classes:
+            _RULES[cls] = rule
+        return rule
+
+    return register
+
+
+class Intervals:
+    """The intervals of the values of a graph.
+
+    inputs: the perturbed inputs with their bounds; all other inputs are exact. refined: narrower bounds of some values,
+    found by other means, which are set while the walk goes on.
+    """
+
+    def __init__(self, inputs: Mapping[Node, Interval], rounding: Rounding) -> None:
+        self.rounding = rounding
+        self.values: dict[Node, Interval] = dict(inputs)
+        self.missing: list[UnsupportedOp] = []
+        self._exact: dict[Node, bool] = dict.fromkeys(inputs, False)
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        """The intervals of these nodes, operands first. Ops without a rule are in `missing`."""
+        for node in nodes:
+            if node in self.values or self.is_exact(node):
+                continue
+            if isinstance(node.op, Project) or (rule := self._rule(node)) is None:
+                if not isinstance(node.op, Project):
+                    self.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", "no bounds of it"))
+                self.values[node] = Interval(
+                    t.full(node.types[0].shape, -_INF, f64), t.full(node.types[0].shape, _INF, f64)
+                )
+                continue
+            self.values[node] = rule(self, node, [self.of(x) for x in node.inputs])
+
+    def _rule(self, node: Node) -> Rule | None:
+        if len(node.types) != 1 or not (node.dtype.is_float or node.dtype == boolean):
+            return None
+        if (rule := _RULES.get(type(node.op))) is not None:
+            return rule
+        return _function if function_of(node.op) is not None else None
+
+    def is_exact(self, node: Node) -> bool:
+        """Whether the program has this very value: what depends on no perturbed input, and is not rounded."""
+        if node not in self._exact:
+            same = node.op.rearranges or not node.inputs or isinstance(node.op, (ops.Concat, ops.Pad, Project))
+            rounds = any(type_.dtype.is_float for type_ in node.types) and not same
+            self._exact[node] = not rounds and all(self.is_exact(x) for x in node.inputs)
+        return self._exact[node]
+
+    def of(self, node: Node) -> Interval:
+        """The interval of a node, which is a single number for one that is exact."""
+        found = self.values.get(node)
+        if found is None:
+            value = Term(node) if node.dtype == boolean else Term(node).cast(f64)
+            found = Interval(value, value)
+        return found
+
+
+# --- what only moves or chooses elements
+
+
+@_interval(
+    ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Windows, ops.Pad, ops.Concat, ops.Reverse,
+)  # fmt: skip
+def _moved(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    return Interval(
+        *(Term(node.op(*(x.node for x in side))) for side in ([x.lower for x in xs], [x.upper for x in xs]))
+    )
+
+
+@_interval(ops.Gather, ops.DynamicSlice)
+def _looked_up(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    x, places = xs[0], node.inputs[1:]
+    if not all(c.is_exact(i) for i in places):
+        return _unknown(c, node, "the positions depend on perturbed values")
+    return Interval(Term(node.op(x.lower.node, *places)), Term(node.op(x.upper.node, *places)))
+
+
+@_interval(ops.Neg)
+def _negated(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    return Interval(-x.upper, -x.lower)
+
+
+@_interval(ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway)
+def _stepped(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    return Interval(x.lower.map(node.op), x.upper.map(node.op))
+
+
+@_interval(ops.Max, ops.Min)
+def _extreme(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    a, b = xs
+    return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
+
+
+@_interval(ops.Convert)
+def _converted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    if x.lower.dtype == boolean:
+        return Interval(x.lower.cast(f64), x.upper.cast(f64))
+    if not c.rounding.unit or node.dtype.bits >= node.inputs[0].dtype.bits:
+        return x
+    return Interval(*outward(x.lower, x.upper, float(_unit_of(node)), c.rounding.floor))
+
+
+def _unit_of(node: Node) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(node.dtype.numpy).eps)
+
+
+@_interval(ops.Compare)
+def _compared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    op, (a, b) = node.op, xs
+    assert isinstance(op, ops.Compare)
+    if op.direction in ("GT", "GE"):
+        a, b = b, a
+    if op.direction in ("LT", "GT"):
+        return Interval(a.upper < b.lower, a.lower < b.upper)
+    if op.direction in ("LE", "GE"):
+        return Interval(a.upper <= b.lower, a.lower <= b.upper)
+    may = t.term(t.logical_and(a.lower <= b.upper, b.lower <= a.upper))
+    must = t.term(t.logical_and(a.lower.equals(b.upper), b.lower.equals(a.upper)))
+    return Interval(must, may) if op.direction == "EQ" else Interval(may.map(ops.Not()), must.map(ops.Not()))
+
+
+@_interval(ops.And, ops.Or)
+def _both(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    a, b = xs
+    return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
+
+
+@_interval(ops.Not)
+def _not(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    return Interval(x.upper.map(ops.Not()), x.lower.map(ops.Not()))
+
+
+@_interval(ops.Select)
+def _selected(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    p, a, b = xs
+    lower = where(p.lower, a.lower, where(p.upper, minimum(a.lower, b.lower), b.lower))
+    upper = where(p.lower, a.upper, where(p.upper, maximum(a.upper, b.upper), b.upper))
+    return Interval(lower, upper)
+
+
+@_interval(Shift)
+def _shifted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """A number of which no exponential overflows."""
+    (x,), op = xs, node.op
+    assert isinstance(op, Shift)
+    largest = x.upper.max((op.axis,))
+    return Interval(largest, largest)
+
+
+# --- sums and products
+
+
+@_interval(ops.Add)
+def _added(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    a, b = xs
+    if (operands := _operands_of_extreme(node)) is not None:
+        x, y = (c.of(v) for v in operands)
+        return _rounded(c, maximum(x.lower, y.lower), maximum(x.upper, y.upper))
+    return _rounded(c, a.lower + b.lower, a.upper + b.upper)
+
+
+@_interval(ops.Sub)
+def _subtracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    a, b = xs
+    if (operands := _operands_of_extreme(node)) is not None:
+        x, y = (c.of(v) for v in operands)
+        return _rounded(c, minimum(x.lower, y.lower), minimum(x.upper, y.upper))
+    return _rounded(c, a.lower - b.upper, a.upper - b.lower)
+
+
+def _operands_of_extreme(node: Node) -> tuple[Node, Node] | None:
+    """a and b of hinge(a - b) + b, the larger one, and of b - hinge(b - a), the smaller one: see `canonical`."""
+    is_sum = isinstance(node.op, ops.Add)
+    for kink, b in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs[::-1],):
+        if kink.op != Hinge() or not isinstance(kink.inputs[0].op, ops.Sub):
+            continue
+        first, second = kink.inputs[0].inputs
+        if b is (second if is_sum else first):
+            return (first, second) if is_sum else (second, first)
+    return None
+
+
+def _rounded(c: Intervals, lower: Term, upper: Term, ulps: float = 0.5) -> Interval:
+    return Interval(*outward(lower, upper, c.rounding.of_function(ulps), c.rounding.floor))
+
+
+@_interval(ops.Mul)
+def _multiplied(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    a, b = xs
+    if (found := _normalized(c, node, xs)) is not None:
+        return found
+    products = [a.lower * b.lower, a.upper * b.lower]
+    if b.lower.node is not b.upper.node:
+        products += [a.lower * b.upper, a.upper * b.upper]
+    return _rounded(c, *_extremes(products))
+
+
+def _extremes(values: Sequence[Term]) -> tuple[Term, Term]:
+    lower = upper = values[0]
+    for value in values[1:]:
+        lower, upper = minimum(lower, value), maximum(upper, value)
+    return lower, upper
+
+
+def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | None:
+    """Of e / sum(e), for e > 0: e is in both, so e / (e + the others' least sum) is the largest."""
+    for e, quotient, x in ((node.inputs[0], node.inputs[1], xs[0]), (node.inputs[1], node.inputs[0], xs[1])):
+        spread = _behind(quotient)
+        inner = spread.inputs[0] if function_of(spread.op) is not None and spread.inputs else None
+        total = None if inner is None or spread.op.name != "reciprocal" else _behind(inner)
+        if total is None or not isinstance(total.op, ops.Reduce) or total.op.kind != "sum":
+            continue
+        if total.inputs[0] is not e or not isinstance(e.op, ops.Exp):
+            continue
+        dims = total.op.dims
+        error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
+        least, most = x.lower.sum(dims), x.upper.sum(dims)
+        above = most * (1 + 2 * error) - x.upper
+        below = maximum(least * (1 - 2 * error) - x.lower, 0.0)
+        lower = x.lower / (x.lower + above)
+        upper = where(x.upper > 0.0, x.upper / (x.upper + below), 0.0)
+        return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
+    return None
+
+
+def _behind(node: Node) -> Node:
+    """The node whose elements this one repeats or reshapes."""
+    while isinstance(node.op, (ops.BroadcastInDim, ops.Reshape)):
+        node = node.inputs[0]
+    return node
+
+
+@_interval(ops.Div)
+def _divided(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """By a constant: see `canonical`."""
+    a, b = xs
+    lower, upper = _extremes([a.lower / b.lower, a.upper / b.lower])
+    return _rounded(c, lower, upper)
+
+
+@_interval(Square)
+def _squared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    least = maximum(maximum(x.lower, -x.upper), 0.0)
+    found = _rounded(c, least * least, x.magnitude * x.magnitude)
+    return Interval(maximum(found.lower, 0.0), found.upper)
+
+
+@_interval(ops.Reduce)
+def _reduced(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,), op = xs, node.op
+    assert isinstance(op, ops.Reduce)
+    if op.kind in ("and", "or", "max", "min"):
+        return Interval(x.lower.map(op), x.upper.map(op))
+    if op.kind == "sum":
+        return _summed(c, node, x)
+    return _unknown(c, node)
+
+
+@_interval(ops.ReduceWindow)
+def _windowed(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,), op = xs, node.op
+    assert isinstance(op, ops.ReduceWindow)
+    if op.kind in ("max", "min"):
+        return Interval(x.lower.map(op), x.upper.map(op))
+    return _summed(c, node, x) if op.kind == "sum" else _unknown(c, node)
+
+
+@_interval(ops.CumReduce)
+def _running(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,), op = xs, node.op
+    assert isinstance(op, ops.CumReduce)
+    if op.kind in ("max", "min"):
+        return Interval(x.lower.map(op), x.upper.map(op))
+    return _summed(c, node, x) if op.kind == "sum" else _unknown(c, node)
+
+
+def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
+    op = node.op
+    error = x.magnitude.map(op) * c.rounding.of_sum(summed_terms(node)) + c.rounding.floor
+    return Interval(x.lower.map(op) - error, x.upper.map(op) + error)
+
+
+def summed_terms(node: Node) -> int:
+    """How many elements each element of a sum adds, at most."""
+    op, (x,) = node.op, node.inputs
+    if isinstance(op, ops.Reduce):
+        count = product(x.shape[d] for d in op.dims)
+    else:
+        assert isinstance(op, (ops.ReduceWindow, ops.CumReduce))
+        count = product(op.window) if isinstance(op, ops.ReduceWindow) else x.shape[op.dim]
+    assert isinstance(count, int)
+    return count
+
+
+def _unknown(c: Intervals, node: Node, reason: str = "") -> Interval:
+    what = reason or f"{getattr(node.op, 'kind', '')} has no bounds"
+    c.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", what))
+    return Interval(t.full(node.shape, -_INF, f64), t.full(node.shape, _INF, f64))
+
+
+@_interval(ops.DotGeneral, ops.Convolution)
+def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """Of center and radius: y = c * w, its radius r * |w| with the error of both sums in r."""
+    op, (a, b) = in_f64(node.op), xs
+    error = c.rounding.of_sum(contracted_terms(node))
+    exact = [c.is_exact(x) for x in node.inputs]
+    if not any(exact):
+        return _bilinear(c, node, op, a, b, error)
+    at = exact.index(False)
+    x, w = (a, b)[at], (b, a)[at].lower
+
+    def apply(v: Term, factor: Term) -> Term:
+        return Term(op(*((v.node, factor.node) if at == 0 else (factor.node, v.node))))
+
+    radius = x.radius * (1 + 4 * error) + x.magnitude * (2 * error) + c.rounding.floor
+    y, spread = apply(x.center, w), apply(radius, absolute_value(w))
+    return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
+
+
+def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error: float) -> Interval:
+    def apply(u: Term, v: Term) -> Term:
+        return Term(op(u.node, v.node))
+
+    size = apply(a.magnitude, b.magnitude) * (4 * error) + c.rounding.floor * contracted_terms(node)
+    if isinstance(op, ops.DotGeneral):
+        products = [_expanded(op, u, v) for u in (a.lower, a.upper) for v in (b.lower, b.upper)]
+        lower, upper = _extremes([p for p, _ in products])
+        dims = products[0][1]
+        return Interval(lower.sum(dims, False) - size, upper.sum(dims, False) + size)
+    y = apply(a.center, b.center)
+    spread = apply(absolute_value(a.center), b.radius) + apply(a.radius, b.magnitude)
+    return Interval(y - spread - size, y + spread + size)
+
+
+def _expanded(op: ops.DotGeneral, a: Term, b: Term) -> tuple[Term, tuple[int, ...]]:
+    """The products of a contraction before they are summed, and the dimensions to sum."""
+    free_a, free_b = op.free(a.rank, b.rank)
+    batch, rows, cols = len(op.batch[0]), len(free_a), len(free_b)
+    summed = tuple(range(batch + rows + cols, batch + rows + cols + len(op.contract[0])))
+    shape = (
+        *(a.shape[d] for d in op.batch[0]), *(a.shape[d] for d in free_a), *(b.shape[d] for d in free_b),
+        *(a.shape[d] for d in op.contract[0]),
+    )  # fmt: skip
+    at_a = (*range(batch), *range(batch, batch + rows), *summed)
+    at_b = (*range(batch), *range(batch + rows, batch + rows + cols), *summed)
+    x = a.transpose((*op.batch[0], *free_a, *op.contract[0])).spread(shape, at_a)
+    y = b.transpose((*op.batch[1], *free_b, *op.contract[1])).spread(shape, at_b)
+    return x * y, summed
+
+
+def in_f64(op: Op) -> Op:
+    """A contraction with results in f64."""
+    return op.with_sums(f64) if isinstance(op, (ops.DotGeneral, ops.Convolution)) else op
+
+
+def contracted_terms(node: Node) -> int:
+    """How many products each element of a contraction sums."""
+    op, (a, b) = node.op, node.inputs
+    if isinstance(op, ops.DotGeneral):
+        count = product(a.shape[d] for d in op.contract[0])
+    else:
+        assert isinstance(op, ops.Convolution)
+        count = product(d for d, c in zip(b.shape, op.rhs_layout, strict=True) if c != "O")
+    assert isinstance(count, int)
+    return count
+
+
+# --- functions of one number
+
+
+@_interval(Hinge)
+def _hinge(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,), op = xs, node.op
+    assert isinstance(op, Hinge)
+
+    def value(v: Term) -> Term:
+        negative = minimum(v, 0.0) * op.left if op.left else None
+        positive = maximum(v, 0.0) * op.right if op.right else None
+        parts = [p for p in (negative, positive) if p is not None]
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+
+    ends = value(x.lower), value(x.upper)
+    lower, upper = _extremes(ends)
+    if op.left * op.right < 0:  # 0 is the least value, or the largest
+        inside = t.term(t.logical_and(x.lower < 0.0, x.upper > 0.0))
+        lower = where(inside, 0.0, lower) if op.right > 0 else lower
+        upper = where(inside, 0.0, upper) if op.right < 0 else upper
+    if op.left in (0.0, 1.0, -1.0) and op.right in (0.0, 1.0, -1.0):
+        return Interval(lower, upper)
+    return _rounded(c, lower, upper)
+
+
+def _function(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,), f = xs, function_of(node.op)
+    assert f is not None
+    return interval_of_function(c.rounding, f, x)
+
+
+def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interval:
+    ends = f.value(x.lower), f.value(x.upper)
+    lower, upper = (ends[1], ends[0]) if f.falls else ends
+    if f.minimum is not None:
+        place, least = f.minimum
+        lower, upper = _extremes(ends)
+        inside = t.term(t.logical_and(x.lower <= place + 1e-4, x.upper >= place - 1e-4))
+        lower = where(inside, least, lower)
+    absolute = rounding.floor + (f.slack if rounding.unit else 0.0)
+    lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
+    if f.positive:  # undefined at and below 0: nothing is known
+        lower, upper = (where(x.lower > 0.0, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
+    return Interval(lower, upper)

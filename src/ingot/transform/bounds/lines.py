@@ -1,0 +1,147 @@
+"""Linear bounds of the functions of one number: lower.slope x + lower.offset <= f(x) <= upper.slope x + upper.offset.
+
+ReLU and S-shaped functions as CROWN (Zhang et al., Efficient Neural Network Robustness Certification with General
+Activation Functions, NeurIPS 2018); GELU and SiLU by two lines of the chord's slope. A slope may be any number: the
+offsets are found for it as it was rounded, with the error of finding them.
+"""
+
+from __future__ import annotations
+
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
+from ingot.transform.bounds.forms import Hinge
+from ingot.transform.bounds.functions import CONCAVE, CONVEX, S_SHAPED, Function
+from ingot.transform.bounds.intervals import Interval
+from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, where
+
+_BISECTIONS = 14
+_ERROR = 64 * OWN_UNIT  # of a few operations and two functions
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    slope: Term
+    offset: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    lower: Line
+    upper: Line
+
+    @property
+    def swapped(self) -> Lines:
+        """Those of -f, from those of f."""
+        return Lines(Line(-self.upper.slope, -self.upper.offset), Line(-self.lower.slope, -self.lower.offset))
+
+
+def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
+    """alpha: where the lower line's slope lies between those of the two sides, from 0 to 1; by default at the side that
+    most of the interval is on (so that the area between the lines is smallest)."""
+    if op.right < op.left:
+        return lines_of_hinge(Hinge(-op.left, -op.right), x, alpha).swapped
+    left, right = op.left, op.right
+    l, u = x.lower, x.upper
+    chord = (u * right - l * left) / (u - l)
+    offset = maximum(l * left - chord * l, u * right - chord * u)
+    size = (absolute_value(chord) + (abs(left) + abs(right))) * x.magnitude
+    offset = offset + size * _ERROR + OWN_TINY
+    if alpha is None:
+        between = where(u > -l, right, t.full(u.shape, left, u.dtype))
+    else:
+        between = alpha * (right - left) + left
+        between = minimum(maximum(between, left), right)
+    zero = t.full(u.shape, 0.0, u.dtype)
+    is_right, is_left = l >= 0.0, u <= 0.0
+
+    def of(slope: Term) -> Term:
+        return where(is_right, right, where(is_left, left, slope))
+
+    known = t.term(t.logical_or(is_right, is_left))
+    return Lines(Line(of(between), zero), Line(of(chord), where(known, 0.0, offset)))
+
+
+def lines_of_function(f: Function, x: Interval) -> Lines:
+    if f.shape == CONVEX:
+        return Lines(_tangent(f, x.center, x, -1), _chord(f, x))
+    if f.shape == CONCAVE:
+        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive)
+        return lines_of_function(mirrored, x).swapped
+    return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
+
+
+def _chord_slope(f: Function, x: Interval) -> Term:
+    """Of an interval of a few units in the last place, where the chord's slope is noise, the derivative."""
+    width = x.upper - x.lower
+    is_wide = width > (x.magnitude + 1.0) * 1e-9
+    chord = (f.value(x.upper) - f.value(x.lower)) / where(is_wide, width, 1.0)
+    return where(is_wide, chord, f.slope(x.center))
+
+
+def _chord(f: Function, x: Interval) -> Line:
+    """The upper line through both ends, where f less a line is largest at an end."""
+    slope = _chord_slope(f, x)
+    ends = [f.value(v) - slope * v for v in (x.lower, x.upper)]
+    size = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
+    return Line(slope, maximum(*ends) + (size + absolute_value(slope) * x.magnitude) * _ERROR + OWN_TINY)
+
+
+def _tangent(f: Function, at: Term, x: Interval, side: int) -> Line:
+    """side: 1 for a line above f, -1 for one below."""
+    slope, value = f.slope(at), f.value(at)
+    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + OWN_TINY
+    offset = value - slope * at
+    return Line(slope, offset + error if side > 0 else offset - error)
+
+
+def _s_shaped(f: Function, x: Interval) -> Lines:
+    """The lower line of an odd function (but for a constant) is the upper one of -f(-x), turned around."""
+    odd = Function(lambda v: -f.value(-v), lambda v: f.slope(-v), S_SHAPED)
+    upper = _above_s(f, x)
+    turned = _above_s(odd, Interval(-x.upper, -x.lower))
+    return Lines(Line(turned.slope, -turned.offset), upper)
+
+
+def _above_s(f: Function, x: Interval) -> Line:
+    """Convex below 0 and concave above: the chord, unless it meets f; then a tangent at a point above 0, which is above
+    f where f is concave, and where f is convex if it is at the lower end."""
+    chord = _chord(f, x)
+    start = f.value(x.lower)
+    low, high = t.full(start.shape, 0.0, start.dtype), maximum(x.upper, 0.0)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) * 0.5
+        is_above = f.value(middle) + f.slope(middle) * (x.lower - middle) >= start
+        low, high = where(is_above, low, middle), where(is_above, middle, high)
+    touching = where(x.lower >= 0.0, x.center, high)
+    tangent = _tangent(f, touching, x, 1)
+    convex = t.term(t.logical_and(x.lower < 0.0, f.slope(x.upper) >= chord.slope))
+    is_chord = t.term(t.logical_or(x.upper <= 0.0, convex))
+    return Line(where(is_chord, chord.slope, tangent.slope), where(is_chord, chord.offset, tangent.offset))
+
+
+def _wave(f: Function, x: Interval) -> Lines:
+    """Two lines of the chord's slope s, through the extremes of f(v) - s v: at the ends, or where f' = s, which is at
+    most once in each of the three parts where f' rises or falls."""
+    slope = _chord_slope(f, x)
+
+    def gap(v: Term) -> Term:
+        return f.value(v) - slope * v
+
+    def critical(first: float, last: float, rises: bool) -> Term:
+        low = minimum(maximum(x.lower, first), x.upper) if first > -10 else x.lower
+        high = maximum(minimum(x.upper, last), low) if last < 10 else x.upper
+        for _ in range(_BISECTIONS):
+            middle = (low + high) * 0.5
+            is_behind = f.slope(middle) > slope if rises else f.slope(middle) < slope
+            low, high = where(is_behind, low, middle), where(is_behind, middle, high)
+        return (low + high) * 0.5
+
+    ends = [gap(x.lower), gap(x.upper)]
+    step = (x.upper - x.lower) * 2.0**-_BISECTIONS
+    size = absolute_value(f.value(x.lower)) + absolute_value(f.value(x.upper)) + absolute_value(slope) * x.magnitude
+    error = step * step * f.curvature + size * _ERROR + 1e-9  # and of the place where f bends
+    least = minimum(minimum(*ends), gap(critical(-f.bend, f.bend, True)))
+    outer = [gap(critical(-20.0, -f.bend, False)), gap(critical(f.bend, 20.0, False))]
+    most = maximum(maximum(*ends), maximum(*outer))
+    return Lines(Line(slope, least - error), Line(slope, most + error))

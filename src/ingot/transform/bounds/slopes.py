@@ -1,0 +1,107 @@
+"""Slopes of lower lines that are optimized: alpha-CROWN.
+
+Xu et al., Fast and Complete: Enabling Complete Verification with Rapid and Massively Parallel Incomplete Verifiers,
+ICLR 2021. Any slope between those of a hinge's sides is sound: the bounds of each step hold. Each walk, from results or
+from values that relaxations need, has slopes of its own for each of its rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.autodiff import gradients
+from ingot.driver.compile import Options, compiled_program
+from ingot.ir.dims import product
+from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.types import TensorType, f64, static_shape
+from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.executor import CompiledModel
+from ingot.support.dataclass import dataclass
+from ingot.transform.bounds.crown import Walk, lower_bounds
+from ingot.transform.bounds.forms import Hinge
+from ingot.transform.bounds.graph import Bounded
+
+_RATE, _DECAY, _MOMENTS, _TINY = 0.25, 0.97, (0.9, 0.999), 1e-12  # of Adam
+
+
+_MAX_SLOPE_BYTES = 1 << 28  # beyond it the rows of a walk share its slopes
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """A compiled search over the slopes of a graph whose only result is rows. starts: the slopes to start from, by
+    hinge. shapes: those of all slopes, with the index of their hinge. step: lower bounds and the slopes' gradients."""
+
+    rows: int
+    shapes: tuple[tuple[tuple[int, ...], int], ...]
+    starts: CompiledModel
+    step: CompiledModel
+
+    def run(self, box: list[np.ndarray], limits: np.ndarray, steps: int, deadline: float) -> np.ndarray:
+        """Lower bounds of the rows over a box: the best of `steps`, or until each is above its limit. deadline: of
+        `time.monotonic`."""
+        starts = self.starts.run(box) if self.shapes else []
+        alphas = [np.broadcast_to(starts[at], shape).copy() for shape, at in self.shapes]
+        means, squares = [np.zeros_like(a) for a in alphas], [np.zeros_like(a) for a in alphas]
+        best = np.full(self.rows, -np.inf)
+        for step in range(1, steps + 1):
+            weights = (best <= limits).astype(np.float64)
+            lower, *slopes = self.step.run([*box, weights, *alphas])
+            best = np.fmax(best, lower)
+            if (best > limits).all() or not slopes or time.monotonic() > deadline:
+                break
+            rate = _RATE * _DECAY**step
+            for i, g in enumerate(slopes):
+                g = np.nan_to_num(g)
+                means[i] = _MOMENTS[0] * means[i] + (1 - _MOMENTS[0]) * g
+                squares[i] = _MOMENTS[1] * squares[i] + (1 - _MOMENTS[1]) * g * g
+                mean, square = means[i] / (1 - _MOMENTS[0] ** step), squares[i] / (1 - _MOMENTS[1] ** step)
+                alphas[i] = np.clip(alphas[i] + rate * mean / (np.sqrt(square) + _TINY), 0.0, 1.0)
+        return best
+
+
+def slopes_of(bounded: Bounded, options: Options) -> Slopes:
+    """Compile the search. The rows are those of the question's spec."""
+    (y,) = bounded.core.results
+    plain = bounded.walk().intervals
+    hinges = [n for n in bounded.core.nodes() if isinstance(n.op, Hinge) and not plain.is_exact(n)]
+    ends = [plain.of(n.inputs[0]) for n in hinges]
+    starts = [(x.upper > -x.lower).cast(f64).node for x in ends]
+    targets = [*(x for x in bounded.core.nodes() if x in bounded.walked), y]
+    pairs = [(x, n) for x in targets for n in _behind(x, hinges)]
+    size = sum(_rows(x, y) * int(product(n.shape)) * 8 for x, n in pairs)
+    single = {(x, n): Input(f"slope {x.id} {n.id}", TensorType(f64, n.shape))() for x, n in pairs}
+    slopes: dict[tuple[Node, Node], Node] = {}
+    for i, (x, n) in enumerate(pairs):
+        shape = n.shape if size > _MAX_SLOPE_BYTES else (_rows(x, y), *n.shape)
+        slopes[x, n] = Input(f"slopes {i}", TensorType(f64, shape))()
+    mapped = {single[key]: node for key, node in slopes.items()} if size <= _MAX_SLOPE_BYTES else {}
+    of_walks = {x: {n: (single if mapped else slopes)[x, n] for v, n in pairs if v is x} for x in targets}
+    c = bounded.walk(of_walks, mapped).intervals
+    lower, _ = lower_bounds(Walk(c, of_walks[y]), y, mapped)
+    lower = lower_model_ops(Graph((), (lower.node,))).outputs[0]
+    weights = Input("weights", TensorType(f64, lower.shape))()
+    loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, lower)
+    found = gradients(loss, list(slopes.values())) if slopes else []
+    step = Graph((*bounded.inputs, weights, *slopes.values()), (lower, *found))
+    programs = [
+        CompiledModel(compiled_program(lower_model_ops(g), options), threads=options.threads)
+        for g in (Graph(bounded.inputs, tuple(starts) or (lower,)), step)
+    ]
+    shapes = tuple((static_shape(a.shape), hinges.index(n)) for (_, n), a in slopes.items())
+    return Slopes(_rows(y, y), shapes, programs[0], programs[1])
+
+
+def _behind(target: Node, hinges: Sequence[Node]) -> list[Node]:
+    """The hinges on the way to a value."""
+    nodes = set(topological([target]))
+    return [n for n in hinges if n in nodes]
+
+
+def _rows(x: Node, y: Node) -> int:
+    """Of a walk: lower bounds of the result's elements, lower and upper ones of all others."""
+    return int(product(x.shape)) * (1 if x is y else 2)

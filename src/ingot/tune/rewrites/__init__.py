@@ -1,0 +1,1 @@
+"""Search for rewrites of a model's own subgraphs: `ingot tune --rewrites`."""

@@ -1,0 +1,324 @@
+"""Equal forms of a small graph: terms over its inputs, from the bottom up, of which equal ones are kept once.
+
+    (x, c0, c1) -> dot(dot(x, c0), c1)      gives      (x, c0, c1) -> dot(x, dot(c0, c1))
+
+As in TASO (Jia et al. 2019, section 3) terms are told apart by their values at a random point, of which those of the
+same values are one. Here the values are of a finite field, at sizes that are small primes, so that a form costs
+microseconds; what is found is proved at the model's own sizes. Left out are terms that cost more than the graph, and
+those that multiply what the graph does not: each product of inputs must divide one of the graph's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import permutations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Node, Op, splat_of
+from ingot.ir.types import Shape
+from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.equality import PRIME
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import IngotError, ShapeError
+
+_SMALL = (2, 3, 5, 7, 11, 13, 17, 19)
+MAX_TERMS = 2000
+MAX_FREE_OPS = 3  # of terms that need not have the type of the graph
+MIN_OPS = 2
+# a model of costs, to leave out what is hopeless: measurements decide
+_SECONDS_PER_FLOP, _SECONDS_PER_BYTE, _SECONDS_PER_OP = 1 / 50e9, 1 / 20e9, 1e-6
+
+
+# The products of inputs that a polynomial is a sum of: of each, how often it has each input
+Products = frozenset[tuple[int, ...]]
+
+
+def _products(multiplied: bool, operands: Sequence[Products]) -> Products:
+    if multiplied:
+        a, b = operands
+        return frozenset(tuple(map(sum, zip(p, q, strict=True))) for p in a for q in b)
+    return frozenset[tuple[int, ...]]().union(*operands)
+
+
+@dataclass(frozen=True)
+class Term:
+    """node: over the inputs of the graph, at its own sizes. value: at small sizes, over the field. parts: the nodes
+    that cost time: all that are not of constants alone. products: see `Products`."""
+
+    node: Node
+    value: np.ndarray = field(compare=False)
+    constant: bool
+    parts: frozenset[Node]
+    products: Products
+
+
+def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time.monotonic) -> list[Graph]:
+    """Graphs that probably equal `before` and should cost less, cheapest first."""
+    small = _small_sizes(before)
+    if small is None:
+        return []
+    search = _Search(before, small, clock() + seconds, clock)
+    return search.run()
+
+
+def _small_sizes(before: Graph) -> Mapping[int, int] | None:
+    """A small prime for each size; sizes of images stay. None if the graph has no such form."""
+    kept: set[int] = set()
+    for n in before.nodes():
+        if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
+            return None
+        if isinstance(n.op, ops.Convolution):
+            layouts = zip((n.op.lhs_layout, n.op.rhs_layout, n.op.out_layout), (*n.inputs, n), strict=True)
+            kept |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}  # type: ignore[misc]
+            kept |= {n.op.feature_groups, n.op.batch_groups}
+    sizes = sorted({d for n in before.nodes() for d in n.shape if isinstance(d, int) and d > 1} - kept)
+    sums = _sums(before)
+    primes, small = iter(_SMALL), dict[int, int]()
+    for size in sizes:
+        parts = next((p for total, p in sums if total == size and all(d in small for d in p)), None)
+        prime = sum(small[d] for d in parts) if parts else next(primes, None)
+        if prime is None:
+            return None
+        small[size] = prime
+    for attempt in (small, {}):
+        if sum(int(np.prod(_shape(n.shape, attempt))) for n in before.nodes()) > 1 << 20:
+            continue
+        try:
+            _evaluate(before, attempt, _points(before, attempt))
+        except (IngotError, ValueError):
+            continue
+        return attempt
+    return None
+
+
+def _sums(before: Graph) -> list[tuple[int, list[int]]]:
+    """Sizes that are sums of others: of concats, and the limits of slices."""
+    sums: list[tuple[int, list[int]]] = []
+    for n in before.nodes():
+        if isinstance(n.op, ops.Concat):
+            parts = [x.shape[n.op.dimension] for x in n.inputs]
+            sums.append((n.shape[n.op.dimension], parts))  # type: ignore[arg-type]
+        elif isinstance(n.op, ops.Slice):
+            bounds = zip(n.op.start, n.op.limit, n.shape, strict=True)
+            sums += [(high, [low, size]) for low, high, size in bounds if low != 0]  # type: ignore[misc]
+    return sums
+
+
+def _shape(shape: Shape, small: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(small.get(int(d), int(d)) for d in shape)  # type: ignore[arg-type]
+
+
+def _points(before: Graph, small: Mapping[int, int]) -> list[np.ndarray]:
+    random = np.random.default_rng(1)
+    return [random.integers(0, PRIME, _shape(n.shape, small)).astype(np.float64) for n in before.inputs]
+
+
+def _evaluate(before: Graph, small: Mapping[int, int], points: Sequence[np.ndarray]) -> np.ndarray:
+    values = dict(zip(before.inputs, points, strict=True))
+    for n in before.nodes():
+        if isinstance(n.op, Const):
+            values[n] = equality.literal(np.asarray(n.op.value))
+        elif n not in values:
+            values[n] = _small_result(n.op, small, [values[i] for i in n.inputs])
+    return values[before.outputs[0]]
+
+
+def _small_result(op: Op, small: Mapping[int, int], operands: Sequence[np.ndarray]) -> np.ndarray:
+    if isinstance(op, ops.DotGeneral | ops.Convolution):
+        op = replace(op, dtype=None)
+    elif isinstance(op, ops.Reshape | ops.BroadcastInDim):
+        op = replace(op, shape=_shape(op.shape, small))
+    elif isinstance(op, ops.Slice):
+        op = replace(op, start=_shape(op.start, small), limit=_shape(op.limit, small))
+    result = np.asarray(op.reference(*operands))
+    return result if isinstance(op, equality.VIEWS) else np.mod(result, PRIME)
+
+
+class _Search:
+    def __init__(self, before: Graph, small: Mapping[int, int], deadline: float, clock: Callable[[], float]) -> None:
+        self.before, self.small, self.deadline, self.clock = before, small, deadline, clock
+        self.target = before.outputs[0]
+        self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
+        # less than what it costs: of equal costs the model's own form stays
+        self.limit = sum(map(_seconds, _parts(before))) * (1 - 1e-3)
+        self.products_of: dict[Node, Products] = {}
+        for i, n in enumerate(before.inputs):
+            self.products_of[n] = frozenset([tuple(int(i == j) for j in range(len(before.inputs)))])
+        for n in before.nodes():
+            if n not in self.products_of:
+                none = frozenset([(0,) * len(before.inputs)])  # of a literal
+                self.products_of[n] = (
+                    _products(isinstance(n.op, equality.PRODUCTS), [self.products_of[i] for i in n.inputs])
+                    if n.inputs
+                    else none
+                )
+        self.known_products: dict[tuple[bool, tuple[Products, ...]], Products] = {}
+        self.wanted = self.products_of[self.target]
+        self.terms: dict[tuple[Shape, bytes], Term] = {}
+        self.found: dict[Node, float] = {}
+        self.made: set[Node] = set()
+        nodes = before.nodes()
+        self.scales = sorted({float(v) for n in nodes if (v := splat_of(n)) is not None and not n.type.rank})
+        self.products = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.DotGeneral | ops.Convolution)))
+        self.views = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Reshape | ops.BroadcastInDim)))
+        self.cuts = sorted({cut for n in nodes if isinstance(n.op, ops.Slice) for cut in _cuts(n.op, n.inputs[0])})
+        self.elementwise = [ops.Add(), *dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Sub))]
+        multiplied = (n for n in nodes if isinstance(n.op, ops.Mul))
+        if any(all(splat_of(i) is None for i in n.inputs) for n in multiplied):
+            self.elementwise.append(ops.Mul())
+
+    def run(self) -> list[Graph]:
+        """Terms of 1, 2, 3... ops; of more than MAX_FREE_OPS those of the graph's own type."""
+        for n, value in zip(self.before.inputs, _points(self.before, self.small), strict=True):
+            self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
+        by_size = [list(self.terms.values())]
+        most = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.before.nodes())
+        for size in range(1, max(most, MIN_OPS) + 1):
+            count = len(self.terms)
+            self.grow(by_size, size, last=size > MAX_FREE_OPS)
+            by_size.append(list(self.terms.values())[count:])
+        ranked = sorted(self.found, key=self.found.__getitem__)
+        return [Graph(self.before.inputs, (n,)) for n in ranked]
+
+    def grow(self, by_size: list[list[Term]], size: int, last: bool) -> None:
+        """Add the terms of one op of terms that have `size` - 1 ops together. last: only those of the graph's type."""
+        for t in by_size[size - 1]:
+            for op in self.unary(t, last or size == 1):
+                self.apply(op, (t,), last)
+            for s in self.scales:
+                self.scale(t, s, last)
+        for left in range(size):
+            for a in by_size[left]:
+                for b in by_size[size - 1 - left]:
+                    if not (self.allowed(True, a.products, b.products) or self.allowed(False, a.products, b.products)):
+                        continue
+                    for op in self.binary(a.node, b.node):
+                        self.apply(op, (a, b), last)
+                if self.is_over():
+                    return
+
+    def is_over(self) -> bool:
+        return self.clock() > self.deadline or len(self.terms) > MAX_TERMS
+
+    def unary(self, t: Term, transposed: bool) -> Iterator[Op]:
+        rank = t.node.type.rank
+        # products take any order of axes: transposes of results are tried last
+        orders = list(permutations(range(rank)))[1:] if transposed and rank <= 3 else []
+        yield from (ops.Transpose(p) for p in orders)
+        for size, low, high in self.cuts if t.constant else ():
+            for axis in (d for d in range(rank) if t.node.shape[d] == size):
+                start, limit = [0] * rank, list(t.node.shape)
+                start[axis], limit[axis] = low, high
+                yield ops.Slice(tuple(start), tuple(limit), (1,) * rank)
+        for op in self.views:
+            if isinstance(op, ops.BroadcastInDim):
+                fits = len(op.dims) == rank
+            else:
+                fits = op.shape != t.node.shape
+            if fits:
+                yield op
+
+    def binary(self, a: Node, b: Node) -> Iterator[Op]:
+        p, q = a.shape, b.shape
+        if p == q:
+            yield from self.elementwise
+        if len(p) == len(q):
+            apart = [d for d in range(len(p)) if p[d] != q[d]]
+            yield from (ops.Concat(d) for d in range(len(p)) if apart in ([], [d]))
+        yield from (op for op in self.products if isinstance(op, ops.Convolution) and len(p) == len(q))
+        for op in self.dots(len(p), len(q)):
+            pairs = [*zip(*op.batch, strict=True), *zip(*op.contract, strict=True)]
+            if all(i < len(p) and j < len(q) and p[i] == q[j] for i, j in pairs):
+                yield op
+
+    def dots(self, p: int, q: int) -> list[ops.DotGeneral]:
+        """Products of values of ranks p and q: over the last axes of both or any but the first, and the graph's own."""
+        own = [op for op in self.products if isinstance(op, ops.DotGeneral)]
+        if p >= 2 and q == 2:
+            own += [ops.DotGeneral(contract=((i,), (j,))) for i in ((1, 0) if p == 2 else (p - 1,)) for j in (0, 1)]
+        elif p == q and p > 2:
+            batch = tuple(range(p - 2))
+            own += [ops.DotGeneral((batch, batch), ((i,), (j,))) for i in (p - 1, p - 2) for j in (p - 1, p - 2)]
+        return list(dict.fromkeys(own))
+
+    def scale(self, t: Term, s: float, last: bool) -> None:
+        node = ops.mul(t.node, s)
+        if not last or node.type == self.target.type:
+            value = np.mod(t.value * equality.literal(np.asarray(s, np.float32)), PRIME)
+            self.add(node, value, t.constant, t.parts, t.products)
+
+    def apply(self, op: Op, operands: tuple[Term, ...], last: bool) -> None:
+        products = self.allowed(isinstance(op, equality.PRODUCTS), *(t.products for t in operands))
+        if not products:
+            return
+        try:
+            node = op(*(t.node for t in operands))
+        except (ShapeError, IndexError):
+            return
+        if node in self.made or (last and node.type != self.target.type):
+            return
+        self.made.add(node)
+        parts = frozenset[Node]().union(*(t.parts for t in operands))
+        constant = all(t.constant for t in operands)
+        if self.cost(parts if constant else parts | {node}) > self.limit:
+            return
+        try:
+            value = _small_result(op, self.small, [t.value for t in operands])
+        except (IngotError, ValueError, IndexError):
+            return
+        self.add(node, value, constant, parts, products)
+
+    def allowed(self, multiplied: bool, *operands: Products) -> Products:
+        """Of a term; none if one of them divides none of the graph's."""
+        key = (multiplied, operands)
+        if key not in self.known_products:
+            found = _products(multiplied, operands)
+            divide = all(any(all(map(int.__le__, p, q)) for q in self.wanted) for p in found)
+            self.known_products[key] = found if divide else frozenset()
+        return self.known_products[key]
+
+    def cost(self, parts: frozenset[Node]) -> float:
+        return sum(map(_seconds, parts))
+
+    def add(self, node: Node, value: np.ndarray, constant: bool, parts: frozenset[Node], products: Products) -> None:
+        if not constant and node.op.computes:
+            parts = parts | {node}
+        cost = self.cost(parts)
+        key = (node.shape, value.tobytes())
+        if key == self.key and node is not self.target and cost < self.limit:
+            self.found[node] = min(cost, self.found.get(node, cost))
+        known = self.terms.get(key)
+        if cost <= self.limit and (known is None or cost < self.cost(known.parts)):
+            self.terms[key] = Term(node, value, constant, parts, products)
+
+
+def _cuts(op: ops.Slice, x: Node) -> list[tuple[int, int, int]]:
+    """(size, low, high) of each axis that a slice cuts."""
+    bounds = zip(x.shape, op.start, op.limit, op.strides, strict=True)
+    return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]  # type: ignore[misc]
+
+
+def _parts(before: Graph) -> set[Node]:
+    """The nodes of a graph that depend on values, not on constants alone."""
+    moving: set[Node] = set()
+    for n in before.nodes():
+        is_value = not n.op.computes and getattr(n.op, "label", "c").startswith("x")
+        if is_value or any(i in moving for i in n.inputs):
+            moving.add(n)
+    return {n for n in moving if n.op.computes}
+
+
+def _seconds(n: Node) -> float:
+    """What a node may cost by itself."""
+    if isinstance(n.op, ops.Reshape | ops.BroadcastInDim):
+        return 0.0
+    flops = n.op.flops(*(i.type for i in n.inputs))
+    sizes = [x.type.size for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)]
+    assert isinstance(flops, int) and all(isinstance(s, int) for s in sizes)
+    fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # into what computes their operands
+    nbytes = 4 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
+    return flops * _SECONDS_PER_FLOP + nbytes * _SECONDS_PER_BYTE + _SECONDS_PER_OP

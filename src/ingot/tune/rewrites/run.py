@@ -1,0 +1,179 @@
+"""Search for rewrites of a model's own subgraphs that are faster on this machine, and keep what wins.
+
+sites  ->  forms of each  ->  proof at the model's sizes  ->  measurement by turns  ->  the whole model by turns
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot.debug.build import build
+from ingot.debug.feeds import Feeds
+from ingot.ir.node import Graph, Node, const, rebuild
+from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.rewrite import Rewrite, holds
+from ingot.pipeline import tuning
+from ingot.pipeline.build import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+from ingot.tune.rewrites.forms import forms
+from ingot.tune.rewrites.sites import Site, sites
+from ingot.tune.run import HELD_UP
+
+# a rewrite is kept if the median of paired ratios says so much, and the best runs, too
+NEEDED_GAIN = 1.03
+FORMS_MEASURED = 3
+SECONDS_PER_SITE = 5.0  # to enumerate forms
+_ROUNDS, _RUN_SECONDS = 15, 0.02
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a site. sides: of the best form, one -> other. count: sites of the model that it is of. state:
+    "kept", "slower", "needs fast math", "wrong" (a form that is not equal: a bug), or "no cheaper form"."""
+
+    text: str
+    count: int
+    forms: int
+    gain: float
+    state: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """rewrites: kept. gain: of a call of the whole model, the median of paired ratios; 1 without rewrites. withdrawn:
+    what was faster alone and did not make calls faster."""
+
+    machine: str
+    database: str
+    rows: tuple[Row, ...]
+    rewrites: tuple[str, ...]
+    gain: float
+    withdrawn: int = 0
+
+
+def find_rewrites(
+    graph: Graph,
+    feeds: Feeds,
+    *,
+    threads: int,
+    budget: float,
+    database: Path,
+    fast_math: bool = False,
+    precision: str = "float32",
+    watch: Callable[[str, float], None] = lambda text, seconds: None,
+) -> Report:
+    """Search for about `budget` seconds and add what makes calls with `feeds` faster to `database`.
+
+    Without `fast_math` only forms that round the same sums of the same products are kept. Raises what compiling raises,
+    ArtifactError for a database that cannot be written, and InputError for a model with open sizes.
+    """
+    tuning.add(database, ())
+    began = time.monotonic()
+    symbols = sorted(graph.symbols())
+    if symbols:
+        fix = f"fix them: {' '.join(f'--dim {s}=SIZE' for s in symbols)}"
+        raise InputError("a model to rewrite", expected="fixed sizes", got=f"open {', '.join(symbols)}", fix=fix)
+    watch("compile", 0.0)
+    made = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
+    machine = tuning.machine_name(made.features, threads)
+    rows: list[Row] = []
+    wins: list[tuning.Rewritten] = []
+    for number, site in enumerate(found := sites(made.after("crop"))):
+        seconds = time.monotonic() - began
+        if seconds > budget:
+            break
+        watch(f"site {number + 1} of {len(found)}", seconds)
+        row, win = _searched(site, machine, threads, fast_math)
+        rows.append(row)
+        wins += [win] if win else []
+    watch("the whole model", time.monotonic() - began)
+    kept = tuple(w.rewrite for w in wins)
+    gain = 1.0
+    if kept:
+        models = [
+            CompiledModel(
+                build_program(graph, made.features, threads, fast_math=fast_math, precision=precision, rewrites=chosen),
+                threads=threads,
+            )
+            for chosen in ((), kept)
+        ]
+        gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
+    withdrawn = len(wins) if gain < HELD_UP else 0
+    if withdrawn:
+        kept, gain, wins = (), 1.0, []
+    tuning.add(database, wins)
+    return Report(machine, str(database), tuple(rows), tuple(map(str, kept)), gain, withdrawn)
+
+
+def _searched(site: Site, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
+    text, count = str(Rewrite.of(site.before, site.before, exact=True)).partition(" -> ")[0], site.count
+    candidates = forms(site.before, SECONDS_PER_SITE)
+    if not candidates:
+        return Row(text, count, 0, 1.0, "no cheaper form"), None
+    best: tuple[float, float, float, Rewrite] | None = None
+    state = "slower"
+    for after in candidates[:FORMS_MEASURED]:
+        rewrite = Rewrite.of(site.before, after, equality.are_equal(site.before, after, exactly=True))
+        if not holds(rewrite):
+            return Row(str(rewrite), count, len(candidates), 1.0, "wrong"), None
+        if not rewrite.exact and not fast_math:
+            state = "needs fast math"
+            text = str(rewrite)
+            continue
+        models = [build(_with_constants(g, site.constants), threads=threads).model() for g in (site.before, after)]
+        gain, (over, seconds) = _compared(models, _random_feeds(site.before))
+        if best is None or gain > best[0]:
+            best = gain, over, seconds, rewrite
+    if best is None:
+        return Row(text, count, len(candidates), 1.0, state), None
+    gain, over, seconds, rewrite = best
+    if min(gain, over / seconds) < NEEDED_GAIN:
+        return Row(str(rewrite), count, len(candidates), gain, "slower"), None
+    win = tuning.Rewritten(machine, rewrite, seconds, over)
+    return Row(str(rewrite), count, len(candidates), gain, "kept"), win
+
+
+def _with_constants(g: Graph, constants: Sequence[np.ndarray]) -> Graph:
+    """A side of a rewrite as a model, with its constants in place."""
+    values = iter(constants)
+    bound: dict[Node, Node] = {}
+    for n in g.inputs:
+        if n.op.label.startswith("c"):  # type: ignore[attr-defined]
+            bound[n] = const(next(values))
+    inputs = tuple(n for n in g.inputs if n not in bound)
+    return Graph(inputs, rebuild(g.outputs, bound))
+
+
+def _random_feeds(g: Graph) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {
+        n.op.label: random.standard_normal(n.shape, np.float32)  # type: ignore[attr-defined, call-overload]
+        for n in g.inputs
+        if not n.op.label.startswith("c")  # type: ignore[attr-defined]
+    }
+
+
+def _compared(
+    models: Sequence[CompiledModel], feeds: Feeds, rounds: int = _ROUNDS
+) -> tuple[float, tuple[float, float]]:
+    """(how much faster the second model is, by the median of paired ratios; the best seconds of each)."""
+    for m in models:
+        m(**feeds)
+    once = time.perf_counter()
+    models[0](**feeds)
+    repeats = max(1, int(_RUN_SECONDS / max(time.perf_counter() - once, 1e-6)))
+    times = np.empty((rounds, 2))
+    for r in range(rounds):
+        for i in (0, 1) if r % 2 else (1, 0):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                models[i](**feeds)
+            times[r, i] = (time.perf_counter() - start) / repeats
+    best = times.min(axis=0)
+    return float(np.median(times[:, 0] / times[:, 1])), (float(best[0]), float(best[1]))

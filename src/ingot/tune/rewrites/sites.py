@@ -1,0 +1,93 @@
+"""A model's subgraphs of up to six sums, products and views around a product: where rewrites are sought."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Graph, Input, Node, rebuild, splat_of
+from ingot.ir.show import show
+from ingot.passes.constants import is_constant, value_of
+from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.rewrite import reader_counts
+from ingot.support.dataclass import dataclass
+
+MAX_OPS = 6
+_CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A subgraph with inputs in place of what it reads: x0, x1... for values, c0, c1... for constants.
+
+    count: how often the model has it. constants: the values of c0, c1... of the first one. flops: of all.
+    """
+
+    before: Graph
+    count: int
+    constants: tuple[np.ndarray, ...]
+    flops: int
+
+
+def sites(graph: Graph) -> list[Site]:
+    """The sites of a CORE graph, those of most floating-point operations first."""
+    readers = reader_counts(graph)
+    found: dict[str, Site] = {}
+    for root in graph.nodes():
+        for members in _members(root, readers):
+            site = _site(root, members)
+            if not equality.is_small(site.before):
+                continue
+            old = found.get(show(site.before))
+            if old is not None:
+                site = replace(old, count=old.count + 1, flops=old.flops + site.flops)
+            found[show(site.before)] = site
+    return sorted(found.values(), key=lambda s: -s.flops)
+
+
+def _is_member(n: Node) -> bool:
+    return n.op.computes and isinstance(n.op, equality.POLYNOMIAL) and equality.is_polynomial(n) and not is_constant(n)
+
+
+def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ...]]:
+    """Sets of nodes that end in `root` and whose other nodes only they read: operands of the nearest nodes first."""
+    if not _is_member(root):
+        return
+    members = [root]
+    while len(members) < MAX_OPS:
+        read = Counter(i for n in members for i in n.inputs)
+        chosen = next((i for i in read if i not in members and _is_member(i) and read[i] == readers[i]), None)
+        if chosen is None:
+            return
+        members.append(chosen)
+        if any(isinstance(n.op, _CONTRACTIONS) for n in members):
+            yield tuple(members)
+
+
+def _site(root: Node, members: tuple[Node, ...]) -> Site:
+    inputs: dict[Node, Node] = {}
+    constants: list[np.ndarray] = []
+
+    def bind(n: Node) -> None:
+        if n in members or (isinstance(n.op, ops.BroadcastInDim) and is_constant(n)):
+            for i in n.inputs:
+                bind(i)
+        elif n not in inputs and not _is_literal(n):
+            constant = is_constant(n)
+            label = f"c{len(constants)}" if constant else f"x{len(inputs) - len(constants)}"
+            if constant:
+                constants.append(value_of(n))
+            inputs[n] = Input(label, n.type)()
+
+    bind(root)
+    before = Graph(tuple(inputs.values()), rebuild((root,), inputs))
+    return Site(before, 1, tuple(constants), equality.flops(before))
+
+
+def _is_literal(n: Node) -> bool:
+    """Whether a scalar stays in the pattern: a scaling."""
+    return n.constant is not None and n.type.rank == 0 and splat_of(n) is not None and equality.is_polynomial(n)

@@ -1,0 +1,134 @@
+"""Equality over a finite field: what is equal is found equal, exactly or over the reals, and what differs is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f16, f32
+from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.equality import PRIME, are_equal
+
+
+def arg(label: str, *shape: int) -> Node:
+    return Input(label, TensorType(f32, shape))()
+
+
+def dot(a: Node, b: Node) -> Node:
+    return ops.DotGeneral(contract=((1,), (0,)))(a, b)
+
+
+def t(x: Node) -> Node:
+    return ops.Transpose((1, 0))(x)
+
+
+X, Y = arg("x", 5, 7), arg("y", 5, 7)
+A, B, C = arg("c0", 7, 3), arg("c1", 3, 9), arg("c2", 7, 4)
+D = arg("c3", 7, 3)
+S = arg("s", 5, 7)
+IMAGE, W, V = arg("i", 2, 6, 6, 3), arg("w", 4, 3, 3, 3), arg("v", 5, 3, 3, 3)
+CONV = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "NHWC", "OHWI", "NHWC")
+
+# (name, inputs, one form, another, equal in floats, equal over the reals)
+FORMS: list[tuple[str, tuple[Node, ...], Node, Node, bool, bool]] = [
+    ("association", (X, A, B), dot(dot(X, A), B), dot(X, dot(A, B)), False, True),
+    ("distribution", (X, A, D), ops.add(dot(X, A), dot(X, D)), dot(X, ops.add(A, D)), False, True),
+    ("joined columns", (X, A, C), ops.Concat(1)(dot(X, A), dot(X, C)), dot(X, ops.Concat(1)(A, C)), True, True),
+    ("joined rows", (X, Y, A), ops.Concat(0)(dot(X, A), dot(Y, A)), dot(ops.Concat(0)(X, Y), A), True, True),
+    ("transposed", (X, A), t(dot(X, A)), dot(t(A), t(X)), True, True),
+    ("negated", (X, A), ops.Neg()(dot(X, A)), dot(ops.Neg()(X), A), True, True),
+    ("scaled", (X, A), ops.mul(dot(X, A), 0.1), dot(X, ops.mul(A, 0.1)), False, True),
+    ("sums in another order", (X, Y, S), ops.add(ops.add(X, Y), S), ops.add(X, ops.add(Y, S)), False, True),
+    ("commuted", (X, Y), ops.sub(X, Y), ops.Neg()(ops.sub(Y, X)), True, True),
+    ("cancelled", (X, Y), ops.sub(ops.add(X, Y), Y), X, False, True),
+    (
+        "joined filters", (IMAGE, W, V), ops.Concat(3)(CONV(IMAGE, W), CONV(IMAGE, V)),
+        CONV(IMAGE, ops.Concat(0)(W, V)), True, True,
+    ),
+    ("another scale", (X, A), ops.mul(dot(X, A), 0.1), dot(X, ops.mul(A, 0.2)), False, False),
+    ("shifted", (X,), ops.Slice((0, 1), (5, 7), (1, 1))(X), ops.Slice((0, 0), (5, 6), (1, 1))(X), False, False),
+    ("another operand", (X, A, D), dot(X, A), dot(X, D), False, False),
+    ("a sum for a difference", (X, Y), ops.sub(X, Y), ops.add(X, Y), False, False),
+    ("a square", (X,), ops.Mul()(X, X), ops.add(X, X), False, False),
+    ("reversed", (X,), ops.Reverse((0,))(X), X, False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "one", "other", "exact", "real"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
+def test_equal_forms(inputs: tuple[Node, ...], one: Node, other: Node, exact: bool, real: bool) -> None:
+    before, after = Graph(inputs, (one,)), Graph(inputs, (other,))
+    assert are_equal(before, after, exactly=True) == exact
+    assert are_equal(before, after, exactly=False) == real
+    assert are_equal(after, before, exactly=False) == real
+    if real:
+        _stays_within_the_bound(before, after, exact)
+
+
+def _stays_within_the_bound(before: Graph, after: Graph, exact: bool) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        values = [random.standard_normal(n.shape).astype(np.float32) for n in before.inputs]  # type: ignore[arg-type]
+        (left,), (right,) = interpret(before, values), interpret(after, values)
+        (size,) = interpret(_with_sums(before), [np.abs(v) for v in values])
+        count = equality.roundings(before) + equality.roundings(after)
+        # the interpreter sums in f64: all that differs are the roundings of each op
+        assert (np.abs(left.astype(np.float64) - right) <= count * 2.0**-24 * size + 1e-30).all()
+        if exact:
+            np.testing.assert_array_equal(left, right)
+
+
+def _with_sums(g: Graph) -> Graph:
+    """The graph of magnitudes: sums for differences."""
+    made: dict[Node, Node] = {n: n for n in g.inputs}
+    for n in g.nodes():
+        if n not in made:
+            operands = [made[i] for i in n.inputs]
+            made[n] = ops.Add()(*operands) if isinstance(n.op, ops.Sub) else n.op(*operands) if operands else n
+            if isinstance(n.op, ops.Neg):
+                made[n] = operands[0]
+    return g.with_outputs(made[n] for n in g.outputs)
+
+
+def test_other_inputs_or_types_are_not_equal() -> None:
+    assert not are_equal(Graph((X,), (X,)), Graph((X, Y), (X,)), exactly=False)
+    assert not are_equal(Graph((X, A), (dot(X, A),)), Graph((X, A), (t(dot(X, A)),)), exactly=False)
+
+
+def test_literals_are_those_of_the_field() -> None:
+    values = np.array([1.0, 2.0, 0.5, -3.0, 0.1, 1e-30, 3e38, 2.0**-126], np.float32)
+    found = equality.literal(values)
+    for v, got in zip(values, found, strict=True):
+        above, below = float(v).as_integer_ratio()
+        assert got == above * pow(below, -1, PRIME) % PRIME
+    assert equality.literal(np.zeros(1, np.float32)) == 0
+
+
+def test_a_rounding_is_odd() -> None:
+    table = equality.odd_function(np.random.default_rng(3))
+    v = np.arange(PRIME)
+    np.testing.assert_array_equal(table[(PRIME - v) % PRIME], (PRIME - table) % PRIME)
+    assert len(set(table)) > PRIME // 2
+
+
+def test_the_error_is_bounded() -> None:
+    for d in range(1, 65):
+        assert (d / PRIME) ** equality.draws(d) <= equality.ERROR
+    assert equality.degree(Graph((X, A, B), (dot(dot(X, A), B),))) == 3
+    assert equality.degree(Graph((X,), (ops.mul(X, 2.0),))) == 1
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ops.Exp()(X),
+        ops.add(X, 0.0).inputs[1].inputs[0],  # a literal 0: 0 * inf is NaN
+        const(np.float32(np.inf)),
+        Input("h", TensorType(f16, (3,)))(),
+        ops.pad(X, (1, 0), (0, 0)),
+    ],
+)
+def test_what_no_polynomial_tells_is_refused(node: Node) -> None:
+    assert not equality.is_polynomial(node)

@@ -1,0 +1,80 @@
+"""What is computed by element from a stored result, by the kernel that stores it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import bf16, f32
+from ingot.ops.group import Group
+from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.policy import FusionPolicy
+from tests.passes.check import arg, graph, random_inputs
+
+POLICY = FusionPolicy(computes_rows=False, pools_images=False, joins_row_results=True, joins_epilogues=True)
+
+
+def kinds(g: Graph) -> list[tuple[str, int]]:
+    """The kind of each group and how many results it has; the values are those of the graph."""
+    fused = fuse(g, POLICY)
+    inputs = random_inputs(g, {})
+    for got, want in zip(interpret(fused, inputs), interpret(g, inputs), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-5, atol=1e-5)
+    return [(n.op.kind, len(n.types)) for n in fused.nodes() if isinstance(n.op, Group)]
+
+
+def dot(a: Node, b: Node) -> Node:
+    return ops.DotGeneral(((), ()), ((1,), (0,)))(a, b)
+
+
+X, W, V = arg("x", 4, 6), arg("w", 6, 8), arg("v", 8, 5)
+
+
+def test_an_activation_whose_argument_is_kept_is_the_products_second_result() -> None:
+    y = dot(X, W)
+    z = ops.reshape(ops.Tanh()(ops.reshape(y, (2, 2, 8))), (4, 8))
+    assert kinds(graph(y, dot(z, V))) == [("contraction", 2), ("contraction", 1)]
+
+
+def test_a_gradient_in_two_types_is_stored_by_one_kernel() -> None:
+    y = ops.Sub()(X, ops.BroadcastInDim(X.shape, (0,))(ops.Reduce("sum", (1,))(X)))
+    found = kinds(graph(y, ops.Convert(bf16)(y), ops.Transpose((1, 0))(y)))
+    assert found[0] == ("rows", 2)
+
+
+def test_a_norm_whose_moments_are_kept_is_one_kernel() -> None:
+    y, *moments = ops.Standardize((1,)).lower(X)
+    assert kinds(graph(y, *(ops.reshape(v, (4, 1)) for v in moments)))[0][0] == "rows"
+    assert len(kinds(graph(y, *(ops.reshape(v, (4, 1)) for v in moments)))) == 1
+
+
+def test_other_elements_and_what_depends_on_the_product_stay_apart() -> None:
+    y = dot(X, W)
+    turned = ops.Tanh()(ops.Transpose((1, 0))(y))
+    assert ("contraction", 2) not in kinds(graph(y, turned))
+    # the other operand is computed from the product
+    total = ops.BroadcastInDim(y.shape, (0,))(ops.Reduce("sum", (1,))(y))
+    assert all(n == 1 for kind, n in kinds(graph(y, ops.Mul()(y, ops.Exp()(total)))) if kind == "contraction")
+
+
+def test_values_of_16_bits_are_widened_by_their_readers() -> None:
+    narrow = ops.Convert(bf16)(ops.Exp()(X))
+    wide = ops.Convert(f32)(narrow)
+    total = ops.Reduce("sum", (0, 1))(wide)
+    fused = fuse(graph(total, ops.Transpose((1, 0))(ops.Tanh()(wide))), replace(POLICY, widens_values=True))
+    stored = [n.types[0].dtype for n in fused.nodes() if isinstance(n.op, Group)]
+    assert stored.count(bf16) == 1 and f32 in stored
+
+
+def test_a_vector_is_computed_by_its_readers() -> None:
+    scaled = ops.Mul()(ops.Add()(arg("a", 8), arg("b", 8)), arg("c", 8))
+    y = ops.Mul()(arg("y", 64, 8), ops.BroadcastInDim((64, 8), (1,))(scaled))
+    counts = [
+        sum(isinstance(n.op, Group) for n in fuse(graph(y), policy).nodes())
+        for policy in (POLICY, replace(POLICY, repeats_vectors=True))
+    ]
+    assert counts == [2, 1]

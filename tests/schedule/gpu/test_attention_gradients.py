@@ -1,0 +1,59 @@
+"""Gradients of attention from the sums that the forward pass keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, bf16, boolean, f16, f32
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100
+
+CASES = [  # type, q, keys, key heads, head size of values, op, mask
+    (f32, (2, 2, 37, 16), 37, 2, 16, ops.Attention("upper_left", 0.25), None),
+    (f32, (1, 4, 21, 24), 50, 2, 8, ops.Attention("lower_right", 0.25, 3.0), None),
+    (f16, (1, 2, 70, 64), 70, 1, 64, ops.Attention("none", 0.125), None),
+    (bf16, (1, 1, 40, 128), 33, 1, 128, ops.Attention("upper_left", 0.09), None),
+    (f32, (2, 2, 19, 16), 23, 2, 16, ops.Attention("none", 0.25), "bool"),
+    (f16, (1, 2, 40, 32), 70, 2, 32, ops.Attention("none", 0.2), "bool"),
+    (bf16, (1, 2, 17, 32), 20, 2, 32, ops.Attention("none", 0.2, guarded=True), "float"),
+    (f16, (1, 1, 1, 16), 1, 1, 16, ops.Attention("none", 0.25), None),
+]
+
+
+def _graph(case: tuple) -> tuple[Graph, list[np.ndarray]]:
+    dtype, shape, cols, key_heads, width, op, kind = case
+    batch, heads, rows, depth = shape
+    shapes = [shape, (batch, key_heads, cols, depth), (batch, key_heads, cols, width), (batch, heads, rows, width)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s).astype(dtype.numpy) for s in shapes]
+    types = [TensorType(dtype, s) for s in shapes]
+    if kind is not None:
+        mask = rng.random((batch, 1, rows, cols)) < 0.6
+        mask[:, :, 3] = False  # a query without keys
+        bias = np.where(mask, rng.normal(size=mask.shape), -np.inf).astype(dtype.numpy)
+        arrays.append(mask if kind == "bool" else bias)
+        types.append(TensorType(boolean if kind == "bool" else dtype, mask.shape))
+    q, k, v, g, *masks = inputs = tuple(Input(f"x{i}", t)() for i, t in enumerate(types))
+    y = op(q, k, v, *masks)
+    found = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)(q, k, v, g, *masks)
+    return Graph(inputs, (y, *found.results)), arrays
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_results_of_both_passes(case: tuple) -> None:
+    graph, arrays = _graph(case)
+    got, want = run_checked(graph, arrays, H100), interpret(graph, arrays)
+    for x, y in zip(got, want, strict=True):
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        error = {16: 4e-3 if case[0] == f16 else 2e-2, 32: 3e-6}[case[0].bits]
+        assert np.abs(x - y).max() <= error * max(1, np.abs(y).max())
+    names = [kernel.name.rsplit("_", 1)[0] for kernel in planned(graph, H100)[1].values()]
+    assert [n for n in names if "attention" in n or "gradients" in n] == [
+        "attention",
+        "query_gradients",
+        "key_gradients",
+    ]

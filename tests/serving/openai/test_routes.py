@@ -1,0 +1,231 @@
+"""OpenAI's routes through OpenAI's own client, beside `LanguageModel` itself."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("openai")
+
+from ingot.serving.openai.model import ServedLanguageModel
+from tests.language.tiny import SPECIAL
+from tests.serving.openai.server import client, language_model, served
+
+GREEDY = {"model": "tiny", "temperature": 0}
+CHAT = [{"role": "user", "content": "Hello"}]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"sign": {"enum": ["plus", "minus"]}, "far": {"type": "boolean"}},
+            "required": ["sign", "far"],
+            "additionalProperties": False,
+        },
+    },
+}
+SHAPE = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "yes": {"type": "boolean"}},
+    "required": ["kind", "yes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory):
+    return language_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def url(lm):
+    with served([ServedLanguageModel("tiny", lm)]) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def api(url: str):
+    with client(url) as api:
+        yield api
+
+
+def test_models_are_listed_and_described(api, url: str):
+    assert [model.id for model in api.models.list()] == ["tiny"]
+    assert api.models.retrieve("tiny").owned_by == "ingot"
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+        assert json.load(response) == {"status": "ok"}
+
+
+def test_a_completion_is_what_the_model_generates(api, lm):
+    wanted = lm.generate("The", max_tokens=12, temperature=0, logprobs=0)
+    answer = api.completions.create(prompt="The", max_tokens=12, **GREEDY)
+    assert answer.choices[0].text == wanted.text and answer.choices[0].finish_reason == wanted.finish
+    assert answer.usage.prompt_tokens == wanted.prompt_tokens
+    assert answer.usage.completion_tokens == len(wanted.ids)
+    of_ids = api.completions.create(prompt=lm.tokenizer.encode("The"), max_tokens=12, **GREEDY)
+    assert of_ids.choices[0].text == wanted.text
+    assert api.completions.create(prompt="The", **GREEDY).usage.completion_tokens <= 16
+
+
+def test_several_prompts_and_choices_have_their_places(api, lm):
+    prompts, seeds = ["The", "A dog"], [5, 6]
+    options = {"max_tokens": 8, "temperature": 1.0, "top_p": 0.9}
+    answer = api.completions.create(model="tiny", prompt=prompts, n=2, seed=5, **options)
+    wanted = [lm.generate(p, seed=s, **options) for p in prompts for s in seeds]
+    assert [c.text for c in answer.choices] == wanted and [c.index for c in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == sum(len(lm.tokenizer.encode(p)) for p in prompts)
+
+
+def test_the_parts_of_streams_are_the_whole(api):
+    whole = api.completions.create(prompt=["The", "A dog"], max_tokens=12, **GREEDY)
+    texts, finishes, usages = ["", ""], ["", ""], []
+    for chunk in api.completions.create(
+        prompt=["The", "A dog"], max_tokens=12, stream=True, stream_options={"include_usage": True}, **GREEDY
+    ):
+        usages.append(chunk.usage)
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            finishes[choice.index] = choice.finish_reason or finishes[choice.index]
+    assert texts == [c.text for c in whole.choices] and finishes == [c.finish_reason for c in whole.choices]
+    assert usages[-1] == whole.usage and not any(usages[:-1])
+
+
+def test_chats_whole_and_in_parts(api, lm):
+    wanted = lm.chat(CHAT, max_tokens=12, temperature=0, logprobs=0)
+    answer = api.chat.completions.create(messages=CHAT, max_completion_tokens=12, **GREEDY)
+    message = answer.choices[0].message
+    assert message.content == wanted.text and message.role == "assistant" and not message.tool_calls
+    chunks = [*api.chat.completions.create(messages=CHAT, max_tokens=12, stream=True, **GREEDY)]
+    assert chunks[0].choices[0].delta.role == "assistant" and len({c.id for c in chunks}) == 1
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == wanted.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == [wanted.finish]
+    parts = [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief"}]}]
+    given = [{"role": "system", "content": "Be brief"}, *CHAT]
+    answer = api.chat.completions.create(messages=parts + CHAT, max_tokens=8, **GREEDY)
+    assert answer.choices[0].message.content == lm.chat(given, max_tokens=8, temperature=0)
+    # an answer goes back as it came
+    turns = [*CHAT, answer.choices[0].message, *CHAT]
+    assert api.chat.completions.create(messages=turns, max_tokens=4, **GREEDY).usage.completion_tokens
+
+
+def test_logprobs_are_those_of_the_model(api, lm):
+    wanted = lm.chat(CHAT, max_tokens=10, temperature=0, logprobs=3)
+    told = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, top_logprobs=3, **GREEDY)
+    entries = told.choices[0].logprobs.content
+    np.testing.assert_allclose([e.logprob for e in entries], [t.logprob for t in wanted.tokens], atol=2e-5)
+    assert [bytes(e.bytes) for e in entries] == [lm.tokenizer.token_bytes(t.id) for t in wanted.tokens]
+    plain = b"".join(bytes(e.bytes) for e in entries if e.token not in SPECIAL)
+    assert plain.decode(errors="replace") == wanted.text
+    for entry, token in zip(entries, wanted.tokens, strict=True):
+        assert [t.bytes for t in entry.top_logprobs] == [[*lm.tokenizer.token_bytes(i)] for i, _ in token.top]
+        assert entry.top_logprobs[0].logprob == entry.logprob  # greedy
+    stream = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, stream=True, **GREEDY)
+    parts = [e for c in stream if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+    assert [e.logprob for e in parts] == [e.logprob for e in entries] and not parts[0].top_logprobs
+    columns = api.completions.create(prompt="The", max_tokens=6, logprobs=2, **GREEDY).choices[0].logprobs
+    assert len(columns.tokens) == len(columns.token_logprobs) == len(columns.top_logprobs) == len(columns.text_offset)
+    assert columns.text_offset == [sum(map(len, columns.tokens[:i])) for i in range(len(columns.tokens))]
+
+
+def test_stop_strings_bias_and_penalties_reach_the_model(api, lm):
+    whole = lm.generate("The", max_tokens=12, temperature=0)
+    stop = whole[4:6]
+    answer = api.completions.create(prompt="The", max_tokens=12, stop=[stop], **GREEDY).choices[0]
+    assert answer.text == whole[: whole.index(stop)] and answer.finish_reason == "stop"
+    assert api.completions.create(prompt="The", max_tokens=3, logit_bias={"65": 100}, **GREEDY).choices[0].text == (
+        lm.tokenizer.token(65) * 3
+    )
+    options = {"frequency_penalty": 2.0, "presence_penalty": 1.5}
+    extra = {"repetition_penalty": 1.4, "top_k": 5}
+    told = api.completions.create(model="tiny", prompt="The", max_tokens=12, seed=3, extra_body=extra, **options)
+    assert told.choices[0].text == lm.generate("The", max_tokens=12, seed=3, **options, **extra)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_keep_to_schemas(api, stream: bool):
+    formats = [
+        {"type": "json_schema", "json_schema": {"name": "shape", "schema": SHAPE, "strict": True}},
+        {"type": "json_object"},
+    ]
+    for format in formats:
+        given = api.chat.completions.create(
+            messages=CHAT, response_format=format, max_tokens=120, temperature=1, seed=1, model="tiny", stream=stream
+        )
+        if stream:
+            text = "".join(c.choices[0].delta.content or "" for c in given)
+        else:
+            text = given.choices[0].message.content
+        if format is formats[0]:
+            assert json.loads(text).keys() == SHAPE["properties"].keys()
+        else:
+            assert text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_tools_are_called_with_arguments_of_their_schema(api, choice):
+    other = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {},
+             "additionalProperties": False}}}  # fmt: skip
+    asked = {"messages": CHAT, "tools": [ADD, other], "tool_choice": choice, "parallel_tool_calls": False,
+             "max_tokens": 200, "seed": 2, "model": "tiny"}  # fmt: skip
+    whole = api.chat.completions.create(**asked).choices[0]
+    call = whole.message.tool_calls[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None and len(whole.message.tool_calls) == 1
+    if choice != "required":
+        assert call.function.name == "add"
+    arguments = json.loads(call.function.arguments)
+    assert arguments.keys() == ({"sign", "far"} if call.function.name == "add" else set())
+    parts = [c.choices[0] for c in api.chat.completions.create(stream=True, **asked)]
+    calls = [call for part in parts for call in part.delta.tool_calls or []]
+    assert [c.function.name for c in calls] == [call.function.name] and calls[0].index == 0
+    assert json.loads(calls[0].function.arguments) == arguments and parts[-1].finish_reason == "tool_calls"
+    # the result goes back
+    turns = [*CHAT, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    answer = api.chat.completions.create(messages=turns, tools=[ADD, other], max_tokens=4, model="tiny")
+    assert answer.usage.prompt_tokens > 100
+
+
+def test_tools_left_alone_are_no_calls(api):
+    asked = {"messages": CHAT, "tools": [ADD], "max_tokens": 12, **GREEDY}
+    without = api.chat.completions.create(messages=CHAT, max_tokens=12, **GREEDY)
+    assert api.chat.completions.create(tool_choice="none", **asked).choices[0].message == without.choices[0].message
+    auto = api.chat.completions.create(**asked)
+    assert not auto.choices[0].message.tool_calls and auto.usage.prompt_tokens > without.usage.prompt_tokens
+
+
+def test_embeddings_in_both_forms(api, lm):
+    texts = ["The", "A dog"]
+    told = api.embeddings.create(model="tiny", input=texts)  # base64 unless asked
+    np.testing.assert_array_equal(np.array([d.embedding for d in told.data], np.float32), lm.embed(texts))
+    ids = [lm.tokenizer.encode(text) for text in texts]
+    assert told.usage.prompt_tokens == sum(map(len, ids))
+    told = api.embeddings.create(model="tiny", input=ids, encoding_format="float", dimensions=lm.embed("a").size)
+    np.testing.assert_array_equal(np.array([d.embedding for d in told.data], np.float32), lm.embed(texts))
+
+
+def test_many_clients_get_the_answers_of_single_calls(api, lm):
+    prompts = [f"{word} {i}" for i, word in enumerate(["one", "two", "three", "four"] * 3)]
+    wanted = [lm.generate(p, max_tokens=10, temperature=0) for p in prompts]
+
+    def ask(prompt: str) -> str:
+        return api.completions.create(prompt=prompt, max_tokens=10, **GREEDY).choices[0].text
+
+    with ThreadPoolExecutor(6) as executor:
+        assert [*executor.map(ask, prompts)] == wanted
+
+
+def test_metrics_tell_tokens_and_times(api, url: str):
+    api.completions.create(prompt="The", max_tokens=5, **GREEDY)
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        rows = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[0] != "#")
+    of = '{model="tiny"}'
+    assert float(rows[f"ingot_generated_tokens_total{of}"]) >= 5 and float(rows[f"ingot_prompt_tokens_total{of}"]) >= 1
+    assert float(rows[f"ingot_first_token_seconds_count{of}"]) >= 1
+    assert float(rows[f"ingot_between_tokens_seconds_count{of}"]) >= 4
+    assert rows[f"ingot_waiting_sequences{of}"] == rows[f"ingot_running_sequences{of}"] == "0.0"
+    assert float(rows['ingot_requests_total{model="tiny",outcome="success",version="1"}']) >= 1

@@ -1,0 +1,301 @@
+"""Bounds hold: for samples and attacks, by each method, compiled and saved; what has none is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ingot
+from ingot.driver.compile import Options
+from ingot.driver.open import Request, open_model
+from ingot.ir.interp import interpret
+from ingot.transform.bounds.graph import METHODS, Question, bound_graph
+from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.slopes import slopes_of
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(18, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(self.q(x) @ self.k(x).transpose(1, 2) / 6**0.5, -1)
+        return self.out((x + weights @ self.v(x)).flatten(1))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x).clamp(-0.5, 0.7)
+        return self.out(torch.relu(y + self.b(torch.abs(y)) - torch.minimum(y, -y * 0.3)))
+
+
+class Ratio(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x * x + 1) / (1 + torch.exp(x)) + torch.log(x * x + 2) * torch.erf(x)
+
+
+def _images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 4),
+    )
+
+
+def _pools() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.LeakyReLU(0.1), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(12, 4), nn.LogSoftmax(-1),
+    )  # fmt: skip
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "relu": (lambda: nn.Sequential(nn.Linear(5, 11), nn.ReLU(), nn.Linear(11, 7), nn.ReLU(), nn.Linear(7, 3)), (1, 5)),
+    "s-shaped": (
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 9), nn.Sigmoid(), nn.Linear(9, 3)),
+        (1, 5),
+    ),
+    "gelu": (lambda: nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3), nn.GELU(approximate="tanh")), (1, 5)),
+    "silu": (lambda: nn.Sequential(nn.Linear(5, 9), nn.SiLU(), nn.Linear(9, 3)), (2, 5)),
+    "images": (_images, (1, 1, 8, 8)),
+    "pools": (_pools, (1, 1, 8, 8)),
+    "norms": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),
+    "attention": (Attention, (1, 3, 6)),
+    "residual": (Residual, (1, 5)),
+    "ratio": (Ratio, (1, 4)),
+}
+
+
+def net_of(name: str) -> tuple[nn.Module, torch.Tensor]:
+    make, shape = NETS[name]
+    torch.manual_seed(3)
+    return make().eval(), torch.rand(shape) * 2 - 1
+
+
+def samples(x: torch.Tensor, eps: float, count: int) -> torch.Tensor:
+    """Points of the box around x, half of them corners."""
+    noise = torch.rand((count, *x.shape), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    noise[::2] = noise[::2].sign()
+    return x.double() + noise.double() * eps
+
+
+def ends(x: torch.Tensor, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """A box in f32 around all `samples`."""
+    low, high = (x.double().numpy() + side * eps for side in (-1, 1))
+    return (
+        np.nextafter(low.astype(np.float32), np.float32(-np.inf)),
+        np.nextafter(high.astype(np.float32), np.float32(np.inf)),
+    )
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_no_sample_is_outside(name: str) -> None:
+    """Of the network in f64, over boxes from a point to one in which all functions bend; each method, and no result of
+    CROWN's is wider than an interval."""
+    net, x = net_of(name)
+    graph = open_model(net, Request((x,))).graph
+    exact = net.double()
+    programs = {}
+    for method in METHODS:
+        bounds = bound_graph(graph, Question((True,), method, None, Rounding()))
+        programs[method] = ingot.bounds(net.float(), x, eps=0.01, method=method).monitor
+        if method == "crown-ibp":
+            found, compiled = interpret(bounds, list(ends(x, 0.1))), programs[method].run(list(ends(x, 0.1)))
+            for a, b in zip(found, compiled, strict=True):
+                np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-7)
+    for eps in (0.0, 1e-6, 0.03, 0.5, 3.0):
+        with torch.no_grad():
+            ys = torch.stack([exact.double()(v) for v in samples(x, eps, 300)]).numpy()
+        widths = {}
+        for method, program in programs.items():
+            lower, upper = program(*ends(x, eps))
+            assert (lower <= ys.min(0)).all() and (ys.max(0) <= upper).all(), (method, eps)
+            widths[method] = np.asarray(upper, np.float64) - lower
+        assert (widths["crown"] <= widths["ibp"] * (1 + 1e-6) + 1e-12).all()
+        if eps <= 1e-6 and name != "ratio":
+            assert widths["crown"].max() < 1e-4
+    net.float()
+
+
+def test_known_widths() -> None:
+    """By hand: x in [-1, 1], y = relu(x) - relu(-x) = x; an interval has [-1, 1], and CROWN with both lower lines 0 has
+    0.5 x + 0.5 above and 0.5 x - 0.5 below."""
+    first, last = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
+    net = nn.Sequential(first, nn.ReLU(), last)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        last.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    x = torch.zeros(1, 1)
+    for method in METHODS:
+        lower, upper = ingot.bounds(net.eval(), x, lower=-1.0, upper=1.0, method=method)
+        np.testing.assert_allclose([lower[0, 0], upper[0, 0]], [-1, 1], atol=1e-6)
+    lower, upper = ingot.bounds(net, x, lower=0.25, upper=1.0)
+    np.testing.assert_allclose([lower[0, 0], upper[0, 0]], [0.25, 1], atol=1e-6)
+    assert lower[0, 0] <= 0.25 and upper[0, 0] >= 1  # outwards, not to the nearest
+
+
+def test_spec_is_tighter_than_the_difference() -> None:
+    net, x = net_of("relu")
+    lower, upper = ingot.bounds(net, x, eps=0.2)
+    (margin,), (most,) = ingot.bounds(net, x, eps=0.2, spec=[[1, -1, 0]])
+    assert lower[0, 0] - upper[0, 1] < margin < most < upper[0, 0] - lower[0, 1]
+    y = net.double()(samples(x, 0.2, 300).flatten(0, 1)).detach().numpy()
+    assert margin <= (y[:, 0] - y[:, 1]).min() and (y[:, 0] - y[:, 1]).max() <= most
+
+
+def test_numerics_hold_for_the_program() -> None:
+    """Of a sum of 2,000 numbers that is 0, f32 has no digit: bounds for real numbers do not hold for the program,
+    bounds with its rounding do, in the order of any machine."""
+    rng = np.random.default_rng(0)
+    net = nn.Linear(2000, 1, bias=False).eval()
+    with torch.no_grad():
+        half = rng.normal(size=1000).astype(np.float32) * 1e4
+        net.weight.copy_(torch.from_numpy(rng.permutation(np.concatenate([half, -half]))[None]))
+    x = torch.ones(1, 2000)
+    program = ingot.compile(net, (x,))
+    real = ingot.bounds(net, x, eps=0.0)
+    rounded = ingot.bounds(net, x, eps=0.0, numerics=True)
+    y = float(program(x)[0, 0])
+    assert not real.lower[0, 0] <= y <= real.upper[0, 0]
+    for order in (np.arange(2000), np.argsort(net.weight.detach().numpy()[0]), rng.permutation(2000)):
+        total = np.float32(0)
+        for w in net.weight.detach().numpy()[0, order]:
+            total += w
+        assert rounded.lower[0, 0] <= total <= rounded.upper[0, 0]
+    assert rounded.lower[0, 0] <= y <= rounded.upper[0, 0]
+    assert rounded.upper - rounded.lower > 100 * (real.upper - real.lower)
+    assert "rounding" in rounded.explain()
+
+
+@pytest.mark.parametrize("name", ["images", "norms", "gelu", "s-shaped", "attention"])
+def test_numerics_of_networks(name: str) -> None:
+    net, x = net_of(name)
+    program = ingot.compile(net, (x,))
+    bounds = ingot.bounds(net, x, eps=0.0, numerics=True)
+    y = program(x).numpy()
+    assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
+    with torch.no_grad():
+        exact = net.double()(x.double()).numpy()
+    assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
+
+
+def test_numerics_refuse_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding is not that of a sum of products."""
+    net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
+    program = ingot.compile(net, (x,)).program
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
+        pytest.skip("no convolution by Winograd's algorithm on this machine")
+    with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
+        ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    y = ingot.compile(net, (x,))(x).detach().numpy()
+    assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
+
+
+def test_a_monitor_is_a_model(tmp_path: Path) -> None:
+    net, x = net_of("relu")
+    bounds = ingot.bounds(net, (x,), eps=0.1)
+    bounds.save(tmp_path / "monitor.ingot")
+    loaded = ingot.load(tmp_path / "monitor.ingot")
+    assert [spec.name for spec in loaded.inputs] == ["lower input", "upper input"]
+    lower, upper = loaded(*ends(x, 0.05))
+    assert (lower >= bounds.lower).all() and (upper <= bounds.upper).all()
+    assert "crown" in bounds.explain() and "real numbers" in bounds.explain()
+
+
+class Cosine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(x) + torch.prod(x, 1, keepdim=True)
+
+
+def test_ops_without_bounds_are_named_at_once() -> None:
+    with pytest.raises(ingot.UnsupportedOpError, match=r"(?s)2 ops.*cosine.*prod"):
+        ingot.bounds(Cosine().eval(), torch.rand(1, 3), eps=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": -0.1}, "eps: expected numbers of at least 0, got -0.1"),
+        ({"eps": float("nan")}, "eps: expected finite numbers"),
+        ({"eps": [0.1, 0.2]}, "eps: expected one number"),
+        ({"eps": np.ones((7,))}, "eps: expected shapes that broadcast"),
+        ({}, "either eps, or lower and upper"),
+        ({"eps": 0.1, "lower": 0.0}, "either eps, or lower and upper"),
+        ({"lower": 0.0}, "expected lower and upper, got lower"),
+        ({"lower": 1.0, "upper": 0.0}, "expected lower <= upper"),
+        ({"lower": float("-inf"), "upper": 0.0}, "expected finite numbers"),
+        ({"lower": np.zeros((2, 2)), "upper": 0.0}, "expected ends of shape"),
+        ({"eps": 0.1, "method": "magic"}, "method: expected crown or auto or crown-ibp or ibp"),
+        ({"eps": 0.1, "method": "ibp", "slope_steps": 3}, "slope_steps: expected 0 for method 'ibp'"),
+        ({"eps": 0.1, "slope_steps": -1}, "slope_steps: expected a whole number from 0"),
+        ({"eps": 0.1, "spec": [[1, -1]]}, "spec: expected rows of 3 factors"),
+        ({"eps": 0.1, "spec": [[1, float("nan"), 0]]}, "spec: expected finite numbers"),
+    ],
+)
+def test_bad_input(options: dict[str, object], message: str) -> None:
+    net, x = net_of("relu")
+    with pytest.raises(ingot.InputError, match=message):
+        ingot.bounds(net, x, **options)  # type: ignore[arg-type]
+
+
+def test_bad_points_and_results() -> None:
+    net, x = net_of("relu")
+    with pytest.raises(ingot.InputError, match="x: expected finite numbers"):
+        ingot.bounds(net, x * float("nan"), eps=0.1)
+
+    class Largest(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(1)
+
+    with pytest.raises(ingot.InputError, match="results of floats"):
+        ingot.bounds(Largest().eval(), x, eps=0.1)
+
+
+def test_undefined_is_unbounded() -> None:
+    """A logarithm over a box that holds 0 has no bounds; where it is defined it has."""
+
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(x)
+
+    x = torch.tensor([[1.0, 3.0]])
+    for method, eps in itertools.product(METHODS, (1.0, 2.0)):
+        lower, upper = ingot.bounds(Log().eval(), x, eps=eps, method=method)
+        assert lower[0, 0] == -np.inf and upper[0, 0] == np.inf
+        assert np.isfinite(lower[0, 1]) and np.isfinite(upper[0, 1]) and lower[0, 1] <= np.log(3 - eps)
+
+
+@pytest.mark.parametrize("name", ["relu", "images", "residual"])
+def test_optimized_slopes(name: str) -> None:
+    """They narrow the bounds, which hold at each step, from the first to slopes that are random."""
+    net, x = net_of(name)
+    plain = ingot.bounds(net, x, eps=0.3)
+    better = ingot.bounds(net, x, eps=0.3, slope_steps=15)
+    assert (better.lower >= plain.lower).all() and (better.upper <= plain.upper).all()
+    assert (better.upper - better.lower).mean() < 0.99 * (plain.upper - plain.lower).mean()
+    with torch.no_grad():
+        ys = torch.stack([net.double()(v) for v in samples(x, 0.3, 1000)]).numpy()
+    assert (better.lower <= ys.min(0)).all() and (ys.max(0) <= better.upper).all()
+    graph = open_model(net.float(), Request((x,))).graph
+    slopes = slopes_of(Question((True,), "crown", np.eye(ys[0].size), Rounding()).of(graph), Options())
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        alphas = [rng.uniform(-0.2, 1.2, shape) for shape, _ in slopes.shapes]
+        lower, *_ = slopes.step.run([*ends(x, 0.3), np.ones(slopes.rows), *alphas])
+        assert (lower <= ys.min(0).reshape(-1)).all()

@@ -1,0 +1,1 @@
+"""Proofs of the compiler's rules by z3; see docs/proofs.md."""
