@@ -20,7 +20,8 @@ def build(model: Path, folder: Path, target: str = "c:cortex-m4") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ingot", "compile", model, "--target", target, "-o", folder / "net.c", "--example"]
     subprocess.run([*map(str, command), "--dim", "n=1"], check=True)
-    return subprocess.run(["make", "-C", str(folder), "run"], check=True, capture_output=True, text=True).stdout
+    make = ["make", "-C", str(folder), "run"]  # QEMU writes what the board says to standard error
+    return subprocess.run(make, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
 
 
 if __name__ == "__main__":

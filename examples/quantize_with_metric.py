@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import ingot
+from ingot.transform.quantize.run import QuantizedModel
 
 
 def accuracy(outputs: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> float:
@@ -21,7 +22,7 @@ def accuracy(outputs: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> flo
     return float(np.concatenate(hits).mean())
 
 
-def quantize(model: str, count: int = 400, seconds: float = 20) -> ingot.CompiledModel:
+def quantize(model: str, count: int = 400, seconds: float = 20) -> QuantizedModel:
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     return ingot.quantize(
