@@ -114,7 +114,7 @@ def test_pytorch_with_gradients_and_torch_compile() -> None:
     slopes = sum((1 + wide / np.sqrt(wide * wide + b)) / 2 for b in (4.0, 1.0))
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
     torch._dynamo.reset()
-    compiled = torch.compile(Net().eval(), backend="ingot", options={"threads": 1})
+    compiled = torch.compile(Net().eval(), backend="ingot", options={"threads": 1}, fullgraph=True)
     with torch.no_grad():
         np.testing.assert_allclose(compiled(x), want, rtol=1e-5)
 

@@ -56,7 +56,7 @@ def compiled(net: Any, **options: Any) -> Any:
 
 
 def test_without_it_the_refusal_stands() -> None:
-    net = torch.compile(Net().eval(), backend="ingot", options={"threads": 1})
+    net = torch.compile(Net().eval(), backend="ingot", options={"threads": 1}, fullgraph=True)
     with torch.no_grad(), pytest.raises((UnsupportedOpError, BackendCompilerFailed), match="twist"):
         net(torch.randn(2, 6))
     with pytest.raises(Exception, match="fallback: expected 'eager', or None for an error, got 'cpu'"):
@@ -137,7 +137,7 @@ def test_open_sizes() -> None:
             return (y + x.shape[0]).reshape(x.shape[0], -1)
 
     net = Wide().eval()
-    model = torch.compile(net, backend="ingot", options=OPTIONS, dynamic=True)
+    model = torch.compile(net, backend="ingot", options=OPTIONS, dynamic=True, fullgraph=True)
     with torch.no_grad():
         for n in (2, 3, 7):
             x = torch.randn(n, 6)
