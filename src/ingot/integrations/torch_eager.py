@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 _log = logging.getLogger(__name__)
 _report: ContextVar[list[str] | None] = ContextVar("report", default=None)
@@ -147,3 +147,20 @@ def tell(run: Any, args: Sequence[Any]) -> None:
     """Add the explanation of a program to the report, if there is one."""
     if (report := _report.get()) is not None:
         report.append(str(run.explain(*args)) if hasattr(run, "explain") else "a program")
+
+
+def has_fallback(options: Mapping[str, Any]) -> bool:
+    """Whether torch.compile's options ask for it. Raises InputError for a value that is not known."""
+    fallback = options.get("fallback")
+    if fallback not in (None, "eager"):
+        raise InputError("fallback", expected="'eager', or None for an error", got=repr(fallback))
+    return fallback is not None
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Call what `torch.compile(..., backend="ingot")` returned, and tell what ran, in order: the steps of each program
+    with their times (`CompiledModel.explain`), and what ran in eager PyTorch between them."""
+    model(*args, **kwargs)  # compiles what is not yet
+    with reported() as report:
+        model(*args, **kwargs)
+    return "\n\n".join(report)

@@ -71,6 +71,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "gelu": (lambda: nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3), nn.GELU(approximate="tanh")), (1, 5)),
     "silu": (lambda: nn.Sequential(nn.Linear(5, 9), nn.SiLU(), nn.Linear(9, 3)), (2, 5)),
+    "convex": (
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.ELU(), nn.Linear(9, 3), nn.Softplus(), nn.Linear(3, 2)),
+        (1, 5),
+    ),
     "images": (_images, (1, 1, 8, 8)),
     "pools": (_pools, (1, 1, 8, 8)),
     "norms": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from ingot.cli.console import check_writable, command_context, escape, out, plain_table, print_json
@@ -18,9 +20,12 @@ from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.feeds import read_feeds
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, read_graph
-from ingot.driver.compile import check_runs
+from ingot.driver.compile import Options, check_runs
+from ingot.ir.node import Graph
 from ingot.runtime import artifact
+from ingot.runtime.cpu.pool import thread_count
 from ingot.support.files import atomic_write
+from ingot.transform.bounds.error import rounding_errors, rounding_text
 from ingot.transform.quantize.report import Report
 
 
@@ -33,6 +38,9 @@ def explain(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
+    rounding: Annotated[
+        bool, typer.Option("--rounding", help="Also bound how far rounding moves the results of these inputs.")
+    ] = False,
     *,
     about: ModelOptions,
     settings: CompileOptions,
@@ -60,14 +68,22 @@ def explain(
         built = build(graph, **vars(settings))
         feeds = random_inputs(built.program, graph, size, 0, read_feeds(built.program, feed or []))
         explanation = explaining.explain(source.name, built, feeds, repeats)
+        errors = _rounding(graph, feeds, settings) if rounding else None
         if html is not None:
             atomic_write(html, [html_report(explanation).encode()])
         if trace is not None:
             atomic_write(trace, [chrome_trace(explanation).encode()])
     if as_json:
-        print_json(asdict(explanation))
+        print_json(asdict(explanation) | ({} if errors is None else {"rounding": errors}))
         return
     _print_explanation(explanation, top)
+    if errors is not None:
+        out.print(escape(rounding_text(errors)), highlight=False)
+
+
+def _rounding(graph: Graph, feeds: Mapping[str, Any], settings: CompileOptions) -> dict[str, float]:
+    values = [np.asarray(feeds[getattr(x.op, "label", "")]) for x in graph.inputs]
+    return rounding_errors(graph, values, Options(settings.target, thread_count(settings.threads)))
 
 
 def _print_receipt(receipt: str, as_json: bool) -> None:

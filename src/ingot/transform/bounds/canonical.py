@@ -28,7 +28,7 @@ from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.forms import Hinge, Reciprocal, Shift, Silu, Square
+from ingot.transform.bounds.forms import Elu, Hinge, Reciprocal, Shift, Silu, Softplus, Square
 
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that becomes a tree
 
@@ -52,7 +52,23 @@ def _model_rules() -> RuleSet:
         Rule("log-sum-exp", ops.LogSumExp, _log_sum_exp),
         Rule("attention", ops.Attention, _attention),
         Rule("silu", ops.Silu, lambda n: Silu()(*n.inputs)),
+        Rule("softplus", ops.Softplus, _softplus),
+        Rule("elu", ops.Elu, _elu),
     )
+
+
+def _softplus(n: Node) -> Node | None:
+    """Above its threshold the op is the identity: by less than e^-20 (see `functions`)."""
+    op, x = n.op, Term(n.inputs[0])
+    assert isinstance(op, ops.Softplus)
+    if op.threshold < 20 or op.beta < 1:
+        return None
+    return ((x * op.beta).map(Softplus()) / op.beta).node
+
+
+def _elu(n: Node) -> Node | None:
+    assert isinstance(n.op, ops.Elu)
+    return Elu(n.op.alpha)(*n.inputs) if 0 < n.op.alpha <= 1 else None
 
 
 def _shifted(x: Term, axis: int) -> Term:
@@ -118,6 +134,7 @@ def _core_rules() -> RuleSet:
         Rule("abs", ops.Abs, _of_floats(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
         Rule("select", ops.Select, _of_floats(_leaky)),
         Rule("mul", ops.Mul, _of_floats(_mul)),
+        Rule("log1p", ops.Log1p, _of_floats(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
         Rule("power", ops.Pow, _of_floats(_power)),
         Rule("div", ops.Div, _of_floats(_div)),
         Rule("reduce", ops.Reduce, _of_floats(_reduce)),

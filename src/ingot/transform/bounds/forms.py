@@ -88,6 +88,17 @@ class Softplus(Form):
 
 
 @dataclass(frozen=True)
+class Elu(Form):
+    """x above 0, alpha (e^x - 1) below; 0 < alpha <= 1, so that it is convex."""
+
+    name: ClassVar[str] = "elu_form"
+    alpha: float = 1.0
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0)))
+
+
+@dataclass(frozen=True)
 class Shift(Op):
     """The largest element along `axis`, of size 1 there; where the graph's results depend on no shift, as in a softmax,
     any other number may stand for it."""

@@ -11,7 +11,7 @@ from ingot.ir.node import Op
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Reciprocal, Silu, Square
+from ingot.transform.bounds.forms import Elu, Reciprocal, Silu, Softplus, Square
 
 CONVEX, CONCAVE, S_SHAPED, WAVE = "convex", "concave", "s-shaped", "wave"
 
@@ -23,7 +23,8 @@ class Function:
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
     concave. minimum: (where, a number below the least value) of a function that falls and then rises. falls: whether it
     falls everywhere. positive: whether it is defined above 0 only. curvature: more than the size of the second
-    derivative, of a WAVE. ulps: the program's error, relative to the value; slack: absolute.
+    derivative, of a WAVE. ulps: the error of the program, relative to the value; slack: absolute. error: how far the op
+    is from this function at most, also over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -36,6 +37,7 @@ class Function:
     curvature: float = 0.0
     ulps: float = 4.0
     slack: float = 0.0
+    error: float = 0.0
 
 
 def _mapped(op: Op) -> Callable[[Term], Term]:
@@ -78,6 +80,21 @@ def _silu_slope(x: Term) -> Term:
     return y + x * y * (1.0 - y)
 
 
+def _softplus(x: Term) -> Term:
+    positive = t.term(t.maximum(x, 0.0))
+    return positive + t.exp(-t.term(t.absolute(x))).map(ops.Log1p())
+
+
+def _elu(alpha: float) -> tuple[Callable[[Term], Term], Callable[[Term], Term]]:
+    def value(x: Term) -> Term:
+        return t.term(t.where(x > 0.0, x, t.term(t.minimum(x, 0.0)).map(ops.Expm1()) * alpha))
+
+    def slope(x: Term) -> Term:
+        return t.term(t.where(x > 0.0, 1.0, t.exp(t.term(t.minimum(x, 0.0))) * alpha))
+
+    return value, slope
+
+
 def _gelu(op: Op) -> Function:
     tanh = cast("ops.Gelu", op).approximate == "tanh"
     slope = _gelu_tanh_slope if tanh else _gelu_slope
@@ -102,6 +119,9 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
     Silu: lambda op: Function(_silu, _silu_slope, WAVE, (-1.27846, -0.278465), bend=2.39936, curvature=0.51, ulps=6.0),
     ops.Gelu: _gelu,
+    # 2.1e-9: e^-20, where the op is the identity
+    Softplus: lambda op: Function(_softplus, t.logistic, CONVEX, ulps=6.0, error=2.1e-9),
+    Elu: lambda op: Function(*_elu(cast("Elu", op).alpha), CONVEX, ulps=6.0),
 }
 
 

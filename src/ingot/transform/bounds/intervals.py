@@ -466,7 +466,7 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
         lower, upper = _extremes(ends)
         inside = t.term(t.logical_and(x.lower <= place + 1e-4, x.upper >= place - 1e-4))
         lower = where(inside, least, lower)
-    absolute = rounding.floor + (f.slack if rounding.unit else 0.0)
+    absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
     lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
     if f.positive:  # undefined at and below 0: nothing is known
         lower, upper = (where(x.lower > 0.0, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))

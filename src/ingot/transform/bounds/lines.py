@@ -66,7 +66,7 @@ def lines_of_function(f: Function, x: Interval) -> Lines:
     if f.shape == CONVEX:
         return Lines(_tangent(f, x.center, x, -1), _chord(f, x))
     if f.shape == CONCAVE:
-        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive)
+        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive, error=f.error)
         return lines_of_function(mirrored, x).swapped
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
 
@@ -84,13 +84,13 @@ def _chord(f: Function, x: Interval) -> Line:
     slope = _chord_slope(f, x)
     ends = [f.value(v) - slope * v for v in (x.lower, x.upper)]
     size = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
-    return Line(slope, maximum(*ends) + (size + absolute_value(slope) * x.magnitude) * _ERROR + OWN_TINY)
+    return Line(slope, maximum(*ends) + (size + absolute_value(slope) * x.magnitude) * _ERROR + (OWN_TINY + f.error))
 
 
 def _tangent(f: Function, at: Term, x: Interval, side: int) -> Line:
     """side: 1 for a line above f, -1 for one below."""
     slope, value = f.slope(at), f.value(at)
-    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + OWN_TINY
+    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + (OWN_TINY + f.error)
     offset = value - slope * at
     return Line(slope, offset + error if side > 0 else offset - error)
 

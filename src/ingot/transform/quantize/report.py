@@ -35,7 +35,8 @@ class Row:
 class Report:
     """A quantized model. float_scores, scores: of the float model and of this one, on the search samples and on the
     held-out ones. joules: of a call, where they were constrained. deviations: the largest deviation of each output from
-    the float model's, relative to the largest float output."""
+    the float model's, relative to the largest float output. rounding: a bound of the distance of each output of the
+    float program from the real numbers, on one call; or why there is none."""
 
     machine: str
     threads: int
@@ -54,6 +55,7 @@ class Report:
     samples: tuple[int, int]
     search_seconds: float
     points: tuple[Point, ...]
+    rounding: dict[str, float] | str = ""
     float_joules: float | None = None
     joules: float | None = None
 
@@ -82,6 +84,11 @@ class Report:
         if self.joules is not None:
             of_float = "" if self.float_joules is None else f" for {joules_text(self.float_joules)}"
             energy = [f"energy of a call: {joules_text(self.joules)}{of_float}"]
+        rounding = (
+            f"none: {self.rounding}"
+            if isinstance(self.rounding, str)
+            else ", ".join(f"{name} {error:.1e}" for name, error in self.rounding.items())
+        )
         return [
             f"{self.metric}: {self.scores[0]:.6g} of {self.float_scores[0]:.6g} on {self.samples[0]} calls, {held_out}",
             f"a call: {_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
@@ -89,6 +96,11 @@ class Report:
             *energy,
             f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {self.threads} threads, seed "
             f"{self.seed}, searched for {self.search_seconds:.1f} s",
+            *(
+                [f"bounds of float32's own rounding, in any order of sums, on one call: {rounding}"]
+                if self.rounding
+                else []
+            ),
         ]
 
     def to_json(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ingot.debug.probe import cpu_name
+from ingot.driver.compile import Options
 from ingot.driver.open import Opened, Request, open_model, recognize
 from ingot.ir.node import Graph
 from ingot.ir.types import f32, word_fix
@@ -28,8 +29,9 @@ from ingot.support import progress
 from ingot.support.blas import blas_threads
 from ingot.support.dataclass import dataclass
 from ingot.support.energy.counters import Found
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from ingot.support.garbage import give_back
+from ingot.transform.bounds.error import rounding_errors
 from ingot.transform.quantize.bench import Bench, BuiltModel, with_receipt
 from ingot.transform.quantize.calibrate import Probe
 from ingot.transform.quantize.formats import (
@@ -61,6 +63,7 @@ HELD_OUT_FRACTION = 0.3  # of the samples: for checking the result, not for the 
 DEFAULT_SCORE_FRACTION, DEFAULT_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
 SCORE_MARGIN = 0.2  # of the loss that is allowed: for what neither part of the samples shows
 _FEEDBACK_BUDGET, _SENSITIVITY_BUDGET, _SIMULATION_BUDGET = 0.4, 0.35, 0.2  # of the budget
+_MAX_BOUNDED_NODES = 200  # of a model whose rounding is bounded: intervals of deeper ones say nothing
 _SIMULATED_SCORES, _MIN_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
 
 
@@ -400,9 +403,19 @@ class _Quantizer:
             float_scores=(self.float_scores[0], self.float_scores[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
             deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
-            search_seconds=time.monotonic() - self.start, points=tuple(search.points),
+            search_seconds=time.monotonic() - self.start, points=tuple(search.points), rounding=self._rounding(),
             float_joules=base.joules, joules=chosen.joules,
         )  # fmt: skip
+
+    def _rounding(self) -> dict[str, float] | str:
+        """A bound of float32's own rounding on the first call, or why there is none."""
+        if len(self.graph.nodes()) > _MAX_BOUNDED_NODES:
+            return "the model is too deep for bounds that say something"
+        try:
+            errors = rounding_errors(self.graph, self.search_samples.calls[0], Options(threads=self.threads))
+        except IngotError as error:
+            return str(error).splitlines()[0]
+        return errors if np.isfinite([*errors.values()]).all() else "intervals bound nothing"
 
     def _row(self, group: Group, chosen: Point, options: Sequence[Option]) -> Row:
         form = chosen.formats.get(group.name, FLOAT)

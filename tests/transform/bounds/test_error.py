@@ -1,0 +1,47 @@
+"""Bounds of a program's rounding: they hold, and `ingot explain` and receipts show them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ingot
+from ingot.driver.compile import Options
+from ingot.driver.open import Request, open_model
+from ingot.transform.bounds.error import rounding_errors, rounding_text
+from ingot.transform.quantize.report import Report
+from tests.transform.bounds.test_bounds import net_of
+
+
+@pytest.mark.parametrize("name", ["relu", "images", "norms", "attention"])
+def test_errors_are_within(name: str) -> None:
+    net, x = net_of(name)
+    graph = open_model(net, Request((x,))).graph
+    ((result, error),) = rounding_errors(graph, [x.numpy()], Options()).items()
+    y = ingot.compile(net, (x,))(x).detach().double()
+    with torch.no_grad():
+        exact = net.double()(x.double())
+    assert float((y - exact).abs().max()) <= error < 1e-3
+    assert rounding_text({result: error}).startswith("rounding, in any order of sums, moves")
+
+
+def test_explain_and_receipts_show_it(tmp_path: Path) -> None:
+    from tests.transform.bounds.test_certify import _model
+
+    path = _model(tmp_path)
+    command = [sys.executable, "-m", "ingot", "explain", str(path), "--size", "batch=1", "--repeats", "1"]
+    done = subprocess.run([*command, "--rounding", "--json"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert 0 < json.loads(done.stdout)["rounding"]["y"] < 1e-3
+    samples = {"x": np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)}
+    quantized = ingot.quantize(str(path), samples, seconds=2)
+    assert isinstance(quantized.report.rounding, dict) and 0 < quantized.report.rounding["y"] < 1e-3
+    assert "bounds of float32's own rounding" in quantized.report.text()
+    again = Report.of_receipt(quantized.report.receipt())
+    assert again.rounding == quantized.report.rounding
