@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ingot
+from ingot.bench.engines import Job
 from ingot.bench.run import bench
 from ingot.debug.comparison.tolerance import agree
 from ingot.debug.drawing import bytes_text, time_text
@@ -84,7 +85,7 @@ def run(task: Task, table: Table, rounds: int) -> bool:
     agreement = agree(result, np.asarray(session.run(None, dict(task.feeds))[0]))
     model = ingot.compile(task.path, cache=False)
     model(**task.timed)  # alone, so that the arena is that of the timed call
-    ours, theirs = bench(task.path, ["ort"], task.timed, model.threads, rounds, 0.1)
+    ours, theirs = bench(task.path, ["ort"], task.timed, Job(model.threads), rounds, 0.1)
     shape = ", ".join(str(list(a.shape)) for a in list(task.timed.values())[:1])
     table.add_row(
         task.name,

@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "debug": (None, "explain, compare, bisect"),
     "bench": (None, "measure beside other engines"),
     "tune": (None, "search for better choices"),
-    "transform": (None, "models from models: quantize, prune, train, differentiate, shard"),
+    "transform": (None, "models from models: quantize, prune, train, differentiate, attribute, shard"),
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),
@@ -75,6 +75,7 @@ THIRD_PARTY = {
     "transform/quantize/onnx_model": {"onnx"},
     "frontends/torch": {"torch", "sympy"},
     "integrations/torch_compile": {"torch", "sympy"},
+    "integrations/torch_eager": {"torch"},
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},
@@ -292,7 +293,7 @@ def test_only_the_target_imports_llvmlite_and_the_runtime_needs_numpy_alone(impo
 
 
 # of the tests, what mirrors no room of the source
-OTHER_TESTS = {"benchmarks", "conformance", "docs", "models", "tools"}
+OTHER_TESTS = {"benchmarks", "conformance", "docs", "examples", "models", "tools"}
 
 
 def test_tests_mirror_the_tree():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ingot.api import lazy
 from ingot.api.attack import attack
+from ingot.api.attribute import attribute, attribution
 from ingot.api.bounds import bounds
 from ingot.api.certify import certify
 from ingot.api.compile import compile
@@ -20,6 +21,7 @@ from ingot.api.grad import grad, value_and_grad
 from ingot.api.load import load
 from ingot.api.prune import prune
 from ingot.api.quantize import quantize
+from ingot.api.register_op import register_op
 from ingot.api.simulate import simulate
 from ingot.api.train import train
 from ingot.integrations.jax import jit
@@ -50,8 +52,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Adversary", "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError",
     "ImportModelError", "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits",
-    "ShapeError", "UnsupportedOpError", "VerifyError", "__version__", "attack", "bounds", "certify", "compile",
-    "export", "grad", "jit", "launch", "load", "prune", "quantize", "simulate", "train", "value_and_grad",
+    "ShapeError", "UnsupportedOpError", "VerifyError", "__version__", "attack", "attribute", "attribution",
+    "bounds", "certify", "compile", "export", "grad", "jit", "launch", "load", "prune", "quantize", "register_op",
+    "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

@@ -4,6 +4,6 @@ from importlib.util import find_spec
 
 from tests.frontends.torch.conftest import fresh_dynamo
 
-collect_ignore_glob = [] if find_spec("torch") else ["test_torch_compile.py"]
+collect_ignore_glob = [] if find_spec("torch") else ["test_torch_*.py"]
 
 __all__ = ["fresh_dynamo"]

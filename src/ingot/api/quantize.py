@@ -20,6 +20,7 @@ def quantize(
     at_least: float | None = None,
     latency_ms: float | None = None,
     size_mb: float | None = None,
+    energy_millijoules: float | None = None,
     seconds: float = 60.0,
     example_inputs: Any = None,
     dynamic: Any = None,
@@ -40,8 +41,10 @@ def quantize(
         metric: a function of (list of each call's outputs, labels if given) that returns a number; higher is better. By
             default the cosine similarity of the outputs to those of the float model.
         at_least: the fraction of the float model's metric to retain, such as 0.99.
-        latency_ms: the longest time of a call. size_mb: the largest size of code and weights. Without any of these
-            three constraints: the fastest model that retains 0.99 of the metric, or a cosine similarity of 0.997.
+        latency_ms: the longest time of a call. size_mb: the largest size of code and weights.
+        energy_millijoules: the most energy of a call, on a machine with a counter (docs/energy.md); measuring it takes
+            some 15 seconds for each model that meets the others. Without any of these four constraints: the fastest
+            model that retains 0.99 of the metric, or a cosine similarity of 0.997.
         seconds: the approximate time to search for.
         formats: the formats to try, out of float32, bfloat16, float16, int8, int8-dynamic, int16, weight8, weight4.
         seed: selects the samples that are held out.
@@ -54,7 +57,7 @@ def quantize(
     """
     from ingot.transform.quantize.run import SearchOptions, quantize_model  # as in `compile`
 
-    asked = SearchOptions(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
+    asked = SearchOptions(metric, at_least, latency_ms, size_mb, energy_millijoules, seconds, formats, threads, seed)
     return quantize_model(
         model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, options=asked
     )

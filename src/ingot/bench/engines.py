@@ -5,7 +5,7 @@
 Commands come on stdin then: {"seconds": 0.2}.
 
 The first answer tells how starting went, each further one a burst of calls: the median of their seconds, those of each
-in nanoseconds, and how long all took.
+in nanoseconds, and how long all took; with "count" only how many there were, those that warm up included.
 """
 
 from __future__ import annotations
@@ -392,7 +392,11 @@ def serve(name: str, model: Path, feeds: Path, job: Job) -> None:
         if job.warm_up:
             burst(calls, job.warm_up)
         for line in sys.stdin:
-            times, wall = burst(calls, float(json.loads(line)["seconds"]))
+            command = json.loads(line)
+            times, wall = burst(calls, float(command["seconds"]))
+            if command.get("count"):
+                answer(calls=len(times) + len(calls))
+                continue
             answer(seconds=float(np.median(times)), times_ns=(times * 1e9).astype(int).tolist(), wall_s=wall)
     except (IngotError, RuntimeError, ValueError, TypeError, OSError) as error:
         answer(failed=str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"[:500])

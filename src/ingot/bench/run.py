@@ -22,8 +22,11 @@ from ingot.bench.engines import ENGINES, Job, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
+from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Found
+from ingot.support.energy.measure import Energy, measure
 from ingot.support.errors import InputError
 
 
@@ -34,6 +37,7 @@ class Result:
     Ingot.
 
     error: its results' largest deviation from Ingot's over their largest magnitude. failed: why it has no figures.
+    energy: of a call, where it was asked for.
     """
 
     engine: str
@@ -48,6 +52,7 @@ class Result:
     first_seconds: float | None = None
     error: float | None = None
     failed: str = ""
+    energy: Energy | None = None
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,12 @@ def bench(
     job: Job,
     rounds: int = 10,
     seconds: float = timing.BURST_SECONDS,
+    energy: bool = False,
 ) -> list[Result]:
     """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
 
     job.precision: of Ingot and of OpenVINO; the other engines run in float32. job.target: Ingot's; on a GPU inputs and
-    results lie there, and the engines beside it are PyTorch's.
+    results lie there, and the engines beside it are PyTorch's. energy: also measure each engine's, one after the other.
     """
     names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
@@ -122,7 +128,19 @@ def bench(
             results[name] = Result(name, failed=str(failure))
 
         bursts = round_robin(running, rounds, lambda worker: _burst(worker.ask(seconds=seconds), job.streams), failed)
-        return [_summary(results[name], bursts.get(name, []), bursts.get("ingot", [])) for name in names]
+        summaries = [_summary(results[name], bursts.get(name, []), bursts.get("ingot", [])) for name in names]
+        if not energy:
+            return summaries
+        counters = energy_counters({job.target.partition(":")[0]})
+        return [_with_energy(r, running[r.engine], counters) if r.seconds else r for r in summaries]
+
+
+def _with_energy(result: Result, worker: Worker, counters: Found) -> Result:
+    try:
+        energy = measure(lambda seconds: int(worker.ask(seconds=seconds, count=True)["calls"]), counters)
+    except WorkerFailed as failure:
+        return Result(result.engine, failed=str(failure))
+    return replace(result, energy=energy)
 
 
 def _burst(answer: Mapping[str, Any], streams: int) -> Burst:

@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "explain": "look.explain",
         "dump": "look.dump",
     },
-    "Bounds of its answers": {"certify": "analysis.certify"},
+    "Why it answers so, and what it can answer": {"attribute": "analysis.attribute", "certify": "analysis.certify"},
     "Make it smaller, faster, better": {
         "tune": "look.tune",
         "prune": "prune",

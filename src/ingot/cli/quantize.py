@@ -25,6 +25,9 @@ def quantize(
     ] = None,
     latency_ms: Annotated[float | None, typer.Option(help="Longest time of a call, in milliseconds.")] = None,
     size_mb: Annotated[float | None, typer.Option(help="Largest size of code and weights, in megabytes.")] = None,
+    energy_mj: Annotated[
+        float | None, typer.Option(help="Most energy of a call, in millijoules, where there is a counter.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Approximate time to search.")] = 60,
     formats: Annotated[
         str | None, typer.Option(help="Formats to try: int8,int8-dynamic,bfloat16,weight4 and others.")
@@ -56,7 +59,7 @@ def quantize(
         path = output or model.with_suffix(".ingot")
         check_writable([path, html, onnx, table], [model, samples])
         format_names = None if formats is None else tuple(formats.split(","))
-        asked = SearchOptions(None, at_least, latency_ms, size_mb, seconds, format_names, threads, seed)
+        asked = SearchOptions(None, at_least, latency_ms, size_mb, energy_mj, seconds, format_names, threads, seed)
         dims = source.dynamic
         quantized = quantize_model(
             source.path, read_archive(samples), dynamic=dims, batch=batch, table=table, options=asked

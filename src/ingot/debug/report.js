@@ -1,13 +1,5 @@
 "use strict";
 const all = (selector) => [...document.querySelectorAll(selector)];
-const root = document.documentElement;
-
-// the reader's own theme first, then the button
-const system = window.matchMedia("(prefers-color-scheme: dark)");
-root.dataset.theme = system.matches ? "dark" : "light";
-document.getElementById("theme").addEventListener("click", () => {
-  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-});
 
 // a click on anything of a row marks the row in the table and in all pictures, and scrolls each to it
 function mark(row) {

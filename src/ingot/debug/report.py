@@ -12,8 +12,7 @@ from ingot.debug.drawing import bytes_text, kind_class, time_text
 from ingot.debug.explain import Explanation, Row
 
 # files of their own, so that editors and linters know what they are
-_STYLE = Path(__file__).with_name("report.css").read_text()
-_SCRIPT = Path(__file__).with_name("report.js").read_text()
+STYLE, THEME, _SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("report.css", "theme.js", "report.js"))
 
 
 def html_report(e: Explanation) -> str:
@@ -23,7 +22,7 @@ def html_report(e: Explanation) -> str:
     heads = ("#", "kernel", "time", "share", "% peak", "% memory", "floor", "chunks", "MFLOP", "bytes")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{escape(e.model)} · ingot explain</title><style>{_STYLE}</style></head><body>
+<title>{escape(e.model)} · ingot explain</title><style>{STYLE}</style></head><body>
 <header><div><h1>{escape(e.model)}</h1>
 <small>{escape(sizes)} · {escape(e.rates.machine)}</small></div>
 <button id="theme" type="button">light / dark</button></header>
@@ -39,7 +38,7 @@ def html_report(e: Explanation) -> str:
 <div class="scroll">{drawing.graph(e)}</div>
 <h2>Memory plan <small>each buffer by its life and its place; yellow ones keep a border of zeros</small></h2>
 <div class="scroll">{drawing.memory(e)}</div>
-<script id="data" type="application/json">{data}</script><script>{_SCRIPT}</script></body></html>
+<script id="data" type="application/json">{data}</script><script>{THEME}{_SCRIPT}</script></body></html>
 """
 
 

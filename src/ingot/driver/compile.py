@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +74,8 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
         return compile_opened(frontend.open(source, request), options)
 
     def build(request: Request) -> CompiledModel:
-        if frontend.is_content_addressed and isinstance(source, Path) and options.cache:
+        is_known = frontend.is_content_addressed and isinstance(source, Path) and not _has_registered_ops()
+        if is_known and options.cache:
             return _compile_content(frontend, source, request, options)
         return compile_opened(frontend.open(source, request), options)
 
@@ -248,7 +250,7 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
     if not options.cache:
         return to_model(build_graph(graph, options), options)
     digest = digest_of(path)
-    if digest is None or _names_files(path):
+    if digest is None or _names_files(path) or _has_registered_ops():
         return to_model(compiled_program(graph(), options), options)
     key = _key(options, digest, *_request_key(request), repr(sorted((example or {}).items())).encode())
     return to_model(_load_or_build(key, lambda: build_graph(graph, options)), options)
@@ -277,6 +279,12 @@ def _names_files(path: Path) -> bool:
     """Whether an ONNX file may refer to other files with weights, so that its bytes alone do not identify the model."""
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(b"location") >= 0  # a key of every external tensor
+
+
+def _has_registered_ops() -> bool:
+    """Whether `ingot.register_op` was called: what such an op means is in no file."""
+    custom = sys.modules.get("ingot.ops.custom")  # whoever registers one imports it
+    return custom is not None and bool(custom.NAMES)
 
 
 def _key(options: Options, *parts: bytes) -> str:

@@ -56,6 +56,7 @@ from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.writes import Writes
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
+from ingot.integrations.torch_eager import UnsupportedNodesError, WithFallback, explain, has_fallback, tell
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
@@ -67,11 +68,13 @@ from ingot.support.garbage import no_collection
 _aten = torch.ops.aten
 _log = logging.getLogger(__name__)
 
+__all__ = ["explain", "import_flat", "ingot_backend"]
+
 Compiled = Callable[..., Any]
 Compile = Callable[..., Compiled]
 
 
-OPTIONS = ("precision", "activations", "threads", "cache", "fast_math")
+OPTIONS = ("precision", "activations", "threads", "cache", "fast_math", "fallback")
 
 
 # with this setting tokens, which order checks, are values of the graph instead of inputs
@@ -88,20 +91,33 @@ def ingot_backend(
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 
     mode: that of torch.compile, which selects settings of Inductor. It has no effect here.
-    options: those of torch.compile: any of OPTIONS, as for `ingot.compile`.
+    options: those of torch.compile: any of OPTIONS, as for `ingot.compile`. fallback: "eager" runs what Ingot does not
+    support in eager PyTorch, between programs of the rest; the log and `explain` tell which.
 
-    Raises UnsupportedOpError naming every op that Ingot does not support, InputError for an unknown option.
+    Raises UnsupportedOpError naming every op that Ingot does not support, unless there is a fallback; InputError for an
+    unknown option.
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    splits = has_fallback(options or {})
     if mode is not None:
         _tell_mode(mode)
     if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
         again = partial(ingot_backend, options=options, compile_model=compile_model)
         return flatten_graph_inputs(module, example_inputs, again)
-    compile_model = partial(compile_model, **(options or {}))
+    compile_model = partial(compile_model, **{k: v for k, v in (options or {}).items() if k != "fallback"})
     parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
+
+    def specialized(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], saved: slice = slice(0)
+    ) -> _Specialized | WithFallback:
+        if splits:  # the parts of a graph keep the strides of what they save for the backward pass
+            return WithFallback(gm, example_inputs, fixed, partial(_Specialized, compile_model=compile_model))
+        run = _Specialized(gm, example_inputs, fixed, compile_model, saved)
+        if saved != slice(0):
+            report_strides(run.results)
+        return run
 
     def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
@@ -109,7 +125,7 @@ def ingot_backend(
         # in an optimizer's step, the tensors that it reads change between calls like those that it writes
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
         fixed = frozenset[int]() if steps else parameters - written
-        return _Specialized(gm, example_inputs, fixed, compile_model)
+        return specialized(gm, example_inputs, fixed)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
@@ -118,14 +134,12 @@ def ingot_backend(
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _written()
         names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
-        run = _Specialized(gm, example_inputs, fixed, compile_model, saved_results())
-        report_strides(run.results)
-        return run
+        return specialized(gm, example_inputs, fixed, saved_results())
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         join = split_sparse(gm.graph)
         fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
-        run = _Specialized(gm, example_inputs, fixed, compile_model)
+        run = specialized(gm, example_inputs, fixed)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
@@ -248,6 +262,7 @@ class _Specialized:
         if self._constants.held or self._hooks or numbers or written:
             left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *written}
             given = [a for i, a in enumerate(given) if i not in left]
+        tell(None if written else run, given)
         result = run(*given) if not written else run(given, {n: args[i] for i, n in written.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
@@ -427,7 +442,8 @@ def import_flat(
         inputs.append(carrier)
     results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
     outputs = [_turned(value, order) for value, order in results]
-    importer.finish()
+    if importer.unsupported:
+        raise UnsupportedNodesError(importer.unsupported, importer.refused)
     new_values = [outputs[written[i]] for i in state]
     outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]

@@ -124,6 +124,7 @@ from ingot.ops.core.quantize import QUANTIZED_DTYPES, Quantize, reciprocal_is_ex
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow, Reduction, reduced_dims
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose, Windows, fill_byte
 from ingot.ops.core.source import DimValue, Iota
+from ingot.ops.custom import Custom, HostCall
 from ingot.ops.dft import MAX_STEP_FACTOR, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve

@@ -39,7 +39,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import CompileError, KernelError, ShapeError
+from ingot.support.errors import CompileError, KernelError, ShapeError, UnsupportedOpError
 from ingot.support.limits import check_time, limited
 from ingot.support.native import Code, Features
 
@@ -206,6 +206,9 @@ def build_program(
         stages = {"model": show(graph), "fused": show(fused)}
         program = _link(fused, variants, _RecordingAssembler(features), stages, meta, trace)
     program.check()
+    calls = [s.label for s in program.steps if s.host is not None]
+    if calls and features.target_name != "cpu":
+        raise UnsupportedOpError(calls, model=f"a program for {features.target_name}", fix="register a lowering")
     return sealed(program).with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
 
 

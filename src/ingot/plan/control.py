@@ -1,4 +1,5 @@
-"""Control flow in the plan: While and Case become steps and jumps between them; a collective becomes a step.
+"""Control flow in the plan: While and Case become steps and jumps between them; a collective, and a call of a function
+of the host, become a step.
 
     values = While(cond, body)(x...)   ->        copy x to v
                                            loop: steps of cond(v);  jump to end if its result is 0
@@ -15,6 +16,7 @@ operand's own memory, or the constant.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -30,11 +32,11 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.trip_count import static_value, trip_count
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
-from ingot.runtime.program import Collective, CollectiveKind
+from ingot.runtime.program import Collective, CollectiveKind, HostCall
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
-UNFUSED = (Category.CONTROL, Category.COLLECTIVE)  # anchors that are no kernels
+UNFUSED = (Category.CONTROL, Category.COLLECTIVE, Category.HOST)  # anchors that are no kernels
 NO_BUFFER = -1  # of a constant, which nothing reads from memory
 
 
@@ -50,13 +52,15 @@ class Plan(Protocol):
     def add_temp(self, nbytes: DimLike) -> int: ...
     def append(self, lowered: Lowered, buffer_of: Callable[[Arg], int], packed: Sequence[int], name: str) -> None: ...
     def exchange(self, collective: Collective, source: int, target: int, count: DimLike) -> None: ...
+    def call_host(self, call: HostCall, buffers: Sequence[int], dims: Sequence[DimLike]) -> None: ...
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int: ...
     def set_target(self, number: int) -> None: ...
     def inline(self, graph: Graph, buffers: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
 
 
 def launch_control(plan: Plan, node: Node, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> None:
-    """Append the steps of a group whose anchor is a While or a Case, whose graphs are fused, or a collective."""
+    """Append the steps of a group whose anchor is a While or a Case, whose graphs are fused, a collective, or a call of
+    the host."""
     _Control(plan, node, ins, outs).run()
 
 
@@ -74,6 +78,8 @@ class _Control:
                 values = self._while()
             case Case():
                 values = self._case()
+            case ops.HostCall():
+                values = self._call_host()
             case _:
                 values = [self._exchange()]
         # the group's results: the anchor's, and views of them
@@ -163,6 +169,17 @@ class _Control:
         collective = Collective(kind, op.groups, operand.dtype.name, reduction, shift)
         self.plan.exchange(collective, source[0], target[0], operand.type.size)
         return target
+
+    def _call_host(self) -> list[Place | None]:
+        op, operands, results = self.anchor.op, self.anchor.inputs, self.anchor.results
+        assert isinstance(op, ops.HostCall)
+        sources = [self._operand_place(x) for x in operands]
+        targets = [self._result_place(i) or self._new_place(r) for i, r in enumerate(results)]
+        told = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
+        call = HostCall(op.op, told[0], told[1], json.dumps(dict(op.settings)))
+        dims = [d for x in (*operands, *results) for d in x.shape]
+        self.plan.call_host(call, [buffer for buffer, _ in (*sources, *targets)], dims)
+        return [*targets]
 
     def _while(self) -> list[Place | None]:
         """The places of the values after the loop; None for a constant operand."""

@@ -296,14 +296,20 @@ class _Linker:
 
     def exchange(self, collective: rt.Collective, source: int, target: int, count: DimLike) -> None:
         """Append an exchange of `count` elements of buffer `source`, whose result is stored in buffer `target`."""
-        number = len(self.steps)
-        self._end_exchange(number)
-        for buffer in (source, target):
-            self.buffers[buffer].touch(number)
+        self._end_exchange(len(self.steps))
+        step = rt.Step(collective.kind, (), label=str(collective), collective=collective)
+        self._add(step, (source, target), (count,))
         self.under_way = source, target
-        self.sizes.add_step_dims(number, (1, 1, count))
-        args, dims = ((source, 0), (target, 0)), (expression(count),)
-        self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
+
+    def call_host(self, call: rt.HostCall, buffers: Sequence[int], dims: Sequence[DimLike]) -> None:
+        """Append a call of a function of the host with contiguous tensors in `buffers`, operands first."""
+        self._add(rt.Step("", (), label=f"call of {call.name}", host=call), buffers, dims)
+
+    def _add(self, step: rt.Step, buffers: Sequence[int], dims: Sequence[DimLike]) -> None:
+        for buffer in buffers:
+            self._touch(buffer, len(self.steps))
+        self.sizes.add_step_dims(len(self.steps), (1, 1, *dims))
+        self.steps.append(replace(step, args=tuple((b, 0) for b in buffers), dims=tuple(map(expression, dims))))
 
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.program import Program
+from ingot.support.energy.counters import Found, find_counters
+from ingot.support.energy.measure import Energy, calls_for, measure
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
 
@@ -108,6 +110,25 @@ def refusal_of(features: Features) -> ArtifactError | None:
         got=str(features),
         fix="save it, or compile the model with target='native'",
     )
+
+
+def energy_counters(devices: set[str]) -> Found:
+    """The energy counters of the hardware that runs programs on these devices."""
+    gpu = import_module("ingot.runtime.cuda.driver").driver().bus_id if "cuda" in devices else None
+    return find_counters(gpu)
+
+
+def energy_of(call: Callable[[], object], devices: set[str]) -> Energy:
+    """The energy of a call of programs on these devices, by their counters. It is repeated for some seconds."""
+
+    def finished_call() -> None:
+        call()
+        if "cuda" in devices:
+            gpu = import_module("ingot.runtime.cuda.driver").driver()
+            gpu.enter()
+            gpu.synchronize_all()
+
+    return measure(calls_for(finished_call), energy_counters(devices))
 
 
 def load(program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:

@@ -9,13 +9,14 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ingot.runtime import describe
+from ingot.runtime import describe, device
 from ingot.runtime.bind import Shape
 from ingot.runtime.executable import Executable, LoadedProgram
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import entropy
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.measure import Energy, Profile
 from ingot.support.errors import ArtifactError, InputError, SizesError
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -195,16 +196,34 @@ class CompiledModel:
 
     # --- time and memory
 
-    def profile(self, *args: Any, **kwargs: Any) -> list[tuple[str, float]]:
+    def profile(self, *args: Any, energy: bool = False, **kwargs: Any) -> Profile:
         """Run once to warm up and once with a clock. Returns (label, seconds) of each step, in order.
 
         The times are of one run only if no other thread calls the model meanwhile. The state is restored afterwards.
+
+        energy: also measure the joules of a call by this machine's counters, for about 15 seconds of calls and of rest:
+        the result's `energy` (docs/energy.md). Without a counter it says so; nothing is estimated.
         """
         programs = self._programs(self._flat_inputs(args, kwargs))
         try:
-            return [row for model, inputs in programs for row in model._executable.profile(inputs)]
+            rows, devices = Profile(), set[str]()
+            for model, inputs in programs:
+                rows += model._executable.profile(inputs)
+                devices.add(model.program.device)
+            if energy:
+                rows.energy = self._energy(lambda: self(*args, **kwargs), devices)
+            return rows
         except SizesError as e:
-            return self._run_other_sizes(e, lambda other: other.profile(*args, **kwargs))
+            return self._run_other_sizes(e, lambda other: other.profile(*args, energy=energy, **kwargs))
+
+    def _energy(self, call: Callable[[], object], devices: set[str]) -> Energy:
+        """Of a call of this model, whose programs run on these devices."""
+        saved_state = self._executable.state() if self._executable.has_state else {}
+        try:
+            return device.energy_of(call, devices)
+        finally:
+            if saved_state:
+                self._executable.set_state(saved_state)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Run on these inputs and report where the time goes: a table of steps, slowest first, and what they compute.

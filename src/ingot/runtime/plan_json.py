@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ingot.runtime.program import (
     BufferKind,
     Collective,
     CollectiveKind,
+    HostCall,
     Program,
     Size,
     State,
@@ -63,7 +64,7 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
-                None if (c := s.collective) is None else _collective_json(c),
+                _outside_json(s),
             ]
             for s in program.steps
         ],
@@ -176,7 +177,7 @@ def _buffer(value: Json) -> Buffer:
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds, target, device, collective = _list(value, 9)
+    kernel, args, dims, chunks, label, rounds, target, device, outside = _list(value, 9)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -187,8 +188,39 @@ def _step(value: Json) -> Step:
         _expr(rounds),
         None if target is None else _int(target),
         _str(device),
-        None if collective is None else _collective(collective),
+        **_outside(outside),
     )
+
+
+def _outside_json(step: Step) -> Json:
+    """What a step does that is no kernel: ["host", name, operands, results, attributes], or a collective."""
+    if (h := step.host) is not None:
+        tensors: list[Json] = [[[dtype, rank] for dtype, rank in group] for group in (h.operands, h.results)]
+        return ["host", h.name, *tensors, h.attributes]
+    return None if step.collective is None else _collective_json(step.collective)
+
+
+def _outside(value: Json) -> dict[str, Any]:
+    if value is None:
+        return {}
+    kind, *_ = _list(value, 5)
+    return {"host": _host_call(value)} if kind == "host" else {"collective": _collective(value)}
+
+
+def _host_call(value: Json) -> HostCall:
+    _, name, operands, results, attributes = _list(value, 5)
+    groups = []
+    for group in (operands, results):
+        pairs = [_list(pair, 2) for pair in _list(group)]
+        groups.append(tuple((_str(dtype), _int(rank)) for dtype, rank in pairs))
+    text = _str(attributes)
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ArtifactError("the attributes of a call of the host", expected="a JSON object", got=text[:80])
+    return HostCall(_str(name), groups[0], groups[1], text)
 
 
 def _collective_json(c: Collective) -> Json:

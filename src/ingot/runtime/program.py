@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime import dtypes, expr
+from ingot.runtime.cpu.host_call import HostCall as HostCall
 from ingot.runtime.expr import Expr
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, VerifyError
@@ -200,6 +201,9 @@ class Step:
 
     A step with a `collective` exchanges the tensor at its first argument, of as many elements as its only dim says;
     the result is stored at its second.
+
+    A step with a `host` calls a function with the tensors at its arguments, operands first; dims: the sizes of all
+    their axes.
     """
 
     kernel: str
@@ -211,6 +215,7 @@ class Step:
     target: int | None = None
     device: str = "cpu"
     collective: Collective | None = None
+    host: HostCall | None = None
 
 
 def table_offsets(steps: Sequence[Step]) -> Callable[[int, int], int]:
@@ -333,7 +338,7 @@ class Program:
                 got = f"{nbytes} bytes at offset {offset}"
                 raise VerifyError(f"buffer {buffer.id} ({buffer.kind})", expected=f"at most {capacity} bytes", got=got)
         for number, step in enumerate(self.steps):
-            exchanged = _exchanged_bytes(step, size)
+            exchanged = _exchanged_bytes(step, size) or (step.host and step.host.tensor_bytes([*map(size, step.dims)]))
             for i, (identity, offset_expr) in enumerate(step.args):
                 offset, nbytes = size(offset_expr), buffer_bytes[identity]
                 # a jump reads a byte
@@ -460,6 +465,8 @@ class _Checker:
             step.collective.check(where)
             if len(step.args) != 2 or len(step.dims) != 1 or (step.chunks, step.rounds) != (1, 1):
                 raise VerifyError(where, expected="a tensor, a result and the number of elements", got=step)
+        elif step.host is not None:
+            step.host.check(where, len(step.args), len(step.dims), step.chunks == step.rounds == 1)
         elif step.device not in program.code or step.kernel not in program.code[step.device].symbols:
             raise VerifyError(where, expected=f"a kernel of the code for {step.device}", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims):

@@ -30,7 +30,7 @@ class DifferentiatedModel(CompiledModel):
 
     def __init__(self, program: Program | Executable, opened: Opened, wrt: Sequence[str], value: bool, threads: int):
         def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-            return [_detached(value) for value in (opened.flatten or self._inputs_in_order)(args, kwargs)]
+            return [detached(value) for value in (opened.flatten or self._inputs_in_order)(args, kwargs)]
 
         def results(outputs: Sequence[Any]) -> Any:
             gradients = dict(zip(wrt, outputs[value:], strict=True))
@@ -59,7 +59,7 @@ def differentiate(
     return DifferentiatedModel(unloaded or program, opened, [labels[i] for i in wrt_indices], value, options.threads)
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
     """A tensor without `requires_grad`: the gradient is one of the results."""
     return value.detach() if is_tensor(value) and value.requires_grad else value
 

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 import ingot
 from ingot.cli import app
+from ingot.support.energy.counters import Counter, Found
 from ingot.support.errors import ArtifactError, ConstraintError, InputError
+from ingot.transform.quantize import run
 from ingot.transform.quantize.bench import Bench, BuiltModel
 from ingot.transform.quantize.report import Report
 from tests.transform.quantize import nets
@@ -113,6 +115,39 @@ def test_what_cannot_be_kept_is_an_error():
     assert caught.value.points
 
 
+class Still(Counter):
+    name = "package-0"
+
+    def joules(self) -> float:
+        return 0.0
+
+
+def test_energy_is_kept_where_there_is_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A call takes 20 mJ in floats, 12 with levels in one product, 4 in both."""
+    asked: list[int] = []
+
+    def joules(self: Bench, built: BuiltModel, counters: Found) -> float:
+        asked.append(built.program.stages["model"].count("dequantize"))
+        return max(4e-3, 20e-3 - 8e-3 * asked[-1])
+
+    monkeypatch.setattr(Bench, "joules", joules)
+    monkeypatch.setattr(run, "energy_counters", lambda devices: Found((Still(),), ()))
+    given: dict[str, Any] = {"formats": ["int8"], **OPTIONS}
+    made = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **given)
+    assert made.report.joules == pytest.approx(4e-3) and made.report.float_joules == pytest.approx(20e-3)
+    assert "energy of a call: 4 mJ for 20 mJ" in made.report.text()
+    assert Report.of_receipt(made.report.receipt()).joules == made.report.joules
+    with pytest.raises(ConstraintError, match=r"1 mJ\nthe nearest"):
+        ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=1, **given)
+    asked.clear()
+    with pytest.raises(ConstraintError, match=r"0\.001 ms and 5 mJ"):
+        ingot.quantize(model(), {"x": X}, latency_ms=1e-3, energy_millijoules=5, **given)
+    assert not asked  # what misses another constraint is not measured
+    monkeypatch.setattr(run, "energy_counters", lambda devices: Found((), ("energy_uj is readable by root alone",)))
+    with pytest.raises(InputError, match=r"a machine with an energy counter, got none \(energy_uj is readable by root"):
+        ingot.quantize(model(), {"x": X}, energy_millijoules=5, **given)
+
+
 def test_a_table_repeats_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = tmp_path / "measured.json"
     first = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
@@ -157,6 +192,7 @@ counter = itertools.count()
         ({"metric": 3}, "a function of a list of outputs"),
         ({"at_least": "most"}, "at_least: expected a positive number, got most"),
         ({"at_least": 1.5}, "at_least: expected a fraction of the float model's score"),
+        ({"energy_millijoules": float("nan")}, "energy_millijoules: expected a positive number"),
         ({"latency_ms": 0}, "latency_ms: expected a positive number"),
         ({"formats": ["int3"]}, r"formats: expected a sequence of some of .* got \['int3'\]"),
         ({"formats": "int8"}, "formats: expected a sequence of some of .* got int8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_a_size_is_kept():
     found = model.search(Goals(None, nbytes=50 + 6 * 100))
     assert found.nbytes <= 650
     assert model.search(Goals((0.9, 0.9), nbytes=50 + 6 * 400 - 300)).nbytes <= 2150
+
+
+def test_an_energy_is_kept():
+    model = Model(options(1))
+    plain = model.point
+
+    def point(name: str, formats: Formats) -> Point:
+        found = plain(name, formats)
+        return replace(found, joules=found.seconds * 2)
+
+    model.point = point  # type: ignore[method-assign]
+    float_joules = point("", dict.fromkeys(model.offered, "float32")).joules
+    assert float_joules is not None
+    limit = 0.7 * float_joules
+    found = model.search(Goals(None, joules=limit))
+    assert found.joules is not None and found.joules <= limit and "mJ" in str(found)
+    with pytest.raises(ConstraintError, match="mJ"):
+        model.search(Goals((0.999, 0.999), joules=1e-6))
+    assert not plain("", dict.fromkeys(model.offered, "float32")).fits(Goals(None, joules=1e9))  # not measured
 
 
 def test_what_cannot_be_is_an_error_with_the_nearest_points():

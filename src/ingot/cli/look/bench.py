@@ -83,6 +83,10 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
     warm_up: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Calls before the first burst.")] = 0.0,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table, times in seconds.")] = None,
+    energy: Annotated[bool, typer.Option("--energy", help="Joules of a call, by this machine's counters.")] = False,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0, help="Of a kWh: what a million calls cost, with --energy.")
+    ] = None,
     *,
     about: ModelOptions,
     limit: Limit = None,
@@ -103,12 +107,15 @@ def bench(
     ingot bench model.onnx --dim batch=8 --input image=images.npy
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
+    ingot bench model.onnx --energy --price 0.30
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
         check_writable([csv], [model])
+        if price is not None and not energy:
+            raise InputError("--price", expected="--energy, too", got="a price alone")
         if source.kind in LANGUAGE:
-            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
+            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv, "--energy": energy or None}
             if refused := [name for name, value in given.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
             settings = {"threads": threads, "precision": precision, "activations": activations, "target": target}
@@ -123,25 +130,27 @@ def bench(
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
         feeds = inputs_of(source, compiled.program, size, 0, read_feeds(compiled.program, feed or []))
         job = Job(compiled.threads, precision, target, streams, warm_up, about.words)
-        results = benching.bench(model, names, feeds, job, rounds, seconds)
+        results = benching.bench(model, names, feeds, job, rounds, seconds, energy)
         if csv is not None:
             atomic_write(csv, [_csv(results).encode()])
     failed = [r for r in results if r.failed]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         facts = {"model": str(model), "threads": compiled.threads, "streams": streams, "inputs": shapes}
-        print_json(facts | {"results": [asdict(r) for r in results]})
+        print_json(facts | {"results": [asdict(r) | _energy_facts(r, price) for r in results]})
     else:
         _print_bench(results, feeds, job)
+        _print_energy(results, price)
     if failed:
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
 
 
 def _csv(results: Sequence[benching.Result]) -> str:
     text = io.StringIO()
-    writer = DictWriter(text, [f.name for f in fields(benching.Result)], lineterminator="\n")
+    names = ["joules" if f.name == "energy" else f.name for f in fields(benching.Result)]
+    writer = DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(asdict(result) for result in results)
+    writer.writerows(asdict(r) | {"joules": r.energy and r.energy.joules} for r in results)
     return text.getvalue()
 
 
@@ -161,6 +170,25 @@ def _bench_language(
     out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
+
+
+def _energy_facts(result: benching.Result, price: float | None) -> dict[str, object]:
+    if result.energy is None:
+        return {}
+    cost = None if price is None else result.energy.cost_of_million(price)
+    return {"joules": result.energy.joules, "cost_of_million_calls": cost}
+
+
+def _print_energy(results: Sequence[benching.Result], price: float | None) -> None:
+    for r in results:
+        if r.energy is None:
+            continue
+        named = f"{r.engine} " if r.energy.counters else ""
+        out.print(escape(f"{named}{r.energy}"), highlight=False)
+        if price is not None and (cost := r.energy.cost_of_million(price)) is not None:
+            out.print(f"  a million calls cost {cost:.4g} at {price:g} a kWh", highlight=False)
+        if not r.energy.counters:
+            return  # true of all
 
 
 def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) -> None:

@@ -23,6 +23,7 @@ from ingot.frontends.stablehlo.model import text_apart, text_of
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
+from ingot.ops import custom
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, IngotError, InputError
 from ingot.support.files import open_regular
@@ -333,7 +334,8 @@ def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Expo
 
     Raises ImportModelError for what JAX cannot export.
     """
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
+    calls = (*_CUSTOM_CALLS, *custom.names_of("stablehlo"))
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in calls]
     jitted = jax.jit(fn)
     jitted.trace(*specs)  # errors of the function's own stay what they are
     try:

@@ -24,6 +24,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, Interval, substitute, symbol
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape, TensorType
+from ingot.ops import custom
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
@@ -461,4 +462,20 @@ def register(name: str, row: Row, *, since: int = 1, domain: str = "") -> None:
 def find_row(domain: str, name: str, version: int) -> Row | None:
     """The row that holds for `name` in opset `version`."""
     rows = ROWS.get((domain, name), [])
-    return next((row for since, row in rows if since <= version), None)
+    return next((row for since, row in rows if since <= version), None) or _registered_row(domain, name)
+
+
+def _registered_row(domain: str, name: str) -> Row | None:
+    """Of an op that the user registered: its inputs are the operands, its attributes keep their names."""
+    registration = custom.find("onnx", f"{domain}::{name}")
+    if registration is None:
+        return None
+
+    def row(c: Call) -> Result:
+        if not all(c.has(i) for i in range(len(c))):
+            raise Unsupported("an optional input that is left out")
+        names = [a.name for a in c.proto.attribute]
+        attributes = {n: value for n in names if (value := c.attr(n)) is not None}
+        return custom.apply(registration, c.xs(), attributes, c.loc).results
+
+    return row

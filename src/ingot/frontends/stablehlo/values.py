@@ -255,6 +255,25 @@ def _ints(value: Attribute, name: str) -> tuple[int, ...]:
             raise Unsupported(f"{name} = {value}")
 
 
+def plain_value(value: Attribute, name: str) -> object:
+    """A number, a text, or a tuple of them. Raises Unsupported for other attributes."""
+    match value:
+        case bool() | str():
+            return value
+        case Number(text, type):
+            if type.startswith("f") and text.startswith(("0x", "-0x")):
+                raise Unsupported(f"{name} = {text}, which is not finite")
+            return float(text) if type.startswith(("f", "bf")) else int(value)
+        case Ints(values, _):
+            return values
+        case Dense():
+            return tuple(literals.arrays(value, {})[0].reshape(-1).tolist())
+        case list():
+            return tuple(plain_value(item, name) for item in value)
+        case _:
+            raise Unsupported(f"{name} = {value}")
+
+
 def known(node: Node) -> np.ndarray | None:
     """The array of a constant."""
     return node.op.value if isinstance(node.op, Const) else None

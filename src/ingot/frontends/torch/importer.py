@@ -17,6 +17,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
+from ingot.frontends.torch.custom import registered_handler
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.slopes import has_slope, with_slope
@@ -76,6 +77,7 @@ class Importer:
     is_final: bool
     is_differentiated: bool = False
     unsupported: list[UnsupportedOp] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # the names of their nodes
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
     _draws: Iterator[int] = field(default_factory=count)
@@ -182,11 +184,12 @@ class Importer:
 
     def _refuse(self, node: fx.Node, name: str, reason: str = "") -> _Missing:
         self.unsupported.append(UnsupportedOp(name, location(node), reason))
+        self.refused.append(node.name)
         return _MISSING
 
     def _aten(self, node: fx.Node, target: torch._ops.OpOverload, env: _Env) -> object:
         name = functional_name(target)
-        handler = ATEN.get(name)
+        handler = ATEN.get(name) or registered_handler(name)
         loc = location(node)
         try:
             arguments = [self._read(a, env) for a in node.args]

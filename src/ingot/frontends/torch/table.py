@@ -65,6 +65,10 @@ def _by_name(handler: Handler, op: str) -> Handler:
 @cache
 def _argument_names(op: str) -> tuple[str, ...]:
     """The names of the arguments in the op's schema, in order."""
+    return tuple(a.name for a in schema_of(op).arguments)
+
+
+def schema_of(op: str) -> Any:
+    """The schema of "library.op.overload"."""
     library, name, overload = op.split(".")
-    schema = getattr(getattr(getattr(torch.ops, library), name), overload)._schema
-    return tuple(a.name for a in schema.arguments)
+    return getattr(getattr(getattr(torch.ops, library), name), overload)._schema

@@ -32,6 +32,7 @@ class Category(Enum):
     SORT = "sort"
     CONTROL = "control"  # contains graphs that run zero or more times
     COLLECTIVE = "collective"  # exchanges values with other devices
+    HOST = "host"  # calls a function of the host
     GROUP = "group"  # contains a fused graph
     OPAQUE = "opaque"  # anything else; MODEL ops until they are lowered
 

@@ -55,7 +55,7 @@ class _Folder:
         if isinstance(op, (Input, Const, Project, *ops.WEIGHT_FORMS)) or not all(map(self.is_known, n.inputs)):
             return None
         # an exchange involves other devices
-        if op.bodies or category(op) is Category.COLLECTIVE or not _is_static(n):
+        if op.bodies or category(op) in (Category.COLLECTIVE, Category.HOST) or not _is_static(n):
             return None
         size = sum(_nbytes(t) for t in n.types)
         if not self.is_worth_folding(n, size):

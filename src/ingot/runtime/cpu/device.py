@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ingot.runtime import placement
 from ingot.runtime.bind import Shape
 from ingot.runtime.cpu import memory
+from ingot.runtime.cpu.host_functions import function_of
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.pool import pool_for, thread_count, ticks_per_second
 from ingot.runtime.cpu.run_context import RunContext
@@ -56,6 +57,9 @@ class Loaded:
     def __init__(self, program: Program, threads: int) -> None:
         """One context for a program with state: calls come one after another. Raises InputError for a bad thread
         count."""
+        for step in program.steps:
+            if step.host is not None:
+                function_of(step.host)
         self.threads = threads
         self._program, self._image = program, CodeImage(program.code["cpu"])
         self._weights = program.weights

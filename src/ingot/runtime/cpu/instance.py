@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.bind import Binding, Layout, Shape
+from ingot.runtime.cpu.host_functions import bound
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Buffer, Program, Step, table_offsets
@@ -58,6 +59,9 @@ class Instance(Binding):
             record[1] = self._table.ctypes.data + 8 * start
             if step.collective is not None:
                 self._exchanges.append(_kernel(self._exchange_at(step, start)))
+                record[0], record[2:] = ctypes.cast(self._exchanges[-1], ctypes.c_void_p).value or 0, counts
+            elif step.host is not None:
+                self._exchanges.append(_kernel(self._host_call_at(step, start)))
                 record[0], record[2:] = ctypes.cast(self._exchanges[-1], ctypes.c_void_p).value or 0, counts
             elif step.target is None:
                 record[0], record[2:] = image.address(step.kernel), counts
@@ -105,6 +109,25 @@ class Instance(Binding):
                 self._context[_STOP] = 1
 
         return exchange
+
+    def _host_call_at(self, step: Step, start: int) -> Callable[[int, int, int, int], None]:
+        """The kernel of a call of the host's function, whose arguments are at an index of the table."""
+        assert step.host is not None
+        function, count, ranks = bound(step.host), len(step.args), len(step.dims)
+
+        def call(_bases: int, _args: int, _chunk: int, _scratch: int) -> None:
+            if self._error is not None:
+                return
+            try:
+                places = self._table[start : start + 2 * count].tolist()
+                sizes = self._table[start + 2 * count : start + 2 * count + ranks].tolist()
+                addresses = [int(self._bases[b]) + at for b, at in zip(places[::2], places[1::2], strict=True)]
+                function(addresses, sizes)
+            except BaseException as error:
+                self._error = error
+                self._context[_STOP] = 1
+
+        return call
 
     def check(self) -> None:
         """Raise what ended the run."""

@@ -148,8 +148,16 @@ class Driver:
     @property
     def name(self) -> str:
         """Of the GPU, as NVIDIA has it."""
+        return self._text("cuDeviceGetName")
+
+    @property
+    def bus_id(self) -> str:
+        """Of the GPU on the PCI bus, "0000:17:00.0"."""
+        return self._text("cuDeviceGetPCIBusId")
+
+    def _text(self, function: str) -> str:
         text = ctypes.create_string_buffer(256)
-        self._call("cuDeviceGetName", text, c_int(len(text)), c_int(self._device))
+        self._call(function, text, c_int(len(text)), c_int(self._device))
         return text.value.decode(errors="replace")
 
     # -- code

@@ -68,7 +68,8 @@ class _Words:
 def encode(program: Program) -> bytes | None:
     """The plan of a program whose only device is the CPU; None for any other, for one of several ranks, and where a
     number has over 64 bits."""
-    if [*program.code] != ["cpu"] or any(step.collective is not None for step in program.steps):
+    outside = any(step.collective is not None or step.host is not None for step in program.steps)
+    if [*program.code] != ["cpu"] or outside:
         return None
     try:
         return bytes(_encode(program))

@@ -20,6 +20,9 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support import timing
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Found
+from ingot.support.energy.measure import calls_for, measure
+from ingot.support.errors import DeviceError
 from ingot.transform.quantize.formats import Formats, Recipe, apply_formats
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group
@@ -105,6 +108,13 @@ class Bench:
             [exact, partial(built.model, *self.call)], _COMPARE_SECONDS, _BURST_SECONDS, np.min, clock
         ).min(axis=0)  # fmt: skip
         return self._latency * float(own_seconds / float_seconds)
+
+    def joules(self, built: BuiltModel, counters: Found) -> float:
+        """Of a call. Raises DeviceError if no counter advances."""
+        energy = measure(calls_for(partial(built.model, *self.call)), counters)
+        if energy.joules is None:
+            raise DeviceError(str(energy))
+        return energy.joules
 
 
 def without_preemption(steps: np.ndarray, cpu_seconds: float) -> np.ndarray:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.measure import joules_text
 from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
 from ingot.transform.quantize.search import Point, frontier
@@ -33,9 +34,9 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """A quantized model. float_scores, scores: of the float model and of this one, on the search samples and on the
-    held-out ones. deviations: the largest deviation of each output from the float model's, relative to the largest
-    float output. rounding: a bound of the distance of each output of the float program from the real numbers, on one
-    call; or why there is none."""
+    held-out ones. joules: of a call, where they were constrained. deviations: the largest deviation of each output from
+    the float model's, relative to the largest float output. rounding: a bound of the distance of each output of the
+    float program from the real numbers, on one call; or why there is none."""
 
     machine: str
     threads: int
@@ -55,6 +56,8 @@ class Report:
     search_seconds: float
     points: tuple[Point, ...]
     rounding: dict[str, float] | str = ""
+    float_joules: float | None = None
+    joules: float | None = None
 
     def __str__(self) -> str:
         return self.text()
@@ -77,6 +80,10 @@ class Report:
         held_out = f"{self.scores[1]:.6g} of {self.float_scores[1]:.6g} on {self.samples[1]} calls it has not seen"
         gain = self.float_seconds / max(self.seconds, 1e-12)
         worst = max(self.deviations.values(), default=0.0)
+        energy = []
+        if self.joules is not None:
+            of_float = "" if self.float_joules is None else f" for {joules_text(self.float_joules)}"
+            energy = [f"energy of a call: {joules_text(self.joules)}{of_float}"]
         rounding = (
             f"none: {self.rounding}"
             if isinstance(self.rounding, str)
@@ -86,6 +93,7 @@ class Report:
             f"{self.metric}: {self.scores[0]:.6g} of {self.float_scores[0]:.6g} on {self.samples[0]} calls, {held_out}",
             f"a call: {_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
             f"{self.nbytes / 1e6:.2f} MB for {self.float_nbytes / 1e6:.2f} MB, arena {self.arena / 1e6:.2f} MB",
+            *energy,
             f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {self.threads} threads, seed "
             f"{self.seed}, searched for {self.search_seconds:.1f} s",
             *(

@@ -22,11 +22,13 @@ from ingot.ir.types import f32, word_fix
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.device import energy_counters
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.blas import blas_threads
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Found
 from ingot.support.errors import IngotError, InputError
 from ingot.support.garbage import give_back
 from ingot.transform.bounds.error import rounding_errors
@@ -73,6 +75,7 @@ class SearchOptions:
     at_least: float | None = None
     latency_ms: float | None = None
     size_mb: float | None = None
+    energy_millijoules: float | None = None
     seconds: float = 60.0
     formats: Sequence[str] | None = None
     threads: int | None = None
@@ -138,7 +141,7 @@ def _is_traced(model: Any) -> bool:
 
 
 def _check(options: SearchOptions) -> None:
-    for name in ("at_least", "latency_ms", "size_mb", "seconds"):
+    for name in ("at_least", "latency_ms", "size_mb", "energy_millijoules", "seconds"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, Real) and 0 < float(value) < np.inf):
             raise InputError(name, expected="a positive number", got=value)
@@ -152,6 +155,17 @@ def _check(options: SearchOptions) -> None:
         words = [unknown] if isinstance(unknown, str) else unknown
         fix = next((fix for word in words if (fix := word_fix(word, FORMATS))), None)
         raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown, fix=fix)
+
+
+def _energy_counters(options: SearchOptions) -> Found:
+    """Of this machine, if energy is constrained. Raises InputError where there is none."""
+    if options.energy_millijoules is None:
+        return Found((), ())
+    found = energy_counters({"cpu"})
+    if not found.counters:
+        got = "none" + (f" ({'; '.join(found.reasons)})" if found.reasons else "")
+        raise InputError("energy_millijoules", expected="a machine with an energy counter", got=got, fix="leave it out")
+    return found
 
 
 class _Quantizer:
@@ -174,6 +188,7 @@ class _Quantizer:
         self.formats = tuple(options.formats or _default_formats(options, self.groups))
         self.search_samples, self.held_out_samples = samples.split(HELD_OUT_FRACTION, options.seed)
         self.table = Table(table, self._digest(samples))
+        self.counters = _energy_counters(options)
 
     def run(self) -> QuantizedModel:
         self._calibrate()
@@ -222,7 +237,8 @@ class _Quantizer:
     def _goals(self) -> Goals:
         options = self.options
         at_least = options.at_least
-        if at_least is None and options.latency_ms is None and options.size_mb is None:
+        limits = options.latency_ms, options.size_mb, options.energy_millijoules
+        if at_least is None and limits == (None, None, None):
             at_least = DEFAULT_SCORE_FRACTION if options.metric else DEFAULT_COSINE
         self.at_least = at_least
         fraction = None if at_least is None else at_least + SCORE_MARGIN * (1 - at_least)
@@ -232,7 +248,9 @@ class _Quantizer:
             else (min_score(self.float_scores[0], fraction), min_score(self.float_scores[1], fraction))
         )
         seconds = None if options.latency_ms is None else options.latency_ms / 1e3
-        return Goals(min_scores, seconds, None if options.size_mb is None else int(options.size_mb * 1e6))
+        nbytes = None if options.size_mb is None else int(options.size_mb * 1e6)
+        joules = None if options.energy_millijoules is None else options.energy_millijoules / 1e3
+        return Goals(min_scores, seconds, nbytes, joules)
 
     def _measure_uniform(self) -> list[Point]:
         """Measure the float model, and for each format the model with this format in all groups that support it."""
@@ -334,6 +352,9 @@ class _Quantizer:
         scores = self.float_scores if is_float else tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
         seconds = self.table.get(f"latency {_formats_key(formats)}", lambda: self.bench.latency(built))
         point = Point(name, dict(formats), (scores[0], scores[1]), seconds, built.nbytes)
+        if self.goals.joules is not None and point.meets(replace(self.goals, joules=None)):
+            key = f"joules {_formats_key(formats)}"
+            point = replace(point, joules=self.table.get(key, lambda: self.bench.joules(built, self.counters)))
         if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
             self.best = point, built  # the memory of the others is freed
         return point
@@ -383,6 +404,7 @@ class _Quantizer:
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
             deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
             search_seconds=time.monotonic() - self.start, points=tuple(search.points), rounding=self._rounding(),
+            float_joules=base.joules, joules=chosen.joules,
         )  # fmt: skip
 
     def _rounding(self) -> dict[str, float] | str:

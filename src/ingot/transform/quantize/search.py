@@ -36,23 +36,26 @@ class Option:
 
 @dataclass(frozen=True)
 class Goals:
-    """The constraints. min_scores: on the search samples, and on the held-out ones. seconds: of a call. nbytes: of code
-    and weights."""
+    """The constraints. min_scores: on the search samples, and on the held-out ones. seconds, joules: of a call. nbytes:
+    of code and weights."""
 
     min_scores: tuple[float, float] | None
     seconds: float | None = None
     nbytes: int | None = None
+    joules: float | None = None
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model that was built and measured. scores: on the search samples, and on the held-out ones."""
+    """A model that was built and measured. scores: on the search samples, and on the held-out ones. joules: of a call;
+    None unless they are constrained and all other constraints are met."""
 
     name: str
     formats: Formats
     scores: tuple[float, float]
     seconds: float
     nbytes: int
+    joules: float | None = None
 
     def meets(self, goals: Goals) -> bool:
         is_accurate = goals.min_scores is None or all(
@@ -61,12 +64,16 @@ class Point:
         return is_accurate and self.fits(goals)
 
     def fits(self, goals: Goals) -> bool:
-        """Whether it is fast and small enough."""
+        """Whether it is fast, small and frugal enough."""
         is_fast = goals.seconds is None or self.seconds <= LATENCY_FRACTION * goals.seconds
-        return is_fast and (goals.nbytes is None or self.nbytes <= goals.nbytes)
+        is_small = goals.nbytes is None or self.nbytes <= goals.nbytes
+        is_frugal = goals.joules is None or (self.joules is not None and self.joules <= goals.joules)
+        return is_fast and is_small and is_frugal
 
     def __str__(self) -> str:
-        return f"{self.name}: score {self.scores[1]:.6g}, {self.seconds * 1e3:.3f} ms, {self.nbytes / 1e6:.3g} MB"
+        energy = "" if self.joules is None else f", {self.joules * 1e3:.4g} mJ"
+        size = f"{self.nbytes / 1e6:.3g} MB"
+        return f"{self.name}: score {self.scores[1]:.6g}, {self.seconds * 1e3:.3f} ms, {size}{energy}"
 
 
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:
@@ -211,6 +218,8 @@ class Search:
             parts.append(f"{goals.seconds * 1e3:g} ms")
         if goals.nbytes is not None:
             parts.append(f"{goals.nbytes / 1e6:g} MB")
+        if goals.joules is not None:
+            parts.append(f"{goals.joules * 1e3:g} mJ")
         return f"quantize: no choice of formats reaches {' and '.join(parts)}"
 
 

@@ -11,9 +11,19 @@ from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.shardings import annotated
 from ingot.frontends.stablehlo.syntax import Symbol
-from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
+from ingot.frontends.stablehlo.values import (
+    AnyValue,
+    Call,
+    Missing,
+    Table,
+    Token,
+    flatten,
+    plain_value,
+    unflatten,
+)
 from ingot.ir.node import Input, Node
 from ingot.ir.types import i32
+from ingot.ops import custom
 
 row = Table()
 
@@ -127,6 +137,9 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         return (annotated(operands[0], c.attributes),)
     if name in _IDENTITIES:
         return tuple(operands)
+    registration = custom.find("stablehlo", name)
+    if registration is not None:
+        return custom.apply(registration, _tensors(name, operands), _settings(c), c.loc).results
     target = CUSTOM.rows.get(f"target.{name}")
     if target is None:
         raise Unsupported(f"@{name}")
@@ -137,6 +150,21 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     check_operands(target, len(values))
     results = target(c, *values)
     return results if isinstance(results, tuple) else (results,)
+
+
+def _tensors(name: str, operands: Sequence[AnyValue]) -> list[Node]:
+    nodes = [x for x in operands if isinstance(x, Node)]
+    if len(nodes) != len(operands):
+        raise Unsupported(f"@{name} of complex numbers or tokens")
+    return nodes
+
+
+def _settings(c: Call) -> dict[str, object]:
+    """The attributes of a custom_call with a typed dictionary, as jax.ffi.ffi_call writes it."""
+    given = c.attributes.get("mhlo.backend_config", c.attributes.get("backend_config"))
+    if not isinstance(given, dict):
+        return {}
+    return {name: plain_value(value, name) for name, value in given.items()}
 
 
 # annotations of how a value is spread over devices, or of where it is kept

@@ -1,0 +1,1 @@
+"""Attributions for the eye: over images, beside tokens, as bars."""

@@ -1,0 +1,166 @@
+"""What Ingot lacks, in eager PyTorch between its programs: torch.compile's option fallback="eager".
+
+a = mm(x, w); b = lacking(a); c = relu(b)   ->   program 0: mm, eager 1: lacking, program 2: relu
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
+
+_log = logging.getLogger(__name__)
+_report: ContextVar[list[str] | None] = ContextVar("report", default=None)
+
+Run = Callable[[list[Any]], Any]
+Make = Callable[[fx.GraphModule, Sequence[Any], frozenset[int]], Run]
+
+
+class UnsupportedNodesError(UnsupportedOpError):
+    """UnsupportedOpError of a traced graph. nodes: the names of the nodes, in the order of `ops`."""
+
+    def __init__(self, ops: Sequence[UnsupportedOp], nodes: Sequence[str]) -> None:
+        super().__init__(ops)
+        self.nodes = tuple(nodes)
+
+
+class WithFallback:
+    """A functional graph as one program; where Ingot lacks ops of it, as programs by turns with these ops in eager
+    PyTorch. It is called with a list of the graph's inputs."""
+
+    _boxed_call = True  # AOTAutograd's name for functions of one list
+
+    def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], make: Make) -> None:
+        """make: compiles a graph, which it may change. fixed: positions of the inputs that may be constants."""
+        self._graph, self._fixed, self._make = deepcopy(graph), fixed, make
+        self._run = make(graph, example_inputs, fixed)
+
+    def __call__(self, args: list[Any]) -> Any:
+        try:
+            return self._run(args)
+        except UnsupportedNodesError as error:
+            self._run = self._split(error)
+        return self._run(args)
+
+    def _split(self, error: UnsupportedNodesError) -> Run:
+        reasons = dict(zip(error.nodes, map(str, error.ops), strict=True))
+        levels = _levels(self._graph.graph, reasons)
+        for node in self._graph.graph.nodes:
+            if "val" in node.meta:
+                node.meta["example_value"] = node.meta[
+                    "val"
+                ]  # a part gets the sizes that its tensors' shapes are made of
+        module = split_module(self._graph, self._graph, lambda n: levels[n.name])
+        inputs = [n.name for n in self._graph.graph.nodes if n.op == "placeholder"]
+        fixed = frozenset(inputs[i] for i in self._fixed)
+        parts = [(name, part) for name, part in module.named_children() if isinstance(part, fx.GraphModule)]
+        eager = 0
+        for name, part in parts:
+            if name.startswith("submod_"):
+                is_eager = int(name.removeprefix("submod_")) % 2 == 1
+                eager += is_eager
+                setattr(module, name, _Eager(part, reasons) if is_eager else _Compiled(part, fixed, self._make))
+        _log.warning(
+            "%s\nfallback: %d parts run in eager PyTorch, between %d programs", error, eager, len(parts) - eager
+        )
+        return lambda args: module(*args)
+
+
+def _levels(graph: fx.Graph, refused: Collection[str]) -> dict[str, int]:
+    """The part of each node: programs have even numbers, eager parts odd ones. A node reads parts of its own number
+    and of lower ones only, and what writes inputs is the last part."""
+    levels: dict[str, int] = {}
+    writes: list[str] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        value = node.meta.get("val")
+        is_size = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        of_eager = node.target is getitem and levels.get(node.args[0].name, 0) % 2 == 1
+        is_eager = node.name in refused or is_size or of_eager
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            writes.append(node.name)
+        level = max((levels.get(n.name, 0) for n in node.all_input_nodes), default=0)
+        levels[node.name] = level if level % 2 == is_eager else level + 1
+    last = max(levels.values(), default=0)
+    return levels | dict.fromkeys(writes, last + 1 - last % 2)
+
+
+class _Eager(torch.nn.Module):
+    """A part that PyTorch runs."""
+
+    def __init__(self, part: fx.GraphModule, reasons: Mapping[str, str]) -> None:
+        super().__init__()
+        names = [n.name for n in part.graph.nodes if n.op not in ("placeholder", "output")]
+        self.part = part
+        self.text = ", ".join(reasons.get(name, name) for name in names if name in reasons) or ", ".join(names)
+
+    def forward(self, *args: Any) -> Any:
+        begin = time.perf_counter()
+        result = self.part(*args)
+        if (report := _report.get()) is not None:
+            report.append(f"in eager PyTorch, {1e6 * (time.perf_counter() - begin):.0f} us: {self.text}")
+        return result
+
+
+class _Compiled(torch.nn.Module):
+    """A part that is a program, or is split again if it cannot be one."""
+
+    def __init__(self, part: fx.GraphModule, fixed: Collection[str], make: Make) -> None:
+        super().__init__()
+        placeholders = [n for n in part.graph.nodes if n.op == "placeholder"]
+        (end,) = (n for n in part.graph.nodes if n.op == "output")
+        self._is_single = not isinstance(end.args[0], tuple | list)
+        if self._is_single:
+            end.args = ((end.args[0],),)
+        positions = frozenset(i for i, n in enumerate(placeholders) if n.name in fixed)
+        self._run = WithFallback(part, [n.meta.get("val") for n in placeholders], positions, make)
+
+    def forward(self, *args: Any) -> Any:
+        results = self._run([*args])
+        return results[0] if self._is_single else results
+
+
+@contextmanager
+def reported() -> Iterator[list[str]]:
+    """What programs and eager parts tell of themselves meanwhile."""
+    report: list[str] = []
+    token = _report.set(report)
+    try:
+        yield report
+    finally:
+        _report.reset(token)
+
+
+def tell(run: Any, args: Sequence[Any]) -> None:
+    """Add the explanation of a program to the report, if there is one."""
+    if (report := _report.get()) is not None:
+        report.append(str(run.explain(*args)) if hasattr(run, "explain") else "a program")
+
+
+def has_fallback(options: Mapping[str, Any]) -> bool:
+    """Whether torch.compile's options ask for it. Raises InputError for a value that is not known."""
+    fallback = options.get("fallback")
+    if fallback not in (None, "eager"):
+        raise InputError("fallback", expected="'eager', or None for an error", got=repr(fallback))
+    return fallback is not None
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Call what `torch.compile(..., backend="ingot")` returned, and tell what ran, in order: the steps of each program
+    with their times (`CompiledModel.explain`), and what ran in eager PyTorch between them."""
+    model(*args, **kwargs)  # compiles what is not yet
+    with reported() as report:
+        model(*args, **kwargs)
+    return "\n\n".join(report)

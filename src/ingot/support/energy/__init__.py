@@ -1,0 +1,1 @@
+"""Energy that is read from a counter, or not given."""

@@ -1,0 +1,213 @@
+"""The energy counters of this machine: RAPL and hwmon under /sys, sensors of boards, NVML of an NVIDIA GPU.
+
+Kernel documentation: admin-guide/powercap and hwmon/sysfs-interface.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ingot.support.dataclass import dataclass
+from ingot.support.energy.nvml import Nvml, NvmlError
+from ingot.support.errors import DeviceError
+
+SYSFS = Path("/sys")
+_SAMPLE_SECONDS = 0.02  # between two readings of a power sensor
+_WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # the rail that feeds all others, on NVIDIA's boards
+_READ_BYTES = 64
+
+
+class Counter(ABC):
+    """Joules since some moment. name: of the hardware that it counts."""
+
+    name: str
+
+    @abstractmethod
+    def joules(self) -> float:
+        """Raises DeviceError if it cannot be read any more."""
+
+
+class FileCounter(Counter):
+    """A file of microjoules, which starts again at 0 behind `limit` microjoules."""
+
+    def __init__(self, name: str, path: Path, limit: int | None) -> None:
+        self.name, self._path, self._limit = name, path, limit
+        self._last, self._wrapped = _number(path), 0
+
+    def joules(self) -> float:
+        value = _read(self.name, self._path)
+        if value < self._last:
+            if self._limit is None:
+                raise DeviceError(f"the energy counter of {self.name}", expected="one that counts up", got="a reset")
+            self._wrapped += self._limit
+        self._last = value
+        return (self._wrapped + value) / 1e6
+
+
+class PowerSensor(Counter):
+    """The integral of a power that is read now and then, by trapezoids. watts: the power now."""
+
+    def __init__(self, name: str, watts: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self._watts, self._clock = name, watts, clock
+        self._lock = threading.Lock()
+        self._total, self._last = 0.0, (clock(), watts())
+
+    def joules(self) -> float:
+        with self._lock:
+            now, watts = self._clock(), self._watts()
+            then, before = self._last
+            self._total += (now - then) * (watts + before) / 2
+            self._last = now, watts
+            return self._total
+
+
+class GpuCounter(Counter):
+    """The counter of an NVIDIA GPU (Volta and later): millijoules, in steps of some 100 ms."""
+
+    def __init__(self, nvml: Nvml, device: int) -> None:
+        self.name, self._nvml, self._device = nvml.name(device), nvml, device
+        nvml.millijoules(device)  # raises NvmlError on GPUs without a counter
+
+    def joules(self) -> float:
+        try:
+            return self._nvml.millijoules(self._device) / 1e3
+        except NvmlError as error:
+            raise DeviceError(f"the energy counter of {self.name}", got=str(error)) from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """The counters that can be read, and why others cannot."""
+
+    counters: tuple[Counter, ...]
+    reasons: tuple[str, ...]
+
+
+def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callable[[], Nvml] = Nvml) -> Found:
+    """The counters of the processors, or where there are none the sensors of the board; and of a GPU.
+
+    gpu: its PCI bus id; None: no GPU takes part. Domains of which others are parts are counted once.
+    """
+    reasons: list[str] = []
+    found = [*_rapl(sysfs / "class/powercap", reasons)]
+    found = found or [*_hwmon_energy(sysfs / "class/hwmon", reasons)]
+    found = found or [*_board(sysfs / "class/hwmon", reasons)]
+    if gpu is not None:
+        try:
+            nvml = load_nvml()
+            found.append(GpuCounter(nvml, nvml.device(gpu)))
+        except (OSError, NvmlError) as error:
+            reasons.append(f"NVML: {error}")
+    return Found(tuple(found), tuple(reasons))
+
+
+def _rapl(folder: Path, reasons: list[str]) -> Iterator[Counter]:
+    """Packages, and the memory beside them; their cores are parts of them, the platform is more than the processor."""
+    for zone in sorted(folder.glob("intel-rapl:*")):
+        name = _text(zone / "name")
+        if not (name.startswith("package") or name == "dram"):
+            continue
+        try:
+            limit = _number(zone / "max_energy_range_uj")
+            label = (
+                name if name != "dram" else f"dram of {_text(zone.with_name(zone.name.rpartition(':')[0]) / 'name')}"
+            )
+            yield FileCounter(f"{label} (RAPL)", zone / "energy_uj", limit)
+        except (OSError, ValueError) as error:
+            reasons.append(_reason(zone / "energy_uj", error))
+
+
+def _hwmon_energy(folder: Path, reasons: list[str]) -> Iterator[Counter]:
+    """Counters such as amd_energy's: of sockets where there are such, else all."""
+    paths = [p for p in sorted(folder.glob("*/energy*_input"))]
+    labels = {p: _text(p.with_name(p.name.replace("_input", "_label"))) or p.name for p in paths}
+    sockets = [p for p in paths if labels[p].startswith("Esocket")]
+    for path in sockets or paths:
+        try:
+            yield FileCounter(f"{labels[path]} ({_text(path.parent / 'name')})", path, None)
+        except (OSError, ValueError) as error:
+            reasons.append(_reason(path, error))
+
+
+def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
+    """Rails that INA sensors measure: the one that feeds all, else each."""
+    rails: dict[str, Callable[[], float]] = {}
+    for chip in sorted(folder.glob("*")):
+        if not _text(chip / "name").startswith("ina"):
+            continue
+        for path in sorted(chip.glob("power*_input")):
+            label = _text(path.with_name(path.name.replace("_input", "_label"))) or f"{chip.name}/{path.name}"
+            rails[label] = _microwatts(label, path)
+        for volts in sorted(chip.glob("in*_input")):
+            channel = volts.name[2:].partition("_")[0]
+            amperes, label = chip / f"curr{channel}_input", _text(chip / f"in{channel}_label")
+            if amperes.is_file() and label and label not in rails:
+                rails[label] = _product(label, volts, amperes)
+    whole = [label for label in _WHOLE_BOARD if label in rails]
+    for label in whole or rails:
+        try:
+            yield PowerSensor(f"{label} (board)", rails[label])
+        except DeviceError as error:
+            reasons.append(str(error))
+
+
+def _microwatts(name: str, path: Path) -> Callable[[], float]:
+    return lambda: _read(name, path) / 1e6
+
+
+def _product(name: str, millivolts: Path, milliamperes: Path) -> Callable[[], float]:
+    return lambda: _read(name, millivolts) * _read(name, milliamperes) / 1e6
+
+
+def _read(name: str, path: Path) -> int:
+    try:
+        return _number(path)
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"the energy counter of {name}", got=_reason(path, error)) from error
+
+
+def _number(path: Path) -> int:
+    with path.open("rb") as file:
+        return int(file.read(_READ_BYTES))
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READ_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return f"{path} is readable by root alone"
+    return f"{path}: {error.strerror if isinstance(error, OSError) else 'no number'}"
+
+
+@contextmanager
+def sampled(counters: Sequence[Counter]) -> Iterator[None]:
+    """Sample power sensors in a thread meanwhile."""
+    sensors = [c for c in counters if isinstance(c, PowerSensor)]
+    if not sensors:
+        yield
+        return
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(_SAMPLE_SECONDS):
+            for sensor in sensors:
+                sensor.joules()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

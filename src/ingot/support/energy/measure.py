@@ -1,0 +1,162 @@
+"""Joules per call: windows of calls between two steps of each counter, with the idle power measured around them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from ingot.support import progress
+from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Counter, Found, sampled
+from ingot.support.errors import check_number
+
+WINDOWS, MIN_SECONDS = 3, 3.0
+_STEP_SECONDS, _POLL_SECONDS = 0.5, 0.001  # the longest wait for a counter's next step, and between two readings
+NO_COUNTER = "energy: no counter on this machine"
+_JOULES_PER_KWH = 3.6e6
+
+Window = Callable[[float], int]  # makes calls back to back for at least these seconds; returns how many
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class CounterEnergy:
+    """Of one counter. joules: of a call, the median over the windows. spread: the largest less the smallest over the
+    median. idle_watts: without calls. idle_joules: the part of a call's joules that the machine would take idle."""
+
+    name: str
+    joules: float
+    spread: float
+    idle_watts: float
+    idle_joules: float
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of a call by each counter. seconds: of a call. reasons: why further counters were not read."""
+
+    counters: tuple[CounterEnergy, ...]
+    seconds: float = 0.0
+    calls: int = 0
+    windows: int = 0
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        """Of a call, over all counters; None without a counter."""
+        return sum(c.joules for c in self.counters) if self.counters else None
+
+    def cost_of_million(self, price_per_kwh: float) -> float | None:
+        """Of a million calls, in the currency of the price."""
+        return None if self.joules is None else 1e6 * self.joules / _JOULES_PER_KWH * price_per_kwh
+
+    def __str__(self) -> str:
+        if self.joules is None:
+            return NO_COUNTER + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
+        watts = self.joules / self.seconds if self.seconds else 0.0
+        lines = [
+            f"energy: {joules_text(self.joules)} a call, {watts:.1f} W; {self.calls} calls, {self.windows} windows"
+        ]
+        for c in self.counters:
+            lines.append(
+                f"  {c.name}: {joules_text(c.joules)}, spread {c.spread:.1%}; idle {joules_text(c.idle_joules)} of it "
+                f"({c.idle_watts:.1f} W)"
+            )
+        return "\n".join([*lines, *(f"  not read: {reason}" for reason in self.reasons)])
+
+
+class Profile(list[tuple[str, float]]):
+    """(label, seconds) of each step, in order. energy: of a call, where it was asked for."""
+
+    energy: Energy | None = None
+
+
+def joules_text(joules: float) -> str:
+    for unit, scale in (("J", 1.0), ("mJ", 1e3), ("uJ", 1e6)):
+        if abs(joules) * scale >= 1:
+            return f"{joules * scale:.3g} {unit}"
+    return f"{joules * 1e9:.3g} nJ"
+
+
+def measure(
+    window: Window,
+    found: Found,
+    windows: int = WINDOWS,
+    seconds: float = MIN_SECONDS,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Energy:
+    """The energy of a call, without an estimate of any kind: without counters nothing runs.
+
+    Each window waits for a step of every counter, makes calls for `seconds`, and waits for their next steps, as some
+    count in steps of 100 ms; what the machine takes idle while it waits is subtracted. The idle power is the mean of
+    windows before and behind the others. Raises InputError for windows below 3 s, DeviceError from the counters.
+    """
+    check_number("windows", windows, "at least 1", lambda n: n >= 1, whole=True)
+    check_number("the seconds of a window", seconds, f"at least {MIN_SECONDS:g}", lambda s: MIN_SECONDS <= s < 1e6)
+    counters = found.counters
+    if not counters:
+        return Energy((), reasons=found.reasons)
+    with sampled(counters):
+        window(0.0)  # warms up
+        idle = [_idle_watts(counters, seconds, clock, sleep)]
+        rows: list[tuple[int, float, list[tuple[float, float]]]] = []
+        for turn in range(windows):
+            progress.report("measure energy", turn, windows)
+            before = _steps(counters, clock, sleep)
+            begin = clock()
+            calls = window(seconds)
+            busy = clock() - begin
+            after = _steps(counters, clock, sleep)
+            rows.append((calls, busy, [(t1 - t0, j1 - j0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)]))
+        idle.append(_idle_watts(counters, seconds, clock, sleep))
+    call_seconds = statistics.median(busy / calls for calls, busy, _ in rows)
+    results: list[CounterEnergy] = []
+    reasons = list(found.reasons)
+    for n, counter in enumerate(counters):
+        if any(total[n][1] <= 0 for _, _, total in rows):
+            reasons.append(f"{counter.name} does not advance")
+            continue
+        watts = statistics.mean(powers[n] for powers in idle)
+        joules = [(total[n][1] - watts * (total[n][0] - busy)) / calls for calls, busy, total in rows]
+        median = statistics.median(joules)
+        spread = (max(joules) - min(joules)) / abs(median) if median else 0.0
+        results.append(CounterEnergy(counter.name, median, spread, watts, watts * call_seconds))
+    return Energy(tuple(results), call_seconds, sum(calls for calls, _, _ in rows), windows, tuple(reasons))
+
+
+def calls_for(call: Callable[[], object], clock: Clock = time.monotonic) -> Window:
+    """A window of one call in this process."""
+
+    def window(seconds: float) -> int:
+        end, calls = clock() + seconds, 0
+        while not calls or clock() < end:
+            call()
+            calls += 1
+        return calls
+
+    return window
+
+
+def _idle_watts(
+    counters: Sequence[Counter], seconds: float, clock: Clock, sleep: Callable[[float], None]
+) -> list[float]:
+    before = _steps(counters, clock, sleep)
+    sleep(seconds)
+    after = _steps(counters, clock, sleep)
+    return [(j1 - j0) / (t1 - t0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)]
+
+
+def _steps(counters: Sequence[Counter], clock: Clock, sleep: Callable[[float], None]) -> list[tuple[float, float]]:
+    """(time, joules) at each counter's next step, or after half a second without one."""
+    found: list[tuple[float, float]] = []
+    for counter in counters:
+        first, end = counter.joules(), clock() + _STEP_SECONDS
+        now, joules = clock(), first
+        while joules == first and now < end:
+            sleep(_POLL_SECONDS)
+            joules = counter.joules()
+            now = clock()
+        found.append((now, joules))
+    return found

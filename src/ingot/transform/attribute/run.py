@@ -1,0 +1,322 @@
+"""`ingot.attribute`: choose the inputs and the score, build the graph of one method, compile it, call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from ingot import ops
+from ingot.driver.compile import Options, compiled_program, unloaded_program
+from ingot.driver.open import FRONTENDS, Opened, Request, open_model, recognize
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Graph, Input, Node, rebuild
+from ingot.ir.types import TensorType, i64
+from ingot.runtime.executor import CompiledModel, tree_convention
+from ingot.runtime.tensors import host_array
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError, InputError, ShapeError, check_number
+from ingot.support.log import Log
+from ingot.transform.attribute import methods
+from ingot.transform.attribute.scores import Scores, Variable, along, find_variables, scores_of, targets
+from ingot.transform.differentiate import detached
+
+MethodName = Literal["integrated_gradients", "smoothgrad", "gradient_x_input", "occlusion"]
+METHODS: tuple[MethodName, ...] = ("integrated_gradients", "smoothgrad", "gradient_x_input", "occlusion")
+POINTS_AT_ONCE = 16
+_MAX_WINDOWS = 1024  # of one input, unless `window` is given
+_log = Log("ingot.attribute")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `ingot.attribution`."""
+
+    method: MethodName = "integrated_gradients"
+    output: int | str = 0
+    baseline: bool = False
+    steps: int = 50
+    stdev: float | None = None
+    window: int | Sequence[int] | None = None
+    stride: int | Sequence[int] | None = None
+    wrt: Sequence[str] | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise InputError for values that do not fit, and for options of another method."""
+        if self.method not in METHODS:
+            raise InputError("method", expected=f"one of {', '.join(METHODS)}", got=repr(self.method))
+        check_number("steps", self.steps, "a number of points from 1 on", lambda n: 1 <= n <= 1 << 20, whole=True)
+        check_number("seed", self.seed, "an integer", lambda n: 0 <= n < 1 << 63, whole=True)
+        if self.stdev is not None:
+            check_number("stdev", self.stdev, "a number of at least 0", lambda s: 0 <= s < float("inf"))
+        owners = (
+            ("stdev", "smoothgrad", self.stdev),
+            *(("window", "occlusion", x) for x in (self.window, self.stride)),
+        )
+        for option, owner, value in owners:
+            if value is not None and self.method != owner:
+                raise InputError(option, expected=f"none: only {owner} has it", got=repr(value))
+        if self.baseline and self.method == "smoothgrad":
+            raise InputError("baseline", expected="none: smoothgrad has none", got="a value")
+
+
+class AttributionModel(CompiledModel):
+    """Takes the model's arguments and `target`, and `baseline` if it was made with one; returns one array of each
+    attributed input's shape: an array, or a tuple of several in the order of `wrt`.
+
+    It can be saved and loaded like any other program, which then takes its inputs by name: the model's own, `baseline
+    of NAME`, and `target`, -1 for the class of the largest score. A target that is not there gives NaN there.
+
+    wrt: the attributed inputs. batch_axis: that of the explained result; None if it has none.
+    """
+
+    def __init__(self, graph: Graph, opened: Opened, scores: Scores, variables: Sequence[Variable], options: Options):
+        self.wrt = tuple(v.name for v in variables)
+        self._model_inputs = [x.op.label for x in opened.graph.inputs]  # type: ignore[attr-defined]
+        self._flatten_model = opened.flatten
+        self.batch_axis = scores.batch_axis
+        self._class_sizes = [scores.result.shape[d] for d in scores.class_axes]
+        self._target_rank = None if (shape := scores.target_shape()) is None else len(shape)
+        program = compiled_program(graph, options)
+        unloaded = unloaded_program(program, options.threads)
+        convention = tree_convention(self._flatten, lambda results: results[0] if len(results) == 1 else tuple(results))
+        super().__init__(unloaded or program, threads=options.threads, convention=convention)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        own = {name: value for name, value in kwargs.items() if name not in ("target", "baseline")}
+        if self._flatten_model is not None:
+            values = dict(zip(self._model_inputs, map(detached, self._flatten_model(args, own)), strict=True))
+        else:
+            n = len(self._model_inputs)
+            if len(args) > n:
+                raise InputError("inputs", expected=f"{n} ({', '.join(self._model_inputs)})", got=f"{len(args)} values")
+            values = {**dict(zip(self._model_inputs, args, strict=False)), **own}
+        if missing := [name for name in self._model_inputs if name not in values]:
+            raise InputError("inputs", expected=", ".join(self._model_inputs), got=f"none for {', '.join(missing)}")
+        extras = self._baselines(values, kwargs.get("baseline"))
+        target = kwargs.get("target")
+        if self._target_rank is not None:
+            extras["target"] = self._target(values, target)
+        elif target is not None:
+            raise InputError("target", expected="none: the model has one score for each example", got=repr(target))
+        return self._inputs_in_order((), {**values, **extras})
+
+    def _baselines(self, values: Mapping[str, Any], baseline: Any) -> dict[str, np.ndarray]:
+        """The baselines in the shapes and types of their inputs."""
+        specs = {spec.name: spec for spec in self.inputs}
+        if baseline_name(self.wrt[0]) not in specs:
+            if baseline is not None:
+                raise InputError("baseline", expected="none", got="a value", fix="make the program with baseline=True")
+            return {}
+        if baseline is None:
+            baseline = dict.fromkeys(self.wrt, 0)
+        elif not isinstance(baseline, Mapping):
+            parts = baseline if isinstance(baseline, tuple | list) and len(self.wrt) > 1 else [baseline]
+            if len(parts) != len(self.wrt):
+                raise InputError("baseline", expected=f"one for each of {', '.join(self.wrt)}", got=len(parts))
+            baseline = dict(zip(self.wrt, parts, strict=True))
+        if unknown := [name for name in baseline if name not in self.wrt]:
+            raise InputError("baseline", expected=f"names of {', '.join(self.wrt)}", got=unknown)
+        return {
+            baseline_name(name): _baseline(name, baseline.get(name, 0), host_array(values[name], name))
+            for name in self.wrt
+        }
+
+    def _target(self, values: Mapping[str, Any], target: Any) -> np.ndarray:
+        """The indices of the scores, in the shape of the program's input."""
+        axes = len(self._class_sizes)
+        sizes = f"an index below {self._class_sizes[0]}" if axes == 1 else f"indices below {tuple(self._class_sizes)}"
+        has_batch = self._target_rank == 1 + (axes > 1)
+        examples = np.shape(values[self.wrt[0]])[:1] if has_batch else ()
+        per_example = () if axes == 1 else (axes,)
+        if target is None:
+            if axes > 1:
+                raise InputError("target", expected=sizes, got="none", fix=f"a tuple of {axes} indices")
+            return np.full(examples, -1, np.int64)
+        array = np.asarray(host_array(target, "target"))
+        if array.dtype.kind not in "iu" or array.shape not in (per_example, (*examples, *per_example)):
+            got = f"{array.dtype}{list(array.shape)}"
+            raise InputError("target", expected=f"{sizes}, for all examples or for each of {examples}", got=got)
+        limits = [n if isinstance(n, int) else np.iinfo(np.int64).max for n in self._class_sizes]
+        if ((array < 0) | (array >= np.asarray(limits if axes > 1 else limits[0]))).any():
+            raise InputError("target", expected=sizes, got=np.unique(array).tolist()[:8], fix="None: the largest score")
+        return np.ascontiguousarray(np.broadcast_to(array, (*examples, *per_example)), np.int64)
+
+
+def baseline_name(name: str) -> str:
+    return f"baseline of {name}"
+
+
+def _baseline(name: str, value: Any, x: np.ndarray) -> np.ndarray:
+    array = np.asarray(host_array(value, f"the baseline of {name}"))
+    if array.dtype.kind not in "biuf" and array.dtype != x.dtype:
+        raise InputError(f"the baseline of {name}", expected=f"numbers of {x.dtype}", got=str(array.dtype))
+    if x.dtype.kind in "iu" and array.dtype.kind not in "biu":
+        raise InputError(f"the baseline of {name}", expected="integers, as the input has", got=str(array.dtype))
+    if not np.isfinite(array.astype(np.float64)).all():
+        raise InputError(f"the baseline of {name}", expected="finite numbers", got="NaN or infinity")
+    try:
+        return np.ascontiguousarray(np.broadcast_to(array.astype(x.dtype), x.shape))
+    except ValueError:
+        raise InputError(
+            f"the baseline of {name}", expected=f"a shape that fits {list(x.shape)}", got=list(array.shape)
+        ) from None
+
+
+def attribution_model(model: Any, request: Request, settings: Settings, options: Options) -> AttributionModel:
+    """See `ingot.attribution`."""
+    settings.check()
+    request = replace(request, gradients=settings.method != "occlusion")
+    opened = _open(model, request, options.target).stateless()
+    variables = find_variables(opened.graph, settings.wrt)
+    if settings.method == "occlusion":
+        variables = tuple(Variable(v.input, (v.input,)) for v in variables)
+    scores = scores_of(opened.graph, variables, settings.output)
+    graph = attribution_graph(opened.graph, variables, scores, settings)
+    return AttributionModel(graph, opened, scores, variables, options)
+
+
+def _open(model: Any, request: Request, target: str) -> Opened:
+    """The model; a module whose sizes nobody spoke of with an open batch, if it allows that."""
+    kind = "" if isinstance(getattr(model, "opened", None), Opened) else recognize(model)[0]
+    if kind in FRONTENDS and "example_inputs" not in FRONTENDS[kind].options:
+        request = replace(request, example_inputs=None)
+    is_module = kind == "torch" and not hasattr(model, "graph_signature") and request.example_inputs is not None
+    if is_module and request.dynamic is None and target.partition(":")[0] in ("native", "cpu", "cuda"):
+        try:
+            return open_model(model, replace(request, dynamic=_open_batch(request.example_inputs)))
+        except (InputError, ImportModelError, ShapeError) as error:
+            _log.info("the batch stays as in the example: %s", error)
+    return open_model(model, request)
+
+
+def _open_batch(example_inputs: Any) -> Any:
+    def axes(x: Any) -> Any:
+        return {0: "batch"} if getattr(x, "ndim", 0) else None
+
+    if isinstance(example_inputs, Mapping):
+        return {name: axes(x) for name, x in example_inputs.items()}
+    return tuple(map(axes, example_inputs if isinstance(example_inputs, tuple | list) else [example_inputs]))
+
+
+def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Scores, settings: Settings) -> Graph:
+    """A graph of the attributions of each variable. Its inputs: the model's, the baselines, the target."""
+    baselines = [Input(baseline_name(v.name), v.input.type)() for v in variables] if settings.baseline else []
+    shape = scores.target_shape()
+    target = None if shape is None else Input("target", TensorType(i64, shape))()
+    inputs = {x: x for x in model.inputs}
+    actual = [n for v in variables for n in v.values]  # the values of the call
+    images = {**inputs, **dict(zip(scores.values, actual, strict=True))}
+    build = _occlusion if settings.method == "occlusion" else _gradients
+    found, chosen_there = build(variables, scores, images, actual, baselines, target, settings)
+    outputs: list[Node] = []
+    for v in variables:
+        own, found = found[: len(v.values)], found[len(v.values) :]
+        total = _reduced(own[0], v)
+        for other in own[1:]:
+            total = ops.add(total, _reduced(other, v))
+        if chosen_there is not None:
+            axis = 0 if chosen_there.shape else None
+            total = ops.where(along(chosen_there, total.shape, axis), total, float("nan"))
+        outputs.append(total)
+    names = tuple(f"attribution of {v.name}" for v in variables)
+    extra = (*baselines, *(() if target is None else (target,)))
+    return replace(model, inputs=(*model.inputs, *extra), outputs=tuple(outputs), output_names=names)
+
+
+def _reduced(x: Node, v: Variable) -> Node:
+    """The attribution of an index: the sum over the row that it selects."""
+    axes = list(range(v.input.type.rank, x.type.rank))
+    return ops.reduce_sum(x, axes) if axes else x
+
+
+_Found = tuple[list[Node], Node | None]
+
+
+def _gradients(
+    variables: Sequence[Variable], scores: Scores, images: Mapping[Node, Node], actual: Sequence[Node],
+    baselines: Sequence[Node], target: Node | None, settings: Settings,
+) -> _Found:  # fmt: skip
+    graph, seed_input = scores.gradients()
+    core_inputs = dict(zip(graph.inputs, [images[x] for x in scores.graph.inputs], strict=False))
+    (result,) = rebuild(graph.outputs[:1], core_inputs)
+    chosen, there = targets(scores, result, target)
+    seed = ops.cast(chosen, result.dtype)
+    others = [images[x] for x in scores.others]
+    bases = _base_values(variables, baselines) if baselines or settings.method == "integrated_gradients" else None
+    if settings.method == "gradient_x_input":
+        spans = actual if bases is None else [ops.sub(x, b) for x, b in zip(actual, bases, strict=True)]
+        gradients = rebuild(graph.outputs[1:], {**core_inputs, seed_input: seed})
+        return [ops.mul(g, s) for g, s in zip(gradients, spans, strict=True)], there
+    at_once = POINTS_AT_ONCE if scores.batch is not None else 1
+    if settings.method == "smoothgrad":
+        points = methods.noisy(actual, scores, settings.steps, at_once, settings.stdev, settings.seed)
+        return methods.summed_gradients(scores, points, others, seed), there
+    assert bases is not None
+    points = methods.path(bases, actual, settings.steps, at_once)
+    sums = methods.summed_gradients(scores, points, others, seed)
+    return [ops.mul(g, s) for g, s in zip(sums, points.spans, strict=True)], there
+
+
+def _base_values(variables: Sequence[Variable], baselines: Sequence[Node]) -> list[Node]:
+    """The values of the variables at their baselines: zeros, or the rows of index 0."""
+    out: list[Node] = []
+    for n, v in enumerate(variables):
+        base = baselines[n] if baselines else ops.full(v.input.shape, 0, v.input.dtype)
+        out += rebuild(v.values, {v.input: base})
+    return out
+
+
+def _occlusion(
+    variables: Sequence[Variable], scores: Scores, images: Mapping[Node, Node], actual: Sequence[Node],
+    baselines: Sequence[Node], target: Node | None, settings: Settings,
+) -> _Found:  # fmt: skip
+    result = scores.call(images)
+    chosen, there = targets(scores, result, target)
+    out: list[Node] = []
+    for n, (v, base) in enumerate(zip(variables, _base_values(variables, baselines), strict=True)):
+        shape = v.input.shape
+        if scores.batch is not None or scores.batch_axis is not None:
+            axis = 0 if scores.batch is None else scores.axis_of(v.input)
+            shape = (*shape[:axis], *shape[axis + 1 :])
+        window = _window("window", settings.window, shape, v.name) or _default_window(shape)
+        stride = _window("stride", settings.stride, shape, v.name) or window
+        if any(s > w for s, w in zip(stride, window, strict=True)):
+            raise InputError("stride", expected=f"at most the window {list(window)}", got=list(stride))
+        at_once = POINTS_AT_ONCE if scores.batch is not None else 1
+        out.append(methods.occluded(scores, n, images, base, result, chosen, window, stride, at_once))
+    return out, there
+
+
+def _window(option: str, value: int | Sequence[int] | None, shape: Sequence[DimLike], name: str) -> list[int] | None:
+    """Sizes along the axes of an example; one number stands for each, up to the axis's size."""
+    if value is None:
+        return None
+    sizes = [value] * len(shape) if isinstance(value, int) else list(value)
+    if len(sizes) != len(shape) or not all(isinstance(n, int) and n >= 1 for n in sizes):
+        expected = f"{len(shape)} positive sizes for {name}{list(shape)}, or one"
+        raise InputError(option, expected=expected, got=repr(value))
+    return [min(n, d) if isinstance(d, int) else n for n, d in zip(sizes, shape, strict=True)]
+
+
+def _default_window(shape: Sequence[DimLike]) -> list[int]:
+    """The smallest cube, cut to the example's shape, of which at most 1024 cover it. An open size counts as 1."""
+
+    def cut(side: int) -> list[int]:
+        return [max(1, min(side, d)) if isinstance(d, int) else 1 for d in shape]
+
+    side = 1
+    while prod(-(-d // w) for d, w in zip(shape, cut(side), strict=True) if isinstance(d, int)) > _MAX_WINDOWS:
+        side += 1
+    return cut(side)
+
+
+def in_order(x: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Example inputs as the arguments of a call."""
+    if isinstance(x, Mapping):
+        return (), x
+    return (tuple(x) if isinstance(x, tuple | list) else (x,)), {}

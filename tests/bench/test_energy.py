@@ -1,0 +1,74 @@
+"""The energy of engines in processes of their own, and of a compiled model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.bench import run
+from ingot.bench.round_robin import Worker, WorkerFailed
+from ingot.runtime import device
+from ingot.support.energy import measure as measuring
+from ingot.support.energy.counters import Found, find_counters
+from tests.support.energy.machine import Machine
+
+onnx = pytest.importorskip("onnx")
+
+
+class Engine:
+    """A worker whose call takes 10 ms of the machine's time."""
+
+    def __init__(self, machine: Machine, fails: bool = False) -> None:
+        self.machine, self.fails = machine, fails
+
+    def ask(self, seconds: float, count: bool) -> dict[str, Any]:
+        assert count
+        if self.fails:
+            raise WorkerFailed("it ended")
+        return {"calls": self.machine.window(0.01)(seconds)}
+
+
+def test_engines_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.zone("intel-rapl:0", "package-0")
+    patched = partial(measuring.measure, clock=machine.clock, sleep=machine.sleep)
+    monkeypatch.setattr(run, "measure", patched)
+    found = find_counters(None, tmp_path)
+    result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), found)
+    assert result.energy is not None and result.energy.joules == pytest.approx(0.4, rel=1e-3)
+    failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), found)
+    assert failed.failed == "it ended" and failed.seconds is None
+
+
+def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the machine stands still but for the calls, each of which takes 40 W for 100 ms."""
+    text = '<ir_version: 10, opset_import: ["" : 18]> m (float[n] x) => (float[n] y) { y = Tanh(x) }'
+    model = ingot.compile(onnx.parser.parse_model(text), threads=1)
+    x = np.ones(5, np.float32)
+    assert model.profile(x).energy is None
+    machine = Machine(tmp_path)
+    machine.zone("intel-rapl:0", "package-0")
+    found = find_counters(None, tmp_path)
+    original, calls = device.calls_for, list[int]()
+
+    def calls_for(call: Any) -> Any:
+        def timed() -> None:
+            calls.append(1)
+            call()
+            machine.advance(0.1, machine.busy_watts)
+
+        return original(timed, machine.clock)
+
+    monkeypatch.setattr(device, "calls_for", calls_for)
+    monkeypatch.setattr(device, "measure", partial(measuring.measure, clock=machine.clock, sleep=machine.sleep))
+    monkeypatch.setattr(device, "find_counters", lambda gpu: found)
+    profile = model.profile(x, energy=True)
+    assert profile.energy is not None and profile.energy.joules == pytest.approx(4, rel=1e-3)
+    assert len(calls) > 80 and [label for label, _ in profile]
+    monkeypatch.setattr(device, "find_counters", lambda gpu: Found((), ()))
+    assert str(model.profile(x, energy=True).energy) == "energy: no counter on this machine"
