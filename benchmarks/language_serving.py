@@ -80,8 +80,11 @@ class Load:
         figures.outcomes["as alone" if same else "other than alone"] += 1
 
     async def alone(self) -> None:
+        figures = Figures()
         for prompt in self.prompts:
-            await self.ask(prompt, Figures())
+            await self.ask(prompt, figures)
+        if [*figures.outcomes] != ["as alone"]:
+            raise SystemExit(f"single requests end as {dict(figures.outcomes)}")
 
     async def capacity(self, clients: int, seconds: float) -> float:
         """Requests a second."""

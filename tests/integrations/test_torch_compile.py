@@ -520,3 +520,12 @@ def test_distributed_data_parallel_splits_a_network_into_buckets(tmp_path: Path)
         assert len(parts) > 1
     finally:
         distributed.destroy_process_group()
+
+
+def test_compiles_are_told_in_the_log(caplog: pytest.LogCaptureFixture):
+    net = torch.compile(torch.nn.Linear(3, 2), backend="ingot")
+    with torch.no_grad(), caplog.at_level("INFO", "ingot"):
+        net(torch.zeros(2, 3))
+        net(torch.zeros(2, 3))
+    told = [r.getMessage() for r in caplog.records if r.name == "ingot.integrations.torch_compile"]
+    assert len(told) == 1 and told[0].startswith("compiled a graph of ")

@@ -386,6 +386,17 @@ def _on(n: Node, old: Node, new: Node) -> Node:
     return n.op(*(_on(i, old, new) for i in n.inputs)) if n.inputs else n
 
 
+def cases() -> Iterator[Verdict]:
+    """The branch that is inlined is the one that the op takes, for all indices of i8."""
+    for count in (1, 2, 3):
+        branches = tuple(Graph((), (ops.full((), float(i), f32),)) for i in range(count))
+        taken = [ops.Case(branches)(const(np.int8(i))) for i in range(-128, 128)]
+        inlined = [named(SHAPES, "case", n).apply(n) for n in taken]
+        right = [float(n.constant.value) if isinstance(n, Node) and n.constant else np.nan for n in inlined]
+        left = [float(v) for v in interpret(Graph((), tuple(taken)), {})]
+        yield by_values("case", f"{count} branches", np.array(left) != right, np.array(left), np.array(right))
+
+
 def cumulatives() -> Iterator[Verdict]:
     rules = Positions().rules()
     for rank, reverse, exclusive in product((1, 2), (False, True), (False, True)):
@@ -410,5 +421,6 @@ def verdicts(dtypes: Sequence[DType] = DTYPES_PROVED) -> Iterator[Verdict]:
         yield prove(found.rules(), name, case, before, POSITIONS)
     for name, case, before in masks():
         yield prove(mask_rules(found), name, case, before, POSITIONS)
+    yield from cases()
     yield from cumulatives()
     yield from gelu()

@@ -1,6 +1,8 @@
-"""The polynomials that functions are lowered to keep their stated errors, on all values that there are.
+"""Scalar ops are lowered to kernel expressions that compute what their references do, on all values that there are.
 
-    every value of f16 and bf16, as one of f32    within the bound of f32
+    exact ops of one operand                      every value of the types of 8 and 16 bits, bit by bit
+    exact ops of two operands                     every pair of values of the types of 8 bits
+    functions, f16 and bf16 as values of f32      within the bound of f32
     the same, rounded to f16 and bf16             the value nearest to the true one, or its neighbour
     all 2^32 floats of f32 (`all_floats`)         native code within the bound of f32; minutes for each function
 
@@ -12,15 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import fields
+from itertools import product
 
 import numpy as np
 
 from ingot import ops
 from ingot.debug.build import build
 from ingot.ir import kernel as k
-from ingot.ir.node import Graph, Input
-from ingot.ir.types import DType, TensorType, bf16, f16, f32
+from ingot.ir.node import Graph, Input, Op
+from ingot.ir.types import DTYPES, DType, TensorType, bf16, f16, f32
 from ingot.ops.core.elementwise import Elementwise
+from ingot.support.errors import ShapeError
 from tests.ir.kernel.math.test_math import BOUNDS, Real, ulps
 from tests.ops.evaluate import evaluate
 from tools.proofs.identities import all_values, apart
@@ -32,7 +37,8 @@ _ROUNDED = 0.5 + 2.5 * 2.0**-13
 
 
 def verdicts() -> Iterator[Verdict]:
-    """On each function of one operand, in f16 and bf16; and that the cosine is even, bit by bit."""
+    """On each exact op, on each function of one operand in f16 and bf16, and that the cosine is even, bit by bit."""
+    yield from _exact_ops()
     for cls in BOUNDS:
         if cls.arity == 1:
             for dtype in (f16, bf16):
@@ -40,6 +46,32 @@ def verdicts() -> Iterator[Verdict]:
                 yield timed(lambda cls=cls, dtype=dtype: rounded(cls, dtype))
     for dtype in (f16, bf16):
         yield timed(lambda dtype=dtype: _even(dtype))
+
+
+def _exact_ops() -> Iterator[Verdict]:
+    """Ops whose result is rounded once, from the same f32 values as the reference's."""
+    directions = [ops.Compare(d) for d in ("EQ", "NE", "LT", "LE", "GT", "GE")]
+    plain = [
+        cls() for cls in Op.REGISTRY.values() if issubclass(cls, Elementwise) and not fields(cls) and not cls.exact
+    ]
+    for op, name in product([*plain, *directions], ("f16", "bf16", "i8", "u8", "i16", "bool")):
+        dtype = DTYPES[name]
+        if dtype.kind in op.kinds and op.arity in (1, 2) and (op.arity == 1 or dtype.bits <= 8):
+            try:
+                op.result(*[TensorType(dtype)] * op.arity)
+            except ShapeError:
+                continue
+            yield timed(lambda op=op, dtype=dtype: as_reference(op, dtype))
+
+
+def as_reference(op: Elementwise, dtype: DType) -> Verdict:
+    """The kernel expression on all values, or pairs of values, of `dtype`."""
+    grids = np.meshgrid(*[all_values(dtype)] * op.arity)
+    values = {f"v{i}": g.reshape(-1) for i, g in enumerate(grids)}
+    got = evaluate(op.scalar(*(k.var(v, dtype) for v in values)), values)
+    want = op.reference(*values.values())
+    direction = getattr(op, "direction", "")
+    return by_values(f"lowering of {op.name} {direction}".rstrip(), str(dtype), apart(got, want), got, want)
 
 
 def in_f32(cls: type[Elementwise], dtype: DType) -> Verdict:
@@ -100,7 +132,7 @@ def all_floats(name: str, values: range = range(0, 1 << 32, CHUNK)) -> Verdict:
     cls = next(c for c in BOUNDS if c.name == name)
     truth, bound, _ = BOUNDS[cls]
     x = Input("x", TensorType(f32, (CHUNK,)))()
-    program = build(Graph((x,), (cls()(x),))).model()
+    program = build(Graph((x,), (cls()(x),)), threads=1).model()
     worst, at, start = 0.0, 0.0, time.process_time()
     for first in values:
         given = np.arange(first, first + CHUNK, dtype=np.int64).astype(np.uint32).view(np.float32)

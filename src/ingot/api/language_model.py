@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ingot.language.engine import Answer, Engine, Stepper, open_engine
-from ingot.language.engine.paging import Steps
+from ingot.language.engine.paging import Steps, page_count
 from ingot.language.session import SAMPLING, Sampling, Session
 from ingot.language.text.arguments import is_several, stop_texts, token_ids
 from ingot.language.text.generation import Request, generate, log_softmax, parts, whole
@@ -338,7 +338,8 @@ class LanguageModel:
         self._check_generates()
         facts = self._facts
         own = int(facts["sequences"]) if self._kind == "steps" else None
-        if own is not None and sequences in (None, own) and cache_bytes is None and not is_whole:
+        pages = 0 if own is None or not is_whole else own * page_count(self.context)
+        if own is not None and sequences in (None, own) and cache_bytes is None and int(facts["pages"]) >= pages:
             program = self._model.program
         elif self._program_of is None:
             fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"

@@ -11,6 +11,7 @@ A graph with tensors on a GPU is compiled for that GPU.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, repeat
@@ -269,7 +270,10 @@ class _Specialized:
             return self._specialized(self._as_numbers(args), args)
         while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
+        start, count = time.perf_counter(), len(self._graph.graph.nodes)
         run = self._compile(model)
+        given = f", for {dict(numbers)}" if numbers else ""
+        _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, given)
         self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
         return self._runs[numbers]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, is_computed, symbols_of
+from ingot.ir.dims import MAX_INTEGER, DimLike, is_computed, symbols_of
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.types import boolean, i64
 from ingot.schedule.block import Block
@@ -18,19 +18,24 @@ def size_names(dims: Sequence[DimLike]) -> tuple[str, ...]:
     return tuple(sorted(s for s in frozenset().union(*map(symbols_of, dims)) if is_computed(s)))
 
 
+# no size is as small. The smallest integer, which NaN becomes, marks a size that was not computed, and wraps in checks.
+_MIN_SIZE = -MAX_INTEGER - 1
+
+
 def sizes_kernel(nonnegative: Sequence[DimLike], values: Mapping[DimLike, Sequence[int]]) -> Kernel:
     """written: values, and the places in the table that each goes to.
 
-    Params: the sizes that these mention, i64 each (`size_names`); the table; a byte that says whether all of
-    `nonnegative` are not negative. One chunk.
+    Params: the sizes that these mention (`size_names`), i64 each, which are raised to `_MIN_SIZE`; the table; a byte
+    that says whether all of `nonnegative` are not negative. One chunk.
     """
     dims = (*nonnegative, *values)
     names = size_names(dims)
-    sizes = tuple(Buffer(f"size{i}", i64, 1, align=8) for i in range(len(names)))
+    sizes = tuple(Buffer(f"size{i}", i64, 1, writable=True, align=8) for i in range(len(names)))
     table, is_valid = Buffer("table", i64, writable=True, align=8), Buffer("fine", boolean, 1, writable=True, align=1)
     block = Block()
     for name, buffer in zip(names, sizes, strict=True):
-        block.stmts.append(k.Let(k.var(name), k.load(buffer, ZERO)))
+        block.stmts.append(k.Let(k.var(name), k.binary("max", k.load(buffer, ZERO), integer(_MIN_SIZE))))
+        block.store(buffer, ZERO, k.var(name))
     valid: Expr = k.lit(True, boolean)
     for d in nonnegative:
         valid = k.binary("and", valid, k.binary("ge", dim_expr(d), ZERO))

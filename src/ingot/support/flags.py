@@ -36,6 +36,11 @@ def verify() -> bool:
     return _integer("INGOT_VERIFY", 0, 0, 1) == 1 or debug_level() >= 1
 
 
+def perf_map() -> bool:
+    """INGOT_PERF_MAP=1: tell Linux' perf the names of kernels, in /tmp/perf-PID.map."""
+    return _integer("INGOT_PERF_MAP", 0, 0, 1) == 1
+
+
 def fuel() -> int | None:
     """INGOT_FUEL=n: stop optimizing after n rewrites (bisects a miscompile); None is unlimited."""
     return _integer("INGOT_FUEL", None, 0, 2**62)

@@ -47,6 +47,15 @@ def test_generate(file: Path, lm: ingot.LanguageModel) -> None:
     assert told["finish"] == "length" and told["prompt_tokens"] == 5
 
 
+def test_speculation(file: Path, lm: ingot.LanguageModel) -> None:
+    """The same text, whoever proposes it."""
+    expected = lm.generate("Hello", max_tokens=8, seed=1) + "\n"
+    for options in (("--speculate", "prompt"), ("--draft", file)):
+        result = call("generate", file, "Hello", "--threads", 1, *ENDS, *options)
+        assert (result.exit_code, result.stdout) == (0, expected), result.output
+    assert "expected 'prompt'" in call("generate", file, "Hi", "--threads", 1, "--speculate", "luck").stderr
+
+
 def test_a_schema_in_a_file(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     (tmp_path / "schema.json").write_text('{"enum": ["cat", "dog"]}')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import onnxruntime
 import pytest
 
 import ingot
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from tests.frontends.onnx.told import runtime, same
+from tests.guard import Case, check_all
 from tests.modeling import modeling
 
 # n frames, from the durations of tokens x [t,2]; l is n as a vector
@@ -66,6 +69,35 @@ def test_a_computed_size(name: str) -> None:
         if name in ("resize", "one_hot", "reshape") and not x.any():
             continue  # an error there
         same([compiled(x)], runtime(model, x=x))
+
+
+HOSTILE = (np.nan, np.inf, 1e30, 4e18, 7e4, 0.0)
+
+
+def _run_hostile(compiled: Any, x: np.ndarray) -> None:
+    with suppress(IngotError):
+        compiled(x)
+
+
+def test_no_value_leads_outside_of_memory() -> None:
+    """Sizes beyond all bounds, and what is no integer, under guard pages: an error or an answer."""
+    cases: dict[str, Case] = {}
+    for name in ("slice", "slice behind", "pad of pads", "top_k", "reshape", "frames", "non_zero"):
+        compiled = ingot.compile(_model(CASES[name]), limits=ingot.Limits(sizes=64), threads=1, cache=False)
+        for value in HOSTILE:
+            x = np.array([[value, 0.5], [0.25, -1], [1, 1]], np.float32)
+            cases[f"{name}, {value}"] = partial(_run_hostile, compiled, x)
+    check_all(cases)
+
+
+def test_a_size_that_is_no_number_is_refused_by_the_call() -> None:
+    """Also where no result has it: NaN becomes the smallest integer."""
+    model = _model("y0 = Range(zero, n, one) y = ReduceSum<keepdims = 0>(y0)")
+    compiled = ingot.compile(model, threads=1, cache=False)
+    same([compiled(X[0])], runtime(model, x=X[0]))
+    for value in (np.nan, -np.inf):
+        with pytest.raises(InputError, match="size"):
+            compiled(X[0] * np.float32(value))
 
 
 def test_a_size_beyond_the_limit_is_refused_by_the_call() -> None:

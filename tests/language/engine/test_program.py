@@ -16,13 +16,14 @@ from ingot.language.engine.answer import Answer
 from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
 from ingot.language.engine.sequence import Part, Running
-from ingot.language.engine.stepper import Stepper
+from ingot.language.engine.stepper import FEW_ROWS, Stepper
 from ingot.language.layers import Network
 from ingot.language.session import Sampling
 from ingot.language.text.generation import Request, Transcript
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
+from ingot.schedule.axes import MAX_FEW_ROWS
 from ingot.support.errors import InputError
 from tests.language.models import MODELS, compiled, model, network
 from tests.language.test_targets import CONFIG, InBlocks
@@ -120,6 +121,10 @@ def check_bits(program: CompiledModel, vocabulary: int) -> None:
 def test_bits_do_not_depend_on_other_sequences(tiny: tuple[Any, CompiledModel]) -> None:
     """Nor on their number, on pages, or on how many tokens of a sequence are checked at once."""
     check_bits(tiny[1], 61)
+
+
+def test_calls_have_the_rows_of_one_kernel() -> None:
+    assert FEW_ROWS == MAX_FEW_ROWS
 
 
 @pytest.mark.parametrize("activations", ["float32", "int8"])

@@ -11,7 +11,7 @@ from ingot.ir.types import TensorType, f32
 from ingot.passes.core.rewrites.equality import are_equal
 from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.tune.rewrites.forms import forms
-from ingot.tune.rewrites.sites import MAX_OPS, sites
+from ingot.tune.rewrites.subgraphs import MAX_OPS, subgraphs
 from tests.passes.core.rewrites.test_equality import arg, dot, t
 
 X, Y, Z = arg("x0", 128, 96), arg("x1", 128, 96), arg("x2", 128, 96)
@@ -55,7 +55,7 @@ def test_what_is_best_has_no_other_form() -> None:
     assert forms(Graph((X, A, B), (dot(dot(X, A), B),))) == []
 
 
-def test_sites_of_a_model() -> None:
+def test_subgraphs_of_a_model() -> None:
     random = np.random.default_rng(0)
 
     def weights(*shape: int) -> Node:
@@ -65,18 +65,19 @@ def test_sites_of_a_model() -> None:
     for _ in range(2):
         low = dot(dot(h, weights(32, 4)), weights(4, 32))
         h = ops.Max()(ops.add(dot(h, weights(32, 32)), ops.mul(low, 2.0)), ops.full((16, 32), 0.0, f32))
-    found = sites(Graph((x,), (ops.Exp()(h), h)))
+    found = subgraphs(Graph((x,), (ops.Exp()(h), h)))
     largest = str(Rewrite.of(found[0].before, found[0].before, True))
     assert found[0].count == 2 and len(found[0].constants) == 3
     assert largest.startswith("add(dot_general(x0, c0), multiply(dot_general(dot_general(x0, c1), c2), broadcast")
-    for site in found:
-        assert 2 <= sum(isinstance(n.op, ops.DotGeneral | ops.Add | ops.Mul) for n in site.before.nodes()) <= MAX_OPS
-        assert [c.shape for c in site.constants] == [n.shape for n in site.before.inputs if n.op.label[0] == "c"]  # type: ignore[attr-defined]
+    for s in found:
+        assert 2 <= sum(isinstance(n.op, ops.DotGeneral | ops.Add | ops.Mul) for n in s.before.nodes()) <= MAX_OPS
+        constants = [n for n in s.before.inputs if n.op.label[0] == "c"]  # type: ignore[attr-defined]
+        assert [c.shape for c in s.constants] == [n.shape for n in constants]
 
 
-def test_a_value_with_another_reader_ends_a_site() -> None:
+def test_a_value_with_another_reader_ends_a_subgraph() -> None:
     x = Input("in", TensorType(f32, (16, 32)))()
     w = const(np.ones((32, 32), np.float32))
     inner = dot(x, w)
-    assert sites(Graph((x,), (dot(inner, w), ops.Exp()(inner)))) == []
-    assert len(sites(Graph((x,), (dot(inner, w),)))) == 1
+    assert subgraphs(Graph((x,), (dot(inner, w), ops.Exp()(inner)))) == []
+    assert len(subgraphs(Graph((x,), (dot(inner, w),)))) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,12 @@ def generate(
     context: Context = None,
     cache: Cache = "float16",
     activations: Activations = "float32",
+    speculate: Annotated[
+        str | None, typer.Option(metavar="prompt", help="Check several tokens at once: what came before, again.")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="The same, of a smaller model with the same vocabulary.")
+    ] = None,
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -34,12 +41,16 @@ def generate(
     \b
     ingot generate model.gguf "The capital of France is" -n 32
     ingot generate model.gguf "Name a city, as JSON: " --schema '{"type": "object"}' --seed 1
+    ingot generate model.gguf "..." --speculate prompt --activations int8
     ingot generate model.gguf < article.txt --temperature 0 --json
     """
     with command_context(as_json, limit):
         text = _read_prompt() if prompt is None else prompt
-        lm = open_language_model(model, context, cache, activations, threads)
-        arguments: dict[str, Any] = {"max_tokens": 256, **sampling.arguments}
+        sequences = None if speculate is None and draft is None else 1
+        lm = open_language_model(model, context, cache, activations, threads, sequences=sequences)
+        arguments: dict[str, Any] = {"max_tokens": 256, **sampling.arguments, "speculate": speculate}
+        if draft is not None:
+            arguments["draft"] = open_language_model(draft, context, cache, activations, threads, sequences=1)
     with command_context(as_json, limit, has_progress=False):
         start = time.perf_counter()
         if not as_json:

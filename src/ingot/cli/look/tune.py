@@ -134,7 +134,7 @@ def _tune_rewrites(
 
 def _print_rewrites(r: RewritesReport) -> None:
     out.print(f"[bold]{escape(r.machine)}[/]", highlight=False)
-    table = plain_table("sites", "forms", "gain", "", "form", left=("", "form"))
+    table = plain_table("subgraphs", "forms", "gain", "", "form", left=("", "form"))
     rest = [row for row in r.rows if not row.forms]
     for row in r.rows:
         if row.forms:

@@ -8,9 +8,12 @@ import os
 from collections.abc import Mapping
 
 from ingot.runtime.cpu.memory import Region
+from ingot.support import flags
 from ingot.support.errors import ArtifactError, IngotError
+from ingot.support.log import Log
 from ingot.support.native import Code
 
+_log = Log("ingot.runtime")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -36,9 +39,31 @@ class CodeImage:
                 got=os.strerror(ctypes.get_errno()),
                 fix="allow it for this process (SELinux: execmem)",
             )
+        if flags.perf_map():
+            _write_perf_map(self._region.address, len(code.blob), self.symbols)
 
     def address(self, symbol: str) -> int:
         """Raises ArtifactError for one that the code does not have."""
         if symbol not in self.symbols:
             raise ArtifactError("a program's code lacks a function", expected=symbol, fix="save the model again")
         return self._region.address + self.symbols[symbol]
+
+
+def _write_perf_map(address: int, size: int, symbols: Mapping[str, int]) -> None:
+    """Add functions to the file in which perf looks for those that no library has: a line "START SIZE NAME" each, in
+    hexadecimal. https://github.com/torvalds/linux/blob/master/tools/perf/Documentation/jit-interface.txt"""
+    offsets = sorted((offset, name) for name, offset in symbols.items())
+    ends = [offset for offset, _ in offsets[1:]] + [size]
+    lines = [
+        f"{address + start:x} {end - start:x} {name}\n"
+        for (start, name), end in zip(offsets, ends, strict=True)
+        if end > start
+    ]
+    flags_of_file = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        file = os.open(f"/tmp/perf-{os.getpid()}.map", flags_of_file, 0o600)
+    except OSError as error:
+        _log.warning("perf: cannot write the map: %s", error)
+        return
+    with os.fdopen(file, "w") as out:
+        out.writelines(lines)

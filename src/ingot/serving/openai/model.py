@@ -42,10 +42,14 @@ class Prompt:
 
 class ServedLanguageModel:
     """sequences: answers that are computed at a time, by default as many as the model was compiled for. queue: requests
-    that may wait for that. A model that embeds alone has no engine."""
+    that may wait for that. A model that embeds alone has no engine.
+
+    Raises ImportModelError for a model without a tokenizer: answers are texts."""
 
     def __init__(self, name: str, model: LanguageModel, *, sequences: int | None = None, queue: int = 64) -> None:
         self.name, self.model, self.created = name, model, int(time.time())
+        if not model.is_encoder:
+            model.tokenizer  # noqa: B018  now, not at the first request
         self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
         self._template = threading.Lock()  # a template counts its steps
         self._forms: dict[str | None, CallForm | OpenAIError] = {}

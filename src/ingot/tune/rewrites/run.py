@@ -1,6 +1,6 @@
 """Search for rewrites of a model's own subgraphs that are faster on this machine, and keep what wins.
 
-sites  ->  forms of each  ->  proof at the model's sizes  ->  measurement by turns  ->  the whole model by turns
+subgraphs  ->  forms of each  ->  proof at the model's sizes  ->  measurement by turns  ->  the whole model by turns
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.tune.rewrites.forms import forms
-from ingot.tune.rewrites.sites import Site, sites
+from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
 from ingot.tune.run import HELD_UP
 
 # a rewrite is kept if the median of paired ratios says so much, and the best runs, too
 NEEDED_GAIN = 1.03
 FORMS_MEASURED = 3
-SECONDS_PER_SITE = 5.0  # to enumerate forms
+SECONDS_PER_SUBGRAPH = 5.0  # to enumerate forms
 _ROUNDS, _RUN_SECONDS = 15, 0.02
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a site. sides: of the best form, one -> other. count: sites of the model that it is of. state:
-    "kept", "slower", "needs fast math", "wrong" (a form that is not equal: a bug), or "no cheaper form"."""
+    """What came of a subgraph. text: one form -> the best other one. count: how often the model has it. forms: cheaper
+    ones by the model of costs. state: "kept", "slower", "needs fast math", "wrong" (a form that is not equal: a bug),
+    or "no cheaper form"."""
 
     text: str
     count: int
@@ -74,7 +75,6 @@ def find_rewrites(
     ArtifactError for a database that cannot be written, and InputError for a model with open sizes.
     """
     tuning.add(database, ())
-    began = time.monotonic()
     symbols = sorted(graph.symbols())
     if symbols:
         fix = f"fix them: {' '.join(f'--dim {s}=SIZE' for s in symbols)}"
@@ -82,14 +82,15 @@ def find_rewrites(
     watch("compile", 0.0)
     made = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
     machine = tuning.machine_name(made.features, threads)
+    began = time.monotonic()  # compiling is no search
     rows: list[Row] = []
     wins: list[tuning.Rewritten] = []
-    for number, site in enumerate(found := sites(made.after("crop"))):
+    for number, subgraph in enumerate(found := subgraphs(made.after("crop"))):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
-        watch(f"site {number + 1} of {len(found)}", seconds)
-        row, win = _searched(site, machine, threads, fast_math)
+        watch(f"subgraph {number + 1} of {len(found)}", seconds)
+        row, win = _searched(subgraph, machine, threads, fast_math)
         rows.append(row)
         wins += [win] if win else []
     watch("the whole model", time.monotonic() - began)
@@ -111,23 +112,24 @@ def find_rewrites(
     return Report(machine, str(database), tuple(rows), tuple(map(str, kept)), gain, withdrawn)
 
 
-def _searched(site: Site, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
-    text, count = str(Rewrite.of(site.before, site.before, exact=True)).partition(" -> ")[0], site.count
-    candidates = forms(site.before, SECONDS_PER_SITE)
+def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
+    text, count = str(Rewrite.of(subgraph.before, subgraph.before, exact=True)).partition(" -> ")[0], subgraph.count
+    candidates = forms(subgraph.before, SECONDS_PER_SUBGRAPH)
     if not candidates:
         return Row(text, count, 0, 1.0, "no cheaper form"), None
     best: tuple[float, float, float, Rewrite] | None = None
     state = "slower"
     for after in candidates[:FORMS_MEASURED]:
-        rewrite = Rewrite.of(site.before, after, equality.are_equal(site.before, after, exactly=True))
+        rewrite = Rewrite.of(subgraph.before, after, equality.are_equal(subgraph.before, after, exactly=True))
         if not holds(rewrite):
             return Row(str(rewrite), count, len(candidates), 1.0, "wrong"), None
         if not rewrite.exact and not fast_math:
             state = "needs fast math"
             text = str(rewrite)
             continue
-        models = [build(_with_constants(g, site.constants), threads=threads).model() for g in (site.before, after)]
-        gain, (over, seconds) = _compared(models, _random_feeds(site.before))
+        both = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
+        models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in both]
+        gain, (over, seconds) = _compared(models, _random_feeds(subgraph.before))
         if best is None or gain > best[0]:
             best = gain, over, seconds, rewrite
     if best is None:

@@ -23,12 +23,12 @@ COUNT = 30_000
 
 # op: (truth, bound in ulp for f32, for f64); the table of docs/ops.md
 BOUNDS: dict[type[Elementwise], tuple[Truth, float, float]] = {
-    ops.Exp: (np.exp, 1.5, 1.5),
+    ops.Exp: (np.exp, 1.65, 1.5),
     ops.Expm1: (np.expm1, 1.6, 2.0),
     ops.Log: (np.log, 0.9, 0.9),
     ops.Log1p: (np.log1p, 1.0, 1.0),
-    ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.4, 2.2),
-    ops.Tanh: (np.tanh, 2.3, 2.7),
+    ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.55, 2.2),
+    ops.Tanh: (np.tanh, 2.6, 2.7),
     ops.Erf: (lambda x: np.asarray([math.erf(v) for v in x], Real), 2.45, 2.2),
     ops.Sin: (np.sin, 1.6, 1.2),
     ops.Cos: (np.cos, 1.6, 1.2),
@@ -122,6 +122,18 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("cls", BOUNDS, ids=lambda c: c.name)
 def test_error_bound(cls: type[Elementwise], name: str) -> None:
     check_bound(cls, name)
+
+
+# where all floats of f32 have their worst (tools/prove.py --all-floats): samples miss it by a tenth of an ulp
+WORST = {ops.Exp: -75.55451202392578, ops.Logistic: -16.655134201049805, ops.Tanh: 0.06202325597405434}
+
+
+@pytest.mark.parametrize("cls", WORST, ids=lambda c: c.name)
+def test_bounds_are_those_of_the_worst_float(cls: type[Elementwise]) -> None:
+    truth, bound, _ = BOUNDS[cls]
+    x = np.array([WORST[cls]], np.float32)
+    error = ulps(evaluate(cls().scalar(k.var("x", DTYPES["f32"])), {"x": x}), truth(x.astype(Real)))
+    assert bound - 0.1 < error[0] <= bound
 
 
 @pytest.mark.parametrize("cls", [ops.Logistic], ids=lambda c: c.name)

@@ -21,7 +21,7 @@ _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
-class Site:
+class Subgraph:
     """A subgraph with inputs in place of what it reads: x0, x1... for values, c0, c1... for constants.
 
     count: how often the model has it. constants: the values of c0, c1... of the first one. flops: of all.
@@ -33,19 +33,19 @@ class Site:
     flops: int
 
 
-def sites(graph: Graph) -> list[Site]:
-    """The sites of a CORE graph, those of most floating-point operations first."""
+def subgraphs(graph: Graph) -> list[Subgraph]:
+    """The subgraphs of a CORE graph, those of most floating-point operations first."""
     readers = reader_counts(graph)
-    found: dict[str, Site] = {}
+    found: dict[str, Subgraph] = {}
     for root in graph.nodes():
         for members in _members(root, readers):
-            site = _site(root, members)
-            if not equality.is_small(site.before):
+            subgraph = _subgraph(root, members)
+            if not equality.is_small(subgraph.before):
                 continue
-            old = found.get(show(site.before))
+            old = found.get(show(subgraph.before))
             if old is not None:
-                site = replace(old, count=old.count + 1, flops=old.flops + site.flops)
-            found[show(site.before)] = site
+                subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
+            found[show(subgraph.before)] = subgraph
     return sorted(found.values(), key=lambda s: -s.flops)
 
 
@@ -68,7 +68,7 @@ def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ..
             yield tuple(members)
 
 
-def _site(root: Node, members: tuple[Node, ...]) -> Site:
+def _subgraph(root: Node, members: tuple[Node, ...]) -> Subgraph:
     inputs: dict[Node, Node] = {}
     constants: list[np.ndarray] = []
 
@@ -85,7 +85,7 @@ def _site(root: Node, members: tuple[Node, ...]) -> Site:
 
     bind(root)
     before = Graph(tuple(inputs.values()), rebuild((root,), inputs))
-    return Site(before, 1, tuple(constants), equality.flops(before))
+    return Subgraph(before, 1, tuple(constants), equality.flops(before))
 
 
 def _is_literal(n: Node) -> bool:
