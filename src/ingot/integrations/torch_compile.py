@@ -3,7 +3,8 @@
 Dynamo passes a graph with the parameters among its inputs. For inference they are compiled in as constants, so that
 weights can be packed. A call with other or changed parameters compiles again, so that load_state_dict takes effect; a
 parameter that has changed twice becomes an input (`tracing/constants.py`).
-What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
+What the graph itself writes (a counter, a cache of keys and values) stays an input, which the program writes where it
+lies, if nothing needs the old value behind the new one (`tracing/writes.py`).
 If gradients are needed, forward and backward are two graphs, and parameters are inputs of both, except frozen ones.
 A graph with tensors on a GPU is compiled for that GPU.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -52,11 +54,13 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
+from ingot.frontends.torch.tracing.writes import Writes
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.ops import Transpose, draws_random
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -183,6 +187,7 @@ def _written() -> frozenset[int]:
 
 
 _NONE: Mapping[int, Any] = MappingProxyType({})
+_ALIGN = 16  # bytes of the addresses of what is written in place
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 
@@ -206,9 +211,9 @@ class _Specialized:
     ):
         """saved: the slice of results that only a backward graph reads."""
         gpu = gpu_of(graph.graph)
-        self._writes = _Writes(graph.graph)
+        self._writes = Writes(graph.graph)
         read, self._memory = cut_memory(graph.graph)
-        self.results = cut_results(graph.graph, saved, len(self._writes))
+        self.results = cut_results(graph.graph, saved, self._writes.count)
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
@@ -218,6 +223,9 @@ class _Specialized:
         self._ints, self._sizes = _ints(graph.graph)
         self._hooks = _hooks(graph.graph)
         self._level = 0
+        # numbers of the results that programs write where an input lies, by its position
+        excluded = {*fixed, *self._orders}
+        self._written = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> Any:
@@ -236,20 +244,19 @@ class _Specialized:
         given = args
         if self._orders:
             given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        if self._constants.held or self._hooks or numbers:
-            left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers)}
+        written = self._written
+        if self._constants.held or self._hooks or numbers or written:
+            left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *written}
             given = [a for i, a in enumerate(given) if i not in left]
-        result = run(*given)
+        result = run(*given) if not written else run(given, {n: args[i] for i, n in written.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
         if self.results.finish is not None:
             result = self.results.finish(*args, *result)
-        if self._writes:
-            count = len(self._writes)
+        if count := self._writes.count:
             result, values = result[:-count], result[-count:]
-            for write, places in self._writes.groups:
-                write([args[place] for place, _ in places], [values[i] for _, i in places])
+            self._writes.write(args, values)
         return result
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
@@ -261,7 +268,7 @@ class _Specialized:
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
         held = self._constants.held
         try:
-            model = import_flat(self._graph, held, dict(numbers), self._orders, self.results.orders)
+            model = import_flat(self._graph, held, dict(numbers), self._orders, self.results.orders, self._written)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -271,54 +278,53 @@ class _Specialized:
         while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
         start, count = time.perf_counter(), len(self._graph.graph.nodes)
-        run = self._compile(model)
-        given = f", for {dict(numbers)}" if numbers else ""
-        _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, given)
-        self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
+        run = self._compile(model) if not self._written or _may_write(model) else None
+        if run is not None:
+            given = f", for {dict(numbers)}" if numbers else ""
+            _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, given)
+        if run is not None and not self._written:
+            self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
+        elif isinstance(run, CompiledModel) and run.writes_in_place:
+            self._runs[numbers] = _over(model, run)
+        else:
+            self._written = {}  # all of them are copied
+            self._runs.clear()
+            return self._specialized(numbers, args)
         return self._runs[numbers]
 
 
-class _Writes:
-    """What a graph writes at its end, whose values become its last results.
-
-    set_(p, x); copy_(q, z); return (y,)   ->   return (y, x, z)
-
-    groups: (write, (position of the input, number of the value) of each). One call copies all tensors of a type: a step
-    of training writes three for each batch norm, and an optimizer all parameters and moments.
-    """
-
-    def __init__(self, graph: fx.Graph) -> None:
-        (end,) = graph.find_nodes(op="output")
-        place = {n: i for i, n in enumerate(_placeholders(graph))}
-        ops = (_aten.set_.source_Tensor, _aten.copy_.default)
-        found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
-        by_kind: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-        for i, node in enumerate(found):
-            value = node.args[0].meta.get("val")
-            kind = (value.dtype, value.device, value.dim()) if isinstance(value, torch.Tensor) else ()
-            by_kind.setdefault((node.target, *kind), []).append((place[node.args[0]], i))
-            node.replace_all_uses_with(node.args[1])
-        if found:
-            end.args = ((*end.args[0], *(n.args[1] for n in found)),)
-        for node in found:
-            graph.erase_node(node)
-        self._count = len(found)
-        self.groups = [(_set if kind[0] is ops[0] else _copy, places) for kind, places in by_kind.items()]
-
-    def __len__(self) -> int:
-        return self._count
+def _is_compile(compile_model: Compile) -> bool:
+    """Whether it makes programs of Ingot's: another function gets graphs without state."""
+    return compile_model is compile or (isinstance(compile_model, partial) and _is_compile(compile_model.func))
 
 
-def _set(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    for target, value in zip(targets, values, strict=True):
-        _aten.set_.source_Tensor(target, value)
+def _may_write(model: ImportedModel) -> bool:
+    """Whether a program may write its inputs: its sizes are known, others tell it the device, and it draws nothing."""
+    graph = model.graph
+    return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
 
 
-def _copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    if len(targets) == 1:
-        targets[0].copy_(values[0])
-    else:
-        _aten._foreach_copy_.default(targets, values)
+def _over(model: ImportedModel, run: CompiledModel) -> Compiled:
+    """A call of a program whose state are these tensors: (other inputs, tensors by the number of their new value among
+    all results) -> all results."""
+
+    def call(given: Sequence[Any], written: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+        tensors = [*written.values()]
+        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
+        targets = [
+            t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
+        ]
+        found = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*given)]
+        for target, tensor in zip(targets, tensors, strict=True):
+            if target is not tensor:
+                tensor.copy_(target)
+        # torch, and programs with parameters as constants, tell changes by versions
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+        for number in sorted(written):
+            found.insert(number, written[number])
+        return tuple(found)
+
+    return call
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:
@@ -379,11 +385,13 @@ def import_flat(
     numbers: Mapping[int, int] = _NONE,
     orders: Mapping[int, Order] = _NONE,
     result_orders: Sequence[Order | None] = (),
+    written: Mapping[int, int] = _NONE,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
-    which the model takes inputs or returns results, by position.
+    which the model takes inputs or returns results, by position. written: the numbers of results that are new values of
+    inputs, by the positions of these; both are state of the graph.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
@@ -396,6 +404,7 @@ def import_flat(
     sizes.begin(ranges)
     importer = Importer(sizes, is_final=True)
     inputs: list[Node] = []
+    state: dict[int, Node] = {}
     leaves: list[Leaf] = []
     values: list[object] = []
     hooks = _hooks(module.graph)
@@ -410,16 +419,25 @@ def import_flat(
             values.append(None)
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
+        values.append(value)
+        if i in written:
+            state[i] = carrier
+            continue
         leaves.append(leaf)
         inputs.append(carrier)
-        values.append(value)
     results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
     outputs = [_turned(value, order) for value, order in results]
     importer.finish()
+    new_values = [outputs[written[i]] for i in state]
+    outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)
-    graph = limited(sizes.graph(inputs, results, adapter.names), ranges, (), sizes)
+    state_results = output_adapter(new_values, pytree.tree_flatten(tuple(range(len(new_values))))[1])[1]
+    names = tuple(f"input {i}" for i in state)
+    outputs_names = (*(f"next {name}" for name in names), *adapter.names)
+    graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
+    graph = replace(limited(graph, ranges, (), sizes), state=names)
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 

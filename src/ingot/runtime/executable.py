@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ class Executable:
                 given[...] = result
                 results[index] = given
         return results
+
+    def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
+        """Run on tensors of the caller's as the state."""
+        raise self.single_program_error()
 
     @property
     def program(self) -> Program:
@@ -157,13 +162,17 @@ class LoadedProgram(Executable):
         self.threads = self._loaded.threads
         self._arguments = Arguments(program)
         self._output_adapters = [TensorAdapter(spec) for spec in program.outputs]
-        self._state_tensors = StateTensors(program.state, self._loaded.store)
-        self.has_state = bool(self._state_tensors.shapes)
+        self.has_state = bool(program.state)
         self._results = memory.Results(len(program.outputs))
         self._tensor_results = TensorResults(len(program.outputs))
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
-            self._loaded.prepare((*static_shapes(program), *self._state_tensors.shapes))
+            self._loaded.prepare((*static_shapes(program), *(s.shape for s in program.state)))
+
+    @cached_property
+    def _state_tensors(self) -> StateTensors:
+        """Of the program's own, once it is asked for: a caller may bring others (`run_over`)."""
+        return StateTensors(self._program.state, self._loaded.store)
 
     @property
     def program(self) -> Program:
@@ -178,17 +187,24 @@ class LoadedProgram(Executable):
         check_count(out, self.outputs)
         return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
 
-    def _run(self, inputs: Sequence[object], out: Sequence[np.ndarray | None] | None) -> list[np.ndarray | Tensor]:
+    def run_over(self, inputs: Sequence[object], state: Sequence[Tensor]) -> list[np.ndarray | Tensor]:
+        pointers = [t.data_ptr() for t in state]
+        return self._run(inputs, None, [*pointers, *pointers])
+
+    def _run(
+        self, inputs: Sequence[object], out: Sequence[np.ndarray | None] | None, over: Sequence[int] | None = None
+    ) -> list[np.ndarray | Tensor]:
+        """over: the addresses that the run takes as those of the state and its new values, if they are the caller's."""
         _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
-        state = self._state_tensors
-        if state.shapes:
+        has_state = self.has_state
+        if has_state:
             self.state_lock.acquire()
         context = None
         try:
             context = self._loaded.claim()
             instance = context.bind(signature.shapes)
-            if state.shapes:
-                pointers += state.pointers
+            if has_state:
+                pointers += self._state_tensors.pointers if over is None else over
             results: list[np.ndarray | Tensor] = []
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
                 is_large = nbytes >= memory.LARGE and signature.device is None
@@ -210,15 +226,15 @@ class LoadedProgram(Executable):
             if self._program.sizes:
                 shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
                 results = [adapter.crop(result, shape) for adapter, result, shape in shapes]
-            if state.shapes:
-                state.exchange()
+            if has_state and over is None:
+                self._state_tensors.exchange()
             return results
         except MemoryError as e:
             raise IngotError("out of memory", got=str(e) or "no room", fix="use smaller inputs or batches") from e
         finally:
             if context is not None:
                 context.release()
-            if state.shapes:
+            if has_state:
                 self.state_lock.release()
 
     def profile(self, inputs: Sequence[object]) -> list[tuple[str, float]]:

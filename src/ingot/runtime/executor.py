@@ -113,6 +113,17 @@ class CompiledModel:
         except SizesError as e:
             return self._run_other_sizes(e, lambda other: other(*args, **kwargs))
 
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether a call writes each value of the state over the old one."""
+        return all(not s.copy_reason for s in self._executable.program.state)
+
+    def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
+        """Run on torch tensors of the caller's in place of the model's own state, which are updated: contiguous, of its
+        types and shapes, on the model's device, at addresses that are multiples of 16. Every value of the state must be
+        one that the program writes in place (`writes_in_place`)."""
+        return self._executable.run_over(inputs, state)
+
     def run(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None] | None = None) -> list[Any]:
         """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does.
 

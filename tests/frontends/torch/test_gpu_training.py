@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.frontends.torch.model import ImportedModel
-from ingot.integrations import torch_compile
+from ingot.frontends.torch.tracing import writes
 from ingot.integrations.torch_compile import ingot_backend
 from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, build_program
@@ -135,13 +135,13 @@ def test_statistics_of_all_norms_are_written_at_once(monkeypatch: pytest.MonkeyP
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
     reference = copy.deepcopy(net)
     calls: list[int] = []
-    write = torch_compile._copy
+    write = writes.copy
 
     def counted(targets: list[Tensor], values: list[Tensor]) -> None:
         calls.append(len(targets))
         write(targets, values)
 
-    monkeypatch.setattr(torch_compile, "_copy", counted)
+    monkeypatch.setattr(writes, "copy", counted)
     run = torch.compile(net, backend=agree.Spy().backend, fullgraph=True)
     for _ in range(2):
         x = torch.randn(3, 3, 5, 5)

@@ -80,6 +80,24 @@ def test_training(causal: bool, dtype: torch.dtype) -> None:
         close(losses[1], losses[0], 1e-4 if dtype == torch.float32 else 1.5e-2)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "size", "tolerance"), [(torch.bfloat16, 64, 2e-2), (torch.float16, 128, 4e-3)])
+def test_gradients_of_long_attention(causal: bool, dtype: torch.dtype, size: int, tolerance: float) -> None:
+    shape = (2, 3, 333, size)
+    leaves = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+    g = torch.randn(shape, device="cuda", dtype=dtype)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    found = compile_whole(attended)(*leaves)
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    want = attended(*wide)
+    gradients = torch.autograd.grad(found, leaves, g), torch.autograd.grad(want, wide, g.float())
+    for a, b in zip((found, *gradients[0]), (want, *gradients[1]), strict=True):
+        assert float((a.float() - b).norm() / b.norm()) < tolerance
+
+
 def test_dropout_in_training_is_that_of_the_gradient() -> None:
     """Along a line in a parameter the loss moves as its gradient says, where the same numbers are drawn."""
     net = Mixer(dropout=0.5).cuda().train()

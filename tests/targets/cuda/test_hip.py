@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import ingot
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, f16
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
 from ingot.support.cubins import unpack
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from tests.conformance.samples import OPS, STATIC_ONLY, Sample, together
 from tests.conformance.targets import COLLECTIVES, LONG, NO_TILES
 
@@ -68,3 +72,35 @@ def test_a_block_of_a_transformer() -> None:
 def test_other_architectures_are_refused() -> None:
     with pytest.raises(InputError, match="gfx90a, gfx942, gfx950, gfx1100"):
         features_of("hip:gfx803")
+
+
+def _models() -> dict[str, tuple[Any, Any]]:
+    from torch import nn
+
+    convolution = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Hardswish(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.layer, self.head = nn.Embedding(50, 16), nn.LSTM(16, 24), nn.Linear(24, 50)
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.layer(self.embedding(ids))[0][-1])
+
+    image, tokens, ids = torch.randn(2, 3, 16, 16), torch.randn(2, 9, 32), torch.randint(0, 50, (7, 2))
+    half = copy.deepcopy(convolution).half(), image.half()
+    return {"convolutions": (convolution, image), "half": half, "attention": (layer, tokens), "lstm": (Last(), ids)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convolutions", "half", "attention", "lstm"])
+def test_models(name: str) -> None:
+    net, x = _models()[name]
+    model = ingot.compile(net.eval(), (x,), target="hip:gfx942", cache=False)
+    assert len(unpack(model.program.code["hip"], "gfx942")) >= 3
+    with pytest.raises(IngotError, match="AMD"):
+        model(x)

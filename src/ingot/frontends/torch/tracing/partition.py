@@ -53,7 +53,7 @@ def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results:
     placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
     for view in kept[results:]:
-        base = view.args[0] if isinstance(view, fx.Node) and _is_view(view) else None
+        base = view.args[0] if isinstance(view, fx.Node) and is_view(view) else None
         if base not in kept[results:] or view.name not in placeholders:
             continue
         assert isinstance(base, fx.Node) and callable(view.target)
@@ -71,7 +71,7 @@ def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results:
             module.recompile()
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Whether a call returns a view of its first argument, of which the others are numbers."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or node.kwargs:
         return False

@@ -77,6 +77,11 @@ class AttentionGradients(Op):
         """The mask among the operands, if there is one."""
         return inputs[6 if cls.has_sums(inputs) else 4 :]
 
+    def flops(self, *inputs: TensorType) -> DimLike:
+        """The operations of the five products: scores, gradients of weights, dq, dk and dv."""
+        q, k, v = inputs[:3]
+        return product(q.shape[:3]) * k.shape[2] * (3 * q.shape[3] + 2 * v.shape[3]) * 2
+
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         q, k, v, g = (t.as_f64(x) for x in inputs[:4])
         masks = self.masks(inputs)

@@ -1,0 +1,132 @@
+"""What a graph writes: where it lies, if nothing else needs the old value."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ingot.integrations import torch_compile
+from ingot.runtime.executor import CompiledModel
+from tests.frontends.torch.agree import compile_whole
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors each call of a program wrote in place."""
+    counts: list[int] = []
+    run = CompiledModel.run_over
+
+    def counted(self: CompiledModel, inputs: Any, state: Any) -> list[Any]:
+        counts.append(len(state))
+        return run(self, inputs, state)
+
+    monkeypatch.setattr(torch_compile.CompiledModel, "run_over", counted)
+    torch._dynamo.reset()
+    return counts
+
+
+class Cached(nn.Module):
+    """A step that writes a row of a cache and reads all of it."""
+
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 9, 4))
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        self.cache.index_copy_(1, at, x)
+        return self.cache.sum(1) + x[:, 0]
+
+
+def test_rows_of_a_cache_are_written_where_they_lie(over: list[int]) -> None:
+    net, reference = Cached(), Cached()
+    run, address = compile_whole(net), net.cache.data_ptr()
+    for step in range(3):
+        x, at = torch.randn(2, 1, 4), torch.tensor([step])
+        with torch.no_grad():
+            torch.testing.assert_close(run(x, at), reference(x, at))
+        torch.testing.assert_close(net.cache, reference.cache)
+    assert over == [1] * 3 and net.cache.data_ptr() == address
+
+
+def test_an_optimizer_updates_parameters_and_moments_where_they_lie(over: list[int]) -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    reference = copy.deepcopy(net)
+    optimizers = [torch.optim.AdamW(n.parameters(), lr=torch.tensor(0.1)) for n in (net, reference)]
+    step = torch.compile(optimizers[0].step, backend="ingot", fullgraph=False)  # `over` tells what ran
+    for _ in range(3):
+        x = torch.randn(6, 5)
+        for n in (net, reference):
+            n.zero_grad()
+            n(x).square().sum().backward()
+        step()
+        optimizers[1].step()
+    for got, want in zip(net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(got, want)
+    assert over and max(over) >= 12  # weights and biases, and two moments of each
+
+
+def test_what_is_written_has_another_version(over: list[int]) -> None:
+    """A program with the parameters as constants is compiled again."""
+    net = nn.Linear(5, 4)
+    run = compile_whole(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+    step = torch.compile(optimizer.step, backend="ingot", fullgraph=False)  # `over` tells what ran
+    x = torch.randn(6, 5)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x))
+        net(x).square().sum().backward()
+        before = net.weight._version
+        step()
+        assert net.weight._version > before
+    assert over
+
+
+def test_statistics_of_norms_are_updated(over: list[int]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    reference, run = copy.deepcopy(net), compile_whole(net)
+    for _ in range(2):
+        x = torch.randn(2, 3, 5, 5)
+        run(x).sum().backward()
+        reference(x).sum().backward()
+    for got, want in zip(net.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(got, want)
+    assert over == [1, 1]  # the count; torch keeps the statistics for the backward pass, too
+
+
+def swapped(a: Tensor, b: Tensor) -> Tensor:
+    old = a * 1
+    a.copy_(b * 2)
+    b.copy_(old + 3)
+    return old
+
+
+def shown(a: Tensor, b: Tensor) -> Tensor:
+    """The new value is a result, too."""
+    a.add_(b)
+    return a * 1
+
+
+def turned(a: Tensor, b: Tensor) -> Tensor:
+    """Each element of the new value needs another of the old one."""
+    a.copy_(a.flip(0) + b)
+    return b + 1
+
+
+@pytest.mark.parametrize("f", [swapped, shown, turned])
+def test_what_else_needs_the_old_value_has_it(f: Any) -> None:
+    torch._dynamo.reset()
+    run = compile_whole(f)
+    for offset in (0, 1):  # an address that no kernel could count on
+        memory = torch.arange(41.0)
+        a, b = memory[offset : offset + 20], torch.randn(20)
+        c, d = a.clone(), b.clone()
+        torch.testing.assert_close(run(a, b), f(c, d))
+        torch.testing.assert_close((a, b), (c, d))
+        assert float(memory[offset + 20]) == offset + 20
