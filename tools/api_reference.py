@@ -22,16 +22,24 @@ HEAD = """# API reference
 
 Written by `python tools/api_reference.py` from signatures and docstrings. What is not on this page is internal.
 """
+_ELSEWHERE = ("train", "Adversary", "bounds", "certify", "attack")  # in sections of their own
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Compile and run": (
         "",
         tuple(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
-           and name != "train"),
+           and name not in _ELSEWHERE),
+    ),
+    "Bounds": (
+        "See [bounds.md](bounds.md).",
+        ("ingot.bounds", "ingot.transform.bounds.run.Bounds", "ingot.certify", "ingot.transform.bounds.certify.Verdict",
+         "ingot.transform.bounds.vnnlib.Property", "ingot.transform.bounds.vnnlib.Alternative", "ingot.attack",
+         "ingot.transform.bounds.attack.Adversarial"),
     ),
     "Train": (
         "See [training.md](training.md).",
-        ("ingot.train", "ingot.transform.train.run.CompiledStep", "ingot.runtime.training.TrainingStep",
-         "ingot.optim.SGD", "ingot.optim.Adam", "ingot.optim.AdamW", "ingot.optim.Lion", "ingot.optim.Group"),
+        ("ingot.train", "ingot.Adversary", "ingot.transform.train.run.CompiledStep",
+         "ingot.runtime.training.TrainingStep", "ingot.optim.SGD", "ingot.optim.Adam", "ingot.optim.AdamW",
+         "ingot.optim.Lion", "ingot.optim.Group"),
     ),
     "Errors": (
         "Every error that Ingot raises on purpose says what was expected, what it got, where, and what to do.",

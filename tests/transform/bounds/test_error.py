@@ -19,7 +19,7 @@ from ingot.transform.quantize.report import Report
 from tests.transform.bounds.test_bounds import net_of
 
 
-@pytest.mark.parametrize("name", ["relu", "images", "norms", "attention"])
+@pytest.mark.parametrize("name", ["relu", "norms", pytest.param("attention", marks=pytest.mark.slow)])
 def test_errors_are_within(name: str) -> None:
     net, x = net_of(name)
     graph = open_model(net, Request((x,))).graph

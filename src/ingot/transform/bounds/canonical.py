@@ -248,16 +248,19 @@ def _window(n: Node) -> Node | None:
     if op.kind not in ("max", "min") or not is_static((*x.shape, *n.shape)):
         return None
     op = op.narrowed(x.type)
-    # a border of the lowest float stands for -inf, which has no interval of finite width
-    lowest = float(np.finfo(np.float32).min) * (1 if op.kind == "max" else -1) if x.dtype.bits >= 32 else None
     if any(b != 1 for b in op.base_dilation) or not 0 < np.prod(op.window) <= _MAX_TREE_TAPS:
         return None
     padded = x
-    if any(pair != (0, 0) for pair in op.padding):
-        if lowest is None:
+    for axis, (pair, window, dilation) in enumerate(zip(op.padding, op.window, op.dilation, strict=True)):
+        low, high = pair
+        if pair == (0, 0):
+            continue
+        if dilation != 1 or not (0 <= low < window and 0 <= high < window):
             return None
-        low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
-        padded = ops.pad(x, low, high, lowest)
+        # the border repeats the edge, which is in each window that reaches over it: a maximum has it already
+        size = padded.shape[axis]
+        first, last = ops.slice_axis(padded, axis, 0, 1), ops.slice_axis(padded, axis, size - 1, size)
+        padded = ops.concat([*[first] * low, padded, *[last] * high], axis)
     taps: list[Node] = []
     for tap in np.ndindex(*op.window):
         starts = tuple(i * d for i, d in zip(tap, op.dilation, strict=True))
