@@ -104,7 +104,7 @@ def test_options() -> None:
         close(compile_whole(net, backend=backend, options={"threads": 1})(x), net(x))
         assert asked == [{"threads": 1}]
         torch._dynamo.reset()
-        with pytest.raises(BackendCompilerFailed, match="precision, threads, cache, fast_math, got speed"):
+        with pytest.raises(BackendCompilerFailed, match="precision, activations, threads, cache, fast_math, got speed"):
             compile_whole(net, backend=backend, options={"speed": 2})(x)
 
 
@@ -117,7 +117,7 @@ def test_a_mode_is_taken_and_told_once(caplog: pytest.LogCaptureFixture) -> None
     assert len(spy.models) == 2
     assert [r.getMessage() for r in caplog.records if r.name == torch_compile.__name__] == [
         "torch.compile(mode='max-autotune') has no effect: Ingot has a single mode; "
-        "options= takes precision, threads, cache, fast_math"
+        "options= takes precision, activations, threads, cache, fast_math"
     ]
 
 
@@ -523,7 +523,7 @@ def test_distributed_data_parallel_splits_a_network_into_buckets(tmp_path: Path)
 
 
 def test_compiles_are_told_in_the_log(caplog: pytest.LogCaptureFixture):
-    net = torch.compile(torch.nn.Linear(3, 2), backend="ingot")
+    net = torch.compile(torch.nn.Linear(3, 2), backend="ingot", fullgraph=True)
     with torch.no_grad(), caplog.at_level("INFO", "ingot"):
         net(torch.zeros(2, 3))
         net(torch.zeros(2, 3))
