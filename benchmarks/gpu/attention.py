@@ -1,4 +1,4 @@
-"""Attention and its gradients beside PyTorch's flash attention: microseconds on the GPU, and how far each is from float32.
+"""Attention and its gradients beside PyTorch's flash attention: microseconds on the GPU, and errors beside float32.
 
     timeout 55 python -m benchmarks.gpu.attention                      # all, or
     timeout 55 python -m benchmarks.gpu.attention --only 32x6x197x64

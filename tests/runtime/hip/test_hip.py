@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingot.runtime.cuda import driver
 from ingot.runtime.hip import device
-from ingot.runtime.hip.library import HipDriver
+from ingot.runtime.hip.library import WITHOUT, HipDriver, HipLibrary
 from ingot.runtime.program import Program
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import DeviceError
@@ -60,3 +63,11 @@ def test_an_error_has_the_drivers_words(fake: FakeHip) -> None:
 def test_without_the_library_a_program_says_so() -> None:
     refused = device.DEVICE.refusal(MI300)
     assert refused is not None and "libamdhip64" in str(refused)
+
+
+def test_each_function_of_the_driver_has_a_counterpart(fake: FakeHip) -> None:
+    text = Path(driver.__file__).read_text()
+    names = set(re.findall(r"\bcu[A-Z]\w+", text))
+    library = HipLibrary(fake)
+    assert "cuGraphLaunch" in names
+    assert {n for n in names if not hasattr(library, n)} == WITHOUT

@@ -36,7 +36,8 @@ _NAMES = {
     "cuMemcpyDtoHAsync_v2": "hipMemcpyDtoHAsync",
     "cuMemcpyDtoDAsync_v2": "hipMemcpyDtoDAsync",
     "cuMemsetD8Async": "hipMemsetD8Async",
-    "cuStreamCreate": "hipStreamCreateWithFlags",
+    "cuCtxGetStreamPriorityRange": "hipDeviceGetStreamPriorityRange",
+    "cuStreamCreateWithPriority": "hipStreamCreateWithPriority",
     "cuStreamDestroy_v2": "hipStreamDestroy",
     "cuStreamSynchronize": "hipStreamSynchronize",
     "cuStreamIsCapturing": "hipStreamIsCapturing",
@@ -57,6 +58,11 @@ _NAMES = {
     "cuGraphLaunch": "hipGraphLaunch",
     "cuGraphExecDestroy": "hipGraphExecDestroy",
 }
+# of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet
+WITHOUT = frozenset({
+    "cuTensorMapEncodeTiled", "cuGraphAddNode_v2", "cuGraphConditionalHandleCreate", "cuGraphAddDependencies_v2",
+    "cuGraphKernelNodeSetAttribute", "cuLaunchCooperativeKernel", "cuDeviceGetAttribute",
+})  # fmt: skip
 _PROPERTIES_BYTES = 1 << 13  # more than any version's hipDeviceProp_t has
 _ARCH = re.compile(rb"gfx[0-9a-f]+")
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # HIP_POINTER_ATTRIBUTE_MEMORY_TYPE, hipMemoryTypeHost as the driver API has it
@@ -153,4 +159,4 @@ def hip_driver() -> HipDriver:
     )
 
 
-__all__ = ["HipDriver", "HipLibrary", "hip_driver"]
+__all__ = ["WITHOUT", "HipDriver", "HipLibrary", "hip_driver"]
