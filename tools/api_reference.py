@@ -1,4 +1,4 @@
-"""docs/api.md: the public classes and functions, written from their signatures and docstrings.
+"""docs/reference/api.md: the public classes and functions, written from their signatures and docstrings.
 
 python tools/api_reference.py          # writes it; tests/tools/test_api_reference.py checks that it is up to date
 """
@@ -165,4 +165,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "api.md").write_text(page())
+    (ROOT / "docs" / "reference" / "api.md").write_text(page())

@@ -4,7 +4,7 @@
 
 Weights are random, statistics and biases of norms perturbed, results logits: a reference whose standard deviation is
 below 1e-3 would prove nothing and is refused. One program of an open batch runs at batches of 1 and 3. Prints a row of
-docs/keras.md for each: nodes of the graph, the largest difference as a part of the largest logit.
+docs/reference/keras.md for each: nodes of the graph, the largest difference as a part of the largest logit.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 Groups: identities (of `passes.core.identities`, in each dtype), fast-math (each with the counterexample that keeps it
 from the identities), structure (rules about shapes, views, positions and masks, per rank) and lowerings (the
-polynomials of functions). A rule that is not proved ends the run with status 1. See docs/proofs.md.
+polynomials of functions). A rule that is not proved ends the run with status 1. See docs/inside/proofs.md.
 """
 
 from __future__ import annotations

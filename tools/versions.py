@@ -7,7 +7,7 @@
 
 Each set has an environment of its own under `build/versions`, which is made once and kept. uv resolves: with
 `lowest-direct` each package that pyproject.toml names gets the lowest version that it allows and that this Python has a
-wheel of. Last comes a row of the table in docs/versions.md.
+wheel of. Last comes a row of the table in docs/reference/versions.md.
 """
 
 from __future__ import annotations

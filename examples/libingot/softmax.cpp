@@ -1,4 +1,4 @@
-// Runs softmax.ingot, whose input and output are f32[N, 3]. See docs/c-abi.md.
+// Runs softmax.ingot, whose input and output are f32[N, 3]. See docs/how-to/c-abi.md.
 #include <array>
 #include <cstdio>
 #include <memory>

@@ -1,4 +1,4 @@
-// Runs softmax.ingot, whose input and output are f32[N, 3]. See docs/c-abi.md.
+// Runs softmax.ingot, whose input and output are f32[N, 3]. See docs/how-to/c-abi.md.
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::ptr::{null, null_mut};
 

@@ -46,7 +46,7 @@ PAGES = ["add-an-op", "add-a-pass", "add-a-target"]
 
 
 def _page(name: str) -> str:
-    return (ROOT / "docs" / f"{name}.md").read_text()
+    return (ROOT / "docs" / "inside" / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,4 +1,4 @@
-"""docs/walkthrough.md: each text in it that the compiler made is what the compiler makes.
+"""docs/inside/walkthrough.md: each text in it that the compiler made is what the compiler makes.
 
 <!-- made: core -->        the name of a function below
 ```                        what it returns; pytest --update-golden writes it
@@ -30,7 +30,7 @@ from ingot.runtime.bind import Binding
 from ingot.runtime.describe import plan as show_plan
 from ingot.runtime.program import Program
 
-PAGE = Path(__file__).parents[2] / "docs" / "walkthrough.md"
+PAGE = Path(__file__).parents[2] / "docs" / "inside" / "walkthrough.md"
 MADE = re.compile(r"(<!-- made: (\w+) -->\n```\w*\n)(.*?)(```\n)", re.DOTALL)
 
 

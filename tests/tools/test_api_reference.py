@@ -1,4 +1,4 @@
-"""docs/api.md is what the docstrings say, which says something about every entry."""
+"""docs/reference/api.md is what the docstrings say, which says something about every entry."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import ingot
 from tools import api_reference
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "api.md"
+PAGE = ROOT / "docs" / "reference" / "api.md"
 
 
 def test_the_page_is_up_to_date(request: pytest.FixtureRequest):
     if request.config.getoption("--update-golden"):
         PAGE.write_text(api_reference.page())
-    assert PAGE.read_text() == api_reference.page(), "docs/api.md is old: python tools/api_reference.py"
+    assert PAGE.read_text() == api_reference.page(), "docs/reference/api.md is old: python tools/api_reference.py"
 
 
 def test_every_entry_says_something():

@@ -1,1 +1,1 @@
-"""Proofs of the compiler's rules by z3; see docs/proofs.md."""
+"""Proofs of the compiler's rules by z3; see docs/inside/proofs.md."""

@@ -97,7 +97,7 @@ def attribution(
         baseline: whether calls take a baseline.
         compile_target: as `target` of `compile`; for "c" all sizes are fixed (`dynamic=False`).
 
-    Returns: a callable that takes the model's arguments, `target` and `baseline` (docs/attributions.md).
+    Returns: a callable that takes the model's arguments, `target` and `baseline` (docs/how-to/attributions.md).
 
     Raises what `attribute` raises.
     """

@@ -205,7 +205,7 @@ class LanguageModel:
             max_tokens: the most tokens of the answer; None: until the model ends it or the context is full.
             temperature: 0 takes the most likely token each time. What is None is what the file recommends, else
                 temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; values of 1, 0, 1 and 0 leave them off.
-            repetition_penalty, presence_penalty, frequency_penalty: see docs/language.md.
+            repetition_penalty, presence_penalty, frequency_penalty: see docs/inside/language.md.
             seed: the same seed gives the same tokens; None: another one each time.
             stop: texts that end the answer and are no part of it.
             schema: a JSON schema (a dict, a text, a class of pydantic, or True for any JSON) that the answer keeps to;
@@ -314,7 +314,7 @@ class LanguageModel:
         draft: LanguageModel | None = None,
         proposals: int = 3,
     ) -> Engine:
-        """What answers many requests at once, on a thread of its own; see docs/language.md.
+        """What answers many requests at once, on a thread of its own; see docs/inside/language.md.
 
         Args:
             sequences, cache_bytes: as of the model, by default the model's own, or 8 sequences.

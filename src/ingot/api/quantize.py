@@ -42,7 +42,7 @@ def quantize(
             default the cosine similarity of the outputs to those of the float model.
         at_least: the fraction of the float model's metric to retain, such as 0.99.
         latency_ms: the longest time of a call. size_mb: the largest size of code and weights.
-        energy_millijoules: the most energy of a call, on a machine with a counter (docs/energy.md); measuring it takes
+        energy_millijoules: the most energy of a call, on a machine with a counter (docs/how-to/energy.md); measuring it takes
             some 15 seconds for each model that meets the others. Without any of these four constraints: the fastest
             model that retains 0.99 of the metric, or a cosine similarity of 0.997.
         seconds: the approximate time to search for.
@@ -50,7 +50,7 @@ def quantize(
         seed: selects the samples that are held out.
         table: a file that stores the measurements; a search with the same file repeats none of them.
 
-    Returns: a compiled model with a `report` (docs/quantize.md).
+    Returns: a compiled model with a `report` (docs/reference/quantize.md).
 
     Raises InputError for samples, a metric or a model that do not fit, ConstraintError with the nearest models that
     were measured if no model meets the constraints, and what `compile` raises.

@@ -32,7 +32,7 @@ def register_op(
         )
 
     Each function takes the operands in order and the attributes by name. A later registration of the same name replaces
-    an earlier one. Gradients are those of the lowering (docs/custom-ops.md).
+    an earlier one. Gradients are those of the lowering (docs/how-to/custom-ops.md).
 
     Args:
         name: in messages, texts of graphs and `explain`.

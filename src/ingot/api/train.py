@@ -74,10 +74,10 @@ def train(
         mesh, shard: several devices, as for `compile`, each a process of a group. Example inputs are those of the whole
             batch. Batches that no mark names are split along their first dimension over the axis "dp": a step takes
             its process's part, and its loss is that of the whole batch. Marks of parameters split these, with their
-            gradients and the optimizer's state (docs/several-devices.md).
+            gradients and the optimizer's state (docs/how-to/several-devices.md).
 
     Returns: a step that takes the model's arguments followed by the targets, and returns (loss, metrics). It has
-    state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md). For a
+    state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/reference/training.md). For a
     target other than this machine: a program to `save`, from which `load` makes a step on the target machine.
 
     Raises InputError for arguments that do not fit (a loss that is not a float scalar, integers to be trained),

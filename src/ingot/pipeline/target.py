@@ -2,7 +2,7 @@
 
     "cpu:x86-64-v4"  ->  Features("x86_64", ("avx", ..., "avx512vl"), ...)  ->  passes, schedules, assembler
 
-A target is a file of this package with a `TARGET` and a line in `NAMES`. See docs/targets.md.
+A target is a file of this package with a `TARGET` and a line in `NAMES`. See docs/reference/targets.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A file has one JSON object per line, the first a header. An entry says that on this kind of core with this number of
 threads, at this key, `choice` was faster than `over`, the cost model's choice; or that one form of a subgraph was
 faster than another. Files are untrusted: an invalid line is ignored, a schedule accepts only choices that it could have
-made itself, and a rewrite is proved again where it is used. See docs/tuning.md and docs/rewrites.md.
+made itself, and a rewrite is proved again where it is used. See docs/reference/tuning.md and docs/inside/rewrites.md.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class CompiledModel:
         The times are of one run only if no other thread calls the model meanwhile. The state is restored afterwards.
 
         energy: also measure the joules of a call by this machine's counters, for about 15 seconds of calls and of rest:
-        the result's `energy` (docs/energy.md). Without a counter it says so; nothing is estimated.
+        the result's `energy` (docs/how-to/energy.md). Without a counter it says so; nothing is estimated.
         """
         programs = self._programs(self._flat_inputs(args, kwargs))
         try:

@@ -24,7 +24,7 @@ class Log:
         getattr(logging.getLogger(self.name), level)(message, *values, stacklevel=3)
 
 
-# The newest release of each package that the tests have run with: docs/versions.md.
+# The newest release of each package that the tests have run with: docs/reference/versions.md.
 TESTED = {"jax": "0.12", "keras": "3.15", "llvmlite": "0.50", "torch": "2.15", "triton": "3.9"}
 
 

@@ -1,1 +1,1 @@
-"""Measured search for what schedules otherwise choose by a model of the machine. See docs/tuning.md."""
+"""Measured search for what schedules otherwise choose by a model of the machine. See docs/reference/tuning.md."""

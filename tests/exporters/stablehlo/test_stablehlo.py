@@ -139,7 +139,7 @@ def test_the_lines_that_docs_tell_for_tpus(tmp_path: Path, monkeypatch: pytest.M
     graph = Graph((x, i), (y,), ("y",))
     monkeypatch.chdir(tmp_path)
     write(graph, tmp_path / "model.mlir")
-    page = Path(__file__).parents[3] / "docs" / "tpu.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "tpu.md"
     told: dict[str, Callable[..., list[np.ndarray]]] = {}
     given = rng.normal(size=(3, 64)).astype(np.float32), np.array([2, 0])
     is_x64 = jax.config.jax_enable_x64

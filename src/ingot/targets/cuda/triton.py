@@ -40,7 +40,7 @@ _INFIX = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 Functions = frozenset[tuple[str, DType]]
-# Functions of libdevice that meet the bounds of docs/ops.md, as measured on an H100 with denormal numbers.
+# Functions of libdevice that meet the bounds of docs/reference/ops.md, as measured on an H100 with denormal numbers.
 EXACT_FUNCTIONS: Functions = frozenset({
     *((fn, f32) for fn in ("expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "asin", "atan")),
     *((fn, f64) for fn in (

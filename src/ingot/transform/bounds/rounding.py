@@ -15,7 +15,7 @@ from ingot.support.errors import InputError
 
 OWN_UNIT = 2.0**-52  # twice the unit roundoff of f64: rounding a bound's error upwards is included
 OWN_TINY = 2.0**-1000  # more than what underflows in a sum of f64 products
-_FUNCTION_ULPS = 8  # of a transcendental function in f64; docs/ops.md has what was measured: at most 3.2
+_FUNCTION_ULPS = 8  # of a transcendental function in f64; docs/reference/ops.md has what was measured: at most 3.2
 
 
 @dataclass(frozen=True)

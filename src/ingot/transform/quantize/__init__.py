@@ -1,1 +1,1 @@
-"""Quantized models made of float ones: formats chosen per op by measurement. See docs/quantize.md."""
+"""Quantized models made of float ones: formats chosen per op by measurement. See docs/reference/quantize.md."""

@@ -21,7 +21,7 @@ Truth = Callable[..., np.ndarray]
 Real = np.longdouble
 COUNT = 30_000
 
-# op: (truth, bound in ulp for f32, for f64); the table of docs/ops.md
+# op: (truth, bound in ulp for f32, for f64); the table of docs/reference/ops.md
 BOUNDS: dict[type[Elementwise], tuple[Truth, float, float]] = {
     ops.Exp: (np.exp, 1.65, 1.5),
     ops.Expm1: (np.expm1, 1.6, 2.0),

@@ -12,7 +12,7 @@ separate step fills. F(4, 3) takes 36 products instead of 144 for the direct con
 do not store the outputs of earlier tiles. A dilated window is a plain window over d x d images of every d-th row and
 column. A third spatial dimension and groups are more loops of the products. If few tiles share the weights, each chunk
 transforms them itself, for a few input channels at a time, one row of alpha products at a time, which are added to M.
-docs/winograd.md has the error bounds and says when the algorithm pays.
+docs/inside/winograd.md has the error bounds and says when the algorithm pays.
 """
 
 from __future__ import annotations
