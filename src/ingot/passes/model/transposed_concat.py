@@ -16,9 +16,9 @@ def transpose_parts(graph: Graph) -> Graph:
     the old order"""
     users, outputs, replacements = graph.uses(), set(graph.outputs), dict[Node, Node]()
     for n in graph.nodes():
-        if not isinstance(n.op, ops.Transpose) or not isinstance(n.inputs[0].op, ops.Concat):
+        joined = n.inputs[0] if isinstance(n.op, ops.Transpose) else n
+        if joined is n or not isinstance(joined.op, ops.Concat) or not isinstance(n.op, ops.Transpose):
             continue
-        (joined,) = n.inputs
         if joined in outputs or any(u is not n for u in users[joined]):
             continue
         axis = n.op.permutation.index(joined.op.dimension)
