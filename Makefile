@@ -4,6 +4,7 @@
 #   make test-wheel  the fast tests against the wheel, as users install it
 #   make test-slow   the slow ones            make test-zoo     all models of the zoo, interpreted: an hour
 #   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
+#   make docs        the pages of docs/ as a site, in build/site
 #   make coverage    what the fast tests run, by room: twice as long as they take; EVERY=5 for a fifth of them
 #   make clean       remove all that was made
 
