@@ -1,6 +1,8 @@
 """Figures of `peers.py` as a picture and a table.
 
-    python benchmarks/picture.py run.json [more.json] --svg docs/pictures/performance.svg      (a table on standard output)
+    python benchmarks/picture.py run.json [more.json] --svg docs/pictures/performance.svg
+
+A table goes to standard output.
 
 Every bar is a peer's speed relative to the fastest other engine than Ingot on that model: 1.0 is the best peer.
 """

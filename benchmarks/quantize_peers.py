@@ -273,7 +273,9 @@ def interleaved(tools: dict[str, dict[str, Run]], call: Call, rounds: int, most:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=list(TASKS))
-    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of ONNX files (docs/appendix/shipped.md)")
+    parser.add_argument(
+        "--models", type=Path, default=Path("models"), help="folder of ONNX files (docs/appendix/shipped.md)"
+    )
     parser.add_argument("--out", type=Path, default=Path("quantize_peers"))
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--limit", type=int, default=600, help="seconds that another tool may take")

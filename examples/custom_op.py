@@ -2,7 +2,8 @@
 
     python examples/custom_op.py
 
-squareplus (Barron 2021): (x + sqrt(x^2 + b)) / 2. docs/how-to/custom-ops.md has ONNX, JAX, and functions of Python and C.
+squareplus (Barron 2021): (x + sqrt(x^2 + b)) / 2. docs/how-to/custom-ops.md has ONNX, JAX, and functions of Python and
+C.
 """
 
 from __future__ import annotations

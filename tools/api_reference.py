@@ -30,7 +30,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
            and name not in _ELSEWHERE),
     ),
     "Bounds": (
-        "See [bounds.md](bounds.md).",
+        "See [bounds.md](../how-to/bounds.md).",
         ("ingot.bounds", "ingot.transform.bounds.run.Bounds", "ingot.certify", "ingot.transform.bounds.certify.Verdict",
          "ingot.transform.bounds.vnnlib.Property", "ingot.transform.bounds.vnnlib.Alternative", "ingot.attack",
          "ingot.transform.bounds.attack.Adversarial"),
@@ -48,7 +48,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
          "ingot.ArtifactError", "ingot.VerifyError"),
     ),
     "Extend": (
-        "What [ops](add-an-op.md), [passes](add-a-pass.md) and [targets](add-a-target.md) are made of.",
+        "What [ops](../inside/add-an-op.md), [passes](../inside/add-a-pass.md) and [targets](../inside/add-a-target.md) are made of.",
         ("ingot.ir.node.Op", "ingot.ir.node.Node", "ingot.ir.node.Graph", "ingot.ir.rewrite.Rule",
          "ingot.ir.rewrite.rewrite", "ingot.ir.interp.interpret", "ingot.pipeline.target.Target",
          "ingot.pipeline.target.Options", "ingot.runtime.device.Device", "ingot.runtime.device.Loaded"),

@@ -6,8 +6,8 @@
     the same, rounded to f16 and bf16             the value nearest to the true one, or its neighbour
     all 2^32 floats of f32 (`all_floats`)         native code within the bound of f32; minutes for each function
 
-Bounds are those of docs/reference/ops.md, from `tests.ir.kernel.math.test_math`. The truth is numpy's in 80-bit floats, and for
-all floats in f64, whose own error is below 2^-28 ulp of f32.
+Bounds are those of docs/reference/ops.md, from `tests.ir.kernel.math.test_math`. The truth is numpy's in 80-bit
+floats, and for all floats in f64, whose own error is below 2^-28 ulp of f32.
 """
 
 from __future__ import annotations

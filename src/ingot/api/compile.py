@@ -63,9 +63,10 @@ def compile(
         example_inputs: for a module, an archive or a function: a tuple of positional arguments, or a dict of keyword
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
-            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/reference/targets.md).
-            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/reference/gpu.md). "hip:gfx942": AMD's, which nobody has
-            run yet. "c": a `.c` and a `.h` file.
+            "cpu:aarch64" and others: any machine that has these features, compiled from any machine
+            (docs/reference/targets.md).
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/reference/gpu.md). "hip:gfx942": AMD's, which
+            nobody has run yet. "c": a `.c` and a `.h` file.
         dynamic: the sizes that vary from call to call. ONNX: by default the sizes that the file leaves open;
             False or {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} fixes axis 2 of input x.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
@@ -86,13 +87,15 @@ def compile(
         signature: the signature of a SavedModel ("serving_default" if it has one) or of a TFLite model (by default that
             of its first subgraph).
         outputs: the names of the outputs to compute; for an ONNX or TensorFlow model also of values inside the graph.
-        inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own (docs/reference/tensorflow.md).
+        inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own
+            (docs/reference/tensorflow.md).
         state: inputs that the compiled model keeps from call to call, each with the output that replaces it:
             {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in
-            place where possible (docs/inside/runtime.md). Buffers that a PyTorch module's forward writes become state without
-            being named.
+            place where possible (docs/inside/runtime.md). Buffers that a PyTorch module's forward writes become state
+            without being named.
         mesh: several devices, {"dp": 2, "tp": 4}: each is a process of a group (`ingot.launch`, torchrun), which gets
-            the program of its rank; `ingot.simulate(mesh)` has all of them in this process (docs/how-to/several-devices.md).
+            the program of its rank; `ingot.simulate(mesh)` has all of them in this process
+            (docs/how-to/several-devices.md).
         shard: tensors that are split over the mesh, by patterns of the names of weights, inputs and outputs:
             {"*.q_proj.weight": ("tp", 0)} splits dimension 0 over the axis tp. Others follow from these.
         rank: compile another rank's program than that of this process, to save it.

@@ -27,7 +27,8 @@ def value_and_grad(
         model, example_inputs, target, dynamic, threads: as for `compile`; the model's result is one float.
         wrt: the names of the inputs to differentiate with respect to; by default all inputs of a float dtype.
 
-    Returns: a callable that takes the model's own arguments and returns (loss, {input: gradient}) (docs/reference/training.md).
+    Returns: a callable that takes the model's own arguments and returns (loss, {input: gradient})
+        (docs/reference/training.md).
 
     Raises InputError for a loss that is not a scalar and for inputs that are not floats, UnsupportedOpError naming
     every op that has no gradient, and what `compile` raises.

@@ -31,7 +31,8 @@ def prune(
             16.
         scope: "layer": the fraction holds for each product's own weights; "global": for the weights of all products.
 
-    Returns: a compiled model whose `sparsity` is that of each product; `ingot.quantize` takes it, too (docs/how-to/sparse.md).
+    Returns: a compiled model whose `sparsity` is that of each product; `ingot.quantize` takes it, too
+        (docs/how-to/sparse.md).
 
     Raises InputError for arguments that do not fit, for names that match no product and for models that have no product
     of constant float32 weights, and what `compile` raises.

@@ -42,9 +42,9 @@ def quantize(
             default the cosine similarity of the outputs to those of the float model.
         at_least: the fraction of the float model's metric to retain, such as 0.99.
         latency_ms: the longest time of a call. size_mb: the largest size of code and weights.
-        energy_millijoules: the most energy of a call, on a machine with a counter (docs/how-to/energy.md); measuring it takes
-            some 15 seconds for each model that meets the others. Without any of these four constraints: the fastest
-            model that retains 0.99 of the metric, or a cosine similarity of 0.997.
+        energy_millijoules: the most energy of a call, on a machine with a counter (docs/how-to/energy.md); measuring
+            it takes some 15 seconds for each model that meets the others. Without any of these four constraints: the
+            fastest model that retains 0.99 of the metric, or a cosine similarity of 0.997.
         seconds: the approximate time to search for.
         formats: the formats to try, out of float32, bfloat16, float16, int8, int8-dynamic, int16, weight8, weight4.
         seed: selects the samples that are held out.

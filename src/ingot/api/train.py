@@ -77,8 +77,8 @@ def train(
             gradients and the optimizer's state (docs/how-to/several-devices.md).
 
     Returns: a step that takes the model's arguments followed by the targets, and returns (loss, metrics). It has
-    state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/reference/training.md). For a
-    target other than this machine: a program to `save`, from which `load` makes a step on the target machine.
+    state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/reference/training.md).
+    For a target other than this machine: a program to `save`, from which `load` makes a step on the target machine.
 
     Raises InputError for arguments that do not fit (a loss that is not a float scalar, integers to be trained),
     UnsupportedOpError naming every op that has no gradient, and what `compile` raises.

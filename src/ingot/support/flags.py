@@ -47,7 +47,7 @@ def fuel() -> int | None:
 
 
 def winograd() -> bool:
-    """INGOT_WINOGRAD=0: no convolution by Winograd's algorithm (docs/inside/winograd.md: its errors, and what NaN does)."""
+    """INGOT_WINOGRAD=0: no convolution by Winograd's algorithm, whose errors docs/inside/winograd.md has."""
     return _integer("INGOT_WINOGRAD", 1, 0, 1) == 1
 
 

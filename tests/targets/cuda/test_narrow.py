@@ -169,8 +169,8 @@ def hopper(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_sums_of_a_run_are_as_near_as_told() -> None:
-    """docs/reference/precision.md: 135 * 2^-13 of the magnitudes at the most, where one product outweighs all others, and some
-    1e-4 of them in general."""
+    """docs/reference/precision.md: 135 * 2^-13 of the magnitudes at the most, where one product outweighs all others,
+    and some 1e-4 of them in general."""
     rng = np.random.default_rng(7)
     a, b = (rng.normal(size=(2000, F8_RUN_TERMS)).astype(f8e4m3fn.numpy) for _ in range(2))
     big, one = np.full((1, F8_RUN_TERMS), 1.0), np.full((1, F8_RUN_TERMS), 1.875)

@@ -89,7 +89,8 @@ class SessionOptions:
         return False
 
     def register_custom_ops_library(self, path: str) -> None:
-        raise InputError("custom ops of ONNX Runtime", expected="ONNX ops", got=path, fix="see docs/reference/frontends.md")
+        fix = "see docs/reference/frontends.md"
+        raise InputError("custom ops of ONNX Runtime", expected="ONNX ops", got=path, fix=fix)
 
     def add_initializer(self, name: str, value: object) -> None:
         raise InputError("weights outside of the model", expected="weights in it, or in its external data", got=name)

@@ -51,7 +51,8 @@ REDUCE = ("add", "mul", "min", "max", "and", "or")
 # factors 2^(n/2) reach; undefined for other n, but NaN where a is NaN.
 
 
-# The functions of a `Call` and their numbers of operands, on f32 and f64, within the error bounds of docs/reference/ops.md.
+# The functions of a `Call` and their numbers of operands, on f32 and f64, within the error bounds of
+# docs/reference/ops.md.
 # Some have a smaller domain, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x from 0 to 1, or
 # NaN. exp_decay is for weights relative to one of 1: its relative error is below 2^-22 down to e^-16, below 2^-21 for
 # smaller results, and it is 0 from 2^-126.5 on. exp2_narrow is 2^x for results that are stored in f16 or bf16. gelu(x)

@@ -24,8 +24,8 @@ class Machine:
     int8_dot: the type of the values that it multiplies i8 weights with, four at a time; None without such instructions.
     dot_bytes: how many of them a dot product sums in one lane. depthwise_sums: the type of sums of levels in depthwise
     convolutions, which both hold exactly. f16: whether it converts floats of 16 bits, other than bf16. winograd:
-    whether convolutions may use Winograd's algorithm if it is faster (see docs/inside/winograd.md for its effect on rounding
-    errors and NaN). measured: choices measured on this kind of core with this number of threads, by site key.
+    whether convolutions may use Winograd's algorithm if it is faster (see docs/inside/winograd.md for its effect on
+    rounding errors and NaN). measured: choices measured on this kind of core with this number of threads, by site key.
     """
 
     vector_bits: int = 256

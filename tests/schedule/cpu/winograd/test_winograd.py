@@ -451,7 +451,8 @@ def test_dynamic_batch(batch: int) -> None:
     assert sum(s.kernel.startswith("winograd") for s in model.program.steps) >= 3
     (want,) = interpret(graph, [x])
     error = np.asarray(model(x)).astype(np.float64) - want
-    # docs/inside/winograd.md has 0.7 to 1.2e-6 of one layer; the largest of 20,000 errors varies by half from draw to draw
+    # docs/inside/winograd.md has 0.7 to 1.2e-6 of one layer; the largest of 20,000 errors varies by half from draw to
+    # draw
     assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
 
 

@@ -2,7 +2,8 @@
 branches, no calls.
 
 Each function is a range reduction and a polynomial or rational function; the coefficients come from
-tools/vecmath_fit.py. Error bounds are measured by tests/ir/kernel/math/test_math.py and listed in docs/reference/ops.md. NaN,
+tools/vecmath_fit.py. Error bounds are measured by tests/ir/kernel/math/test_math.py and listed in
+docs/reference/ops.md. NaN,
 infinities, zeros with their sign and subnormals are handled as IEEE 754 and C have them, unless stated.
 
 The expressions are graphs: subexpressions are shared objects, to be evaluated once each.

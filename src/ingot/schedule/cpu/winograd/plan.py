@@ -2,8 +2,8 @@
 
     time = max(arithmetic, stream of weights from memory) + transforms + idle time at the end
 
-The same constants model the direct convolution, so only ratios matter. docs/inside/winograd.md has measurements on the shapes
-of ResNet, VGG, U-Net and DenseNet.
+The same constants model the direct convolution, so only ratios matter. docs/inside/winograd.md has measurements on the
+shapes of ResNet, VGG, U-Net and DenseNet.
 """
 
 from __future__ import annotations

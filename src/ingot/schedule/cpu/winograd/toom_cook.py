@@ -5,8 +5,8 @@
 
 F(m, r) evaluates at alpha - 1 finite points and at infinity (Toom-Cook; Lavin and Gray, "Fast algorithms for
 convolutional neural networks", 2016). The points determine the error. These were measured as the best among cheap ones
-(docs/inside/winograd.md); Barabasz et al., "Error analysis and improving the accuracy of Winograd convolution", 2020, explain
-why good points are near 1. All are dyadic, so that the matrices of the data's transforms are exact in float32.
+(docs/inside/winograd.md); Barabasz et al., "Error analysis and improving the accuracy of Winograd convolution", 2020,
+explain why good points are near 1. All are dyadic, so that the matrices of the data's transforms are exact in float32.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ _TILES_F32 = (
 )  # fmt: skip
 MAX_TILE_AREA = 128 * 256
 MAX_TILE_AREA_F32 = 128 * 64  # accumulators and operands fit in registers, without tensor cores
-F8_RUN_TERMS = 128  # products of 8-bit floats that hardware accumulates in fewer bits than f32 has (docs/reference/precision.md)
+# products of 8-bit floats that hardware accumulates in fewer bits than f32 has (docs/reference/precision.md)
+F8_RUN_TERMS = 128
 MAX_RUN_ELEMENTS_PER_WARP = 128 * 16  # of a tile whose total and run accumulators fit in registers
 
 
