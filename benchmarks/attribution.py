@@ -93,7 +93,7 @@ def engines(name: str, method: Any, which: tuple[str, ...] = ("ingot", "captum")
     net, x = make().eval(), example()
     found: dict[str, Callable[[], Any]] = {}
     if "ingot" in which:
-        sizes = {"window": window, "stride": window} if method == "occlusion" else {}
+        sizes: dict[str, Any] = {"window": window, "stride": window} if method == "occlusion" else {}
         program = ingot.attribution(net, (x,), method=method, steps=STEPS, threads=1, **sizes)
         found["ingot"] = lambda: program(x, target=3)
     if "captum" in which:

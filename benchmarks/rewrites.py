@@ -25,7 +25,7 @@ from ingot.tune.rewrites.run import Report, find_rewrites
 from tests.models.nets import FAMILIES, make
 
 BATCH = 4
-SHIPPED = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+SHIPPED = Path(str(onnx.__file__)).parent / "backend" / "test" / "data" / "light"
 
 
 class Adapted(nn.Module):

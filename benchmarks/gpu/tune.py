@@ -55,7 +55,7 @@ def ship(database: Path) -> int:
     """How many entries were added to the shipped ones."""
     from ingot.pipeline import tuning
 
-    found = [e for e in tuning.read(database).values() if e.choice != e.over]
+    found = [e for e in tuning.read(database).values() if isinstance(e, tuning.Entry) and e.choice != e.over]
     tuning.add(tuning.SHIPPED, found)
     return len(found)
 
@@ -94,7 +94,7 @@ def main() -> int:
     failed = [name for name, process in running.items() if process.wait()]
     from ingot.pipeline import tuning
 
-    entries = tuning.read(asked.database).values()
+    entries = [e for e in tuning.read(asked.database).values() if isinstance(e, tuning.Entry)]
     print(f"{len(entries)} sites, {sum(e.choice != e.over for e in entries)} faster than the model's choice; "
           f"ended early: {', '.join(failed) or 'none'}")  # fmt: skip
     if asked.ship:

@@ -126,10 +126,11 @@ def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rat
     model(**feeds)
     moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
     before = rates or _measured(build, moved)
+    given = [feeds[spec.name] for spec in build.program.inputs]
     taken: list[list[float]] = []
     for i in range(repeats):
         progress.report("run", i, repeats)
-        taken.append([seconds for _, seconds in model.profile(**feeds)])
+        taken.append([seconds for _, seconds in model.profile(*given)])
     times = [statistics.median(column) for column in zip(*taken, strict=True)]
     call_seconds = _called(model, feeds)
     after = rates or _measured(build, moved)

@@ -30,8 +30,8 @@ def fixed_plan(program: Program, shares_halos: bool = False) -> Plan:
         )
     if any(step.collective is not None for step in program.steps):
         raise CompileError("C functions for a program of several ranks", expected="one rank", got="collectives")
-    if calls := [step.label for step in program.steps if step.host is not None]:
-        raise CompileError("C functions for a program that calls Python's", expected="no such calls", got=calls)
+    if hosted := [step.label for step in program.steps if step.host is not None]:
+        raise CompileError("C functions for a program that calls Python's", expected="no such calls", got=hosted)
     inputs, outputs = map(_tensors, (program.inputs, program.outputs))
     binding = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
     read_offsets, initial = _state_offsets(program, b"")

@@ -78,7 +78,8 @@ class _Variant:
 
     def seconds(self, feeds: Feeds) -> NDArray[np.float64]:
         """Of each step, in one run after one that warms up."""
-        return np.array([seconds for _, seconds in self.model.profile(**feeds)])
+        given = [feeds[spec.name] for spec in self.program.inputs]
+        return np.array([seconds for _, seconds in self.model.profile(*given)])
 
 
 class Workbench:
