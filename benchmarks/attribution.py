@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def engines(name: str, method: Any, which: tuple[str, ...] = ("ingot", "captum")
         program = ingot.attribution(net, (x,), method=method, steps=STEPS, threads=1, **sizes)
         found["ingot"] = lambda: program(x, target=3)
     if "captum" in which:
-        import captum.attr as captum  # an extra
+        captum: Any = import_module("captum.attr")  # an extra
 
         has_ids = not x.is_floating_point()
         if method == "occlusion":

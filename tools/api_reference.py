@@ -48,8 +48,8 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
          "ingot.ArtifactError", "ingot.VerifyError"),
     ),
     "Extend": (
-        "What [ops](../inside/add-an-op.md), [passes](../inside/add-a-pass.md) and [targets](../inside/add-a-target.md) "
-        "are made of.",
+        "What [ops](../inside/add-an-op.md), [passes](../inside/add-a-pass.md) and "
+        "[targets](../inside/add-a-target.md) are made of.",
         ("ingot.ir.node.Op", "ingot.ir.node.Node", "ingot.ir.node.Graph", "ingot.ir.rewrite.Rule",
          "ingot.ir.rewrite.rewrite", "ingot.ir.interp.interpret", "ingot.pipeline.target.Target",
          "ingot.pipeline.target.Options", "ingot.runtime.device.Device", "ingot.runtime.device.Loaded"),
