@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -86,7 +85,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of llama.cpp leave the cores
     print(cpu_name(), flush=True)
     lines: list[dict[str, Any]] = []
     for path in options.models:
