@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, *args: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "INGOT_CACHE_DIR": str(folder / "cache")}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Python does not notice that a full disk cut its files short
     return subprocess.Popen(
         [sys.executable, "-m", "ingot", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment, cwd=folder, preexec_fn=before,

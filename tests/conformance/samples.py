@@ -14,13 +14,16 @@ from ingot import ops
 from ingot.ir.dims import DimLike, is_negative, substitute, symbol
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
+from ingot.ops.custom import Custom, HostCall
 from ingot.support.errors import IngotError
 
 # what types that programs have inside but not at their borders come in as
 BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}
 Arrays = tuple[np.ndarray, ...]
 # sources without operands, constants' forms, and ops that hold graphs of static shapes, have nothing to make symbolic
-STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.RandomKey, ops.Densify)
+STATIC_ONLY = (
+    ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.RandomKey, ops.Densify, Custom, HostCall
+)  # fmt: skip
 # a group is what the pipeline makes, not what it takes
 OPS = [
     c for c in Op.REGISTRY.values()

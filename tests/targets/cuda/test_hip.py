@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import ingot
-from ingot import ops
-from ingot.ir.node import Graph, Input, Node, Op
-from ingot.ir.types import TensorType, f16
-from ingot.pipeline.build import build_program
-from ingot.pipeline.target import features_of
-from ingot.support.cubins import unpack
-from ingot.support.errors import IngotError, InputError
-from tests.conformance.samples import OPS, STATIC_ONLY, Sample, together
-from tests.conformance.targets import COLLECTIVES, LONG, NO_TILES
-
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import ingot  # noqa: E402
+from ingot import ops  # noqa: E402
+from ingot.ir.node import Graph, Input, Node, Op  # noqa: E402
+from ingot.ir.types import TensorType, f16  # noqa: E402
+from ingot.pipeline.build import build_program  # noqa: E402
+from ingot.pipeline.target import features_of  # noqa: E402
+from ingot.support.cubins import unpack  # noqa: E402
+from ingot.support.errors import IngotError, InputError  # noqa: E402
+from tests.conformance.samples import OPS, STATIC_ONLY, Sample, together  # noqa: E402
+from tests.conformance.targets import COLLECTIVES, LONG, NO_TILES  # noqa: E402
+
 MI300 = features_of("hip:gfx942")
 QUICK = {"add", "attention_with_sums", "clz", "dot_general", "popcnt", "round_nearest_even", "softmax", "sort"}
 _AMDGPU, _GFX942 = 224, 0x4C  # e_machine, and the low byte of e_flags

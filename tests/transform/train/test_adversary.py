@@ -6,10 +6,11 @@ import copy
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import ingot
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
 
 
 def _net() -> nn.Sequential:

@@ -105,7 +105,8 @@ def test_steps_of_a_gpu_beside_eager(make: Any, shape: Sequence[int]) -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         other.step()
         assert ours(x, y) == pytest.approx(want.item(), abs=2e-6)
-    assert not any(s.copy_reason for s in ours.program.state)  # parameters and moments lie where they lay
+    # parameters and moments lie where they lay; statistics are results of the kernel that sums them
+    assert not [s.spec.name for s in ours.program.state if s.copy_reason and ".running_" not in s.spec.name]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])

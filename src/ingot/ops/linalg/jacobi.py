@@ -35,8 +35,8 @@ class Eigh(Op):
     """(w, v) of a symmetric x[..., n, n]: eigenvalues w[..., n], ascending, and eigenvectors, the columns of v[..., n,
     n].
 
-    Only the lower triangle of x is read. The first of the elements of largest magnitude of each vector is positive. All
-    is NaN if x has a NaN or an infinity.
+    Only the lower triangle of x is read. The first element of each vector that is at least 0.9 of its largest in
+    magnitude is positive. All is NaN if x has a NaN or an infinity.
     """
 
     name: ClassVar[str] = "eigh"
@@ -87,8 +87,8 @@ class Eigh(Op):
 class SVD(Op):
     """(u, s, v) with x[..., m, n] = u diag(s) v^T: u[..., m, k], s[..., k] descending, v[..., n, k], k = min(m, n).
 
-    The first of the elements of largest magnitude of each column of v (of u if m < n) is positive. For symbolic m and n
-    it must be known which is larger. All is NaN if x has a NaN or an infinity.
+    The first element of each column of v (of u if m < n) that is at least 0.9 of its largest in magnitude is positive.
+    For symbolic m and n it must be known which is larger. All is NaN if x has a NaN or an infinity.
     """
 
     name: ClassVar[str] = "svd"
@@ -250,19 +250,21 @@ def _normalize_columns(x: Term) -> Term:
 
 
 def _sign_of(rows: Term, values: Term) -> Term:
-    """[b, k, 1]: the sign of the first element of largest magnitude in each row, NaN if its value is NaN."""
+    """[b, k, 1]: the sign of the first large element of each row, NaN if its value is NaN."""
     size = t.absolute(rows)
     assert isinstance(size, Term)
     if rows.shape[2] == 0:
         return t.full((rows.shape[0], rows.shape[1], 1), 1.0, rows.dtype)
-    index = size.map(ArgReduce("max", 2)).expand(2)
-    largest = m.where(m.column_of(rows).equals(index), rows, 0.0).sum((2,))
-    sign = m.where(largest < 0.0, -1.0, t.scalar(1.0, rows.dtype))
+    is_large = size >= size.max((2,)) * m.LARGEST_TOLERANCE
+    index = m.where(is_large, t.full(size.shape, 1.0, size.dtype), 0.0).map(ArgReduce("max", 2)).expand(2)
+    first = m.where(m.column_of(rows).equals(index), rows, 0.0).sum((2,))
+    sign = m.where(first < 0.0, -1.0, t.scalar(1.0, rows.dtype))
     return m.where(values.equals(values).expand(2), sign, float("nan"))
 
 
 def _signs(columns: np.ndarray) -> np.ndarray:
     if not columns.shape[-2]:
         return np.ones((*columns.shape[:-2], 1, columns.shape[-1]))
-    index = np.abs(columns).argmax(-2, keepdims=True)
+    size = np.abs(columns)
+    index = (size >= m.LARGEST_TOLERANCE * size.max(-2, keepdims=True)).argmax(-2, keepdims=True)
     return np.where(np.take_along_axis(columns, index, -2) < 0, -1.0, 1.0)

@@ -32,6 +32,7 @@ def check_matrices(op: Op, *inputs: TensorType, square: bool = False) -> None:
         op.expect(not square or sizes[0] == sizes[1], f"expected square matrices, got {x}", (sizes[0], sizes[1]))
 
 
+LARGEST_TOLERANCE = 0.9  # relative to the largest: tolerates rounding between equal elements
 _OpT = TypeVar("_OpT", bound=Op)
 
 

@@ -26,7 +26,6 @@ from ingot.support.dataclass import dataclass
 
 _MAX_SWEEPS_PER_EIGENVALUE = 30  # two or three are usual
 _ORDER_WEIGHT = 0.7548776662466927  # eigenvalues are sorted by re - _ORDER_WEIGHT * im, which separates conjugates
-_LARGEST_TOLERANCE = 0.9  # relative to the largest: tolerates rounding between equal elements
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Eig(Op):
         w, v = np.take_along_axis(w, order, -1), np.take_along_axis(v, order[..., None, :], -1)
         if x.shape[-1]:
             size = np.abs(v)
-            first = (size >= _LARGEST_TOLERANCE * size.max(-2, keepdims=True)).argmax(-2, keepdims=True)
+            first = (size >= m.LARGEST_TOLERANCE * size.max(-2, keepdims=True)).argmax(-2, keepdims=True)
             v = v * np.exp(-1j * np.angle(np.take_along_axis(v, first, -2)))
         parts = (np.real(w), np.imag(w), np.real(v), np.imag(v))
         masks = (finite[..., 0], finite[..., 0], finite, finite)
@@ -242,6 +241,6 @@ def _largest_elements(v: Pair) -> Pair:
     size = v.modulus()
     if v.re.shape[1] == 0:
         return p.real(t.full((v.re.shape[0], 1, 0), 1.0, v.re.dtype))
-    large = m.where(size >= size.max((1,)) * _LARGEST_TOLERANCE, t.full(size.shape, 1.0, size.dtype), 0.0)
+    large = m.where(size >= size.max((1,)) * m.LARGEST_TOLERANCE, t.full(size.shape, 1.0, size.dtype), 0.0)
     index = large.map(ArgReduce("max", 1)).expand(1)
     return p.where(m.row_of(size).equals(index), v, 0.0).map(lambda y: y.sum((1,)))

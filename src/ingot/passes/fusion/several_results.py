@@ -126,7 +126,7 @@ def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
 
 
 def _is_used_by_element(body: Graph, p: Node) -> bool:
-    """Whether element i of the parameter `p` is only used for element i of values, up to reductions of these."""
+    """Whether element i of a value of the body is only used for element i of others, up to reductions of these."""
     users, stack = body.uses(), [p]
     for n in stack:  # grows in the loop
         for u in users.get(n, ()):
@@ -146,13 +146,14 @@ def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:
 
 
 def _is_used_by_rows(body: Graph, p: Node, box: Shape, result_dims: tuple[int, ...]) -> bool:
-    """Whether the values of the parameter `p`, one per row, are only broadcast over the elements of their rows."""
+    """Whether the values of the parameter `p`, one per row, are only broadcast over the elements of their rows, and
+    these stay where they are: a transposed matrix has other rows."""
     users, stack = body.uses(), [p]
     for n in stack:  # grows in the loop
         for u in users.get(n, ()):
             if isinstance(u.op, BroadcastInDim):
                 broadcast_dims = tuple(d for d, size in zip(u.op.dims, n.shape, strict=True) if size != 1)
-                if u.shape != box or broadcast_dims != result_dims:
+                if u.shape != box or broadcast_dims != result_dims or not _is_used_by_element(body, u):
                     return False
                 continue
             is_plain = isinstance(u.op, Reshape) or category(u.op) is Category.ELEMENTWISE

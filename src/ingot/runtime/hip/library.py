@@ -23,6 +23,7 @@ _NAMES = {
     "cuDriverGetVersion": "hipDriverGetVersion",
     "cuDeviceGet": "hipDeviceGet",
     "cuDeviceGetName": "hipDeviceGetName",
+    "cuDeviceGetPCIBusId": "hipDeviceGetPCIBusId",
     "cuDevicePrimaryCtxRetain": "hipDevicePrimaryCtxRetain",
     "cuCtxSetCurrent": "hipCtxSetCurrent",
     "cuCtxSynchronize": "hipDeviceSynchronize",
