@@ -21,7 +21,7 @@ from benchmarks.tflite import litert_call, random_inputs
 from ingot.driver.compile import Options, compile_model, file_sizes
 from ingot.driver.open import Request
 from ingot.pipeline.c import TARGET
-from ingot.pipeline.firmware import Footprint
+from ingot.pipeline.functions.firmware import Footprint
 from ingot.runtime.executor import CompiledModel
 
 

@@ -27,7 +27,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.libingot import FOLDER, words
 from ingot.runtime.program import Program
 from tests.conformance.dags import STEPS, operands, random_graph
-from tests.pipeline.test_library import residual_network, running_sum, transformer
+from tests.pipeline.functions.test_library import residual_network, running_sum, transformer
 from tests.runtime.library import GCC, WARNINGS, LibraryError, Session, library, needs_gcc
 from tests.test_sizes import graph as computed_sizes
 

@@ -142,7 +142,7 @@ def _check_c(path: Path, weights: Path | None, example: bool, target: str) -> No
         return
     if weights is not None:
         raise InputError("--example", expected="the weights in the source", got="--weights")
-    from ingot.pipeline.firmware import example_paths  # most calls compile for no microcontroller
+    from ingot.pipeline.functions.firmware import example_paths  # most calls compile for no microcontroller
 
     example_paths(features_of(target), path)
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.types import i8, i32
-from ingot.pipeline import firmware
 from ingot.pipeline.cores import MICROCONTROLLERS
 from ingot.pipeline.cpu import POLICY, cpu_passes
-from ingot.pipeline.fixed_plan import fixed_plan
+from ingot.pipeline.functions import firmware
+from ingot.pipeline.functions.fixed_plan import fixed_plan
 from ingot.pipeline.target import NamedPass, Options
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured

@@ -24,8 +24,8 @@ from ingot.ops import (
 )
 from ingot.passes.constants import is_constant
 from ingot.passes.fusion.policy import FusionPolicy
-from ingot.pipeline import library
 from ingot.pipeline.cores import CORES
+from ingot.pipeline.functions import library
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import DEFAULT_OPTIONS, NamedPass, Options
 from ingot.runtime.executable import LIBRARY_SUFFIXES, save

@@ -21,7 +21,7 @@ from ingot.ir.node import Graph, Input, Node, const  # noqa: E402
 from ingot.ir.types import TensorType, f32, i32  # noqa: E402
 from ingot.support.errors import InputError, UnsupportedOpError  # noqa: E402
 from ingot.transform.quantize.tflite import measure_over  # noqa: E402
-from tests.pipeline.test_library import arrays_of, residual_network, transformer  # noqa: E402
+from tests.pipeline.functions.test_library import arrays_of, residual_network, transformer  # noqa: E402
 
 
 def _weights(*shape: int, seed: int = 0) -> Node:

@@ -371,9 +371,9 @@ def _heads(node: Node, operands: int, masks: Sequence[Node], results: Sequence[D
 
 
 @_sharding(ops.Attention, ops.AttentionWithSums)
-def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule:
+def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule | None:
     results = (_HEADS,) if isinstance(op, ops.Attention) else (_ROWS if op.by_row else _HEADS, _HEADS[:3])
-    return _heads(node, 3, node.inputs[3:], results)
+    return None if getattr(op, "scaled", False) else _heads(node, 3, node.inputs[3:], results)
 
 
 @_sharding(AttentionGradients)

@@ -16,7 +16,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32
 from ingot.pipeline.build import build_program
-from ingot.pipeline.library import export
+from ingot.pipeline.functions.library import export
 from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.pipeline.fixed_plan import fixed_plan
+from ingot.pipeline.functions.fixed_plan import fixed_plan
 from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.program import Program
 from ingot.support.errors import CompileError, InputError
