@@ -10,7 +10,7 @@ import pytest
 import ingot
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 
 def _net() -> nn.Sequential:
@@ -18,7 +18,7 @@ def _net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def _batch(seed: int, count: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(seed: int, count: int = 32) -> tuple[Tensor, Tensor]:
     """Three clusters."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, count)
