@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.graphed import timed
 from ingot import ops
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, bf16
@@ -67,26 +68,6 @@ def exact(operands: Sequence[Tensor], causal: bool) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, leaves, g)]
 
 
-def timed(fn: Callable[[], object]) -> Callable[[], float]:
-    """Microseconds of a call, each time it is asked."""
-    fn()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            fn()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def taken() -> float:
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / CALLS
-
-    return taken
-
-
 def distance(got: Sequence[Tensor], want: Sequence[Tensor]) -> str:
     return " ".join(f"{float((a.float() - b).norm() / b.norm()):.1e}" for a, b in zip(got, want, strict=True))
 
@@ -105,7 +86,10 @@ def main() -> None:
         torch.manual_seed(0)
         operands = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
         model = compiled(shape, causal)
-        calls = [timed(lambda m=model, o=operands: m(*o)), timed(lambda o=operands, c=causal: flash(o, c))]
+        calls = [
+            timed(lambda m=model, o=operands: m(*o), CALLS),
+            timed(lambda o=operands, c=causal: flash(o, c), CALLS),
+        ]
         times = [[call() for call in calls] for _ in range(ROUNDS)]
         own, other = (statistics.median(t) for t in zip(*times, strict=True))
         batch, heads, length, size = shape

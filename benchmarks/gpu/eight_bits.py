@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.gpu.graphed import timed
 from ingot import ops
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import DType, TensorType, bf16, f8e4m3fn, f16, f32, i8, i32
@@ -29,26 +30,6 @@ def product(rows: int, dtype: DType) -> CompiledModel:
     sums, out = KINDS[dtype]
     y = ops.DotGeneral(((), ()), ((1,), (1,)), dtype=sums)(x, w)
     return CompiledModel(build_program(Graph((x, w), (ops.cast(y, out),)), features_of("cuda:sm_90a"), 1))
-
-
-def timed(fn: Callable[[], object]) -> Callable[[], float]:
-    """Microseconds of a call, each time it is asked."""
-    fn()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            fn()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def taken() -> float:
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / CALLS
-
-    return taken
 
 
 def calls(rows: int) -> dict[str, Callable[[], object]]:
@@ -74,7 +55,7 @@ def calls(rows: int) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     for rows in (512, 4096):
-        clocks = {name: timed(fn) for name, fn in calls(rows).items()}
+        clocks = {name: timed(fn, CALLS) for name, fn in calls(rows).items()}
         told = [{name: clock() for name, clock in clocks.items()} for _ in range(ROUNDS)]
         for name in clocks:
             us = statistics.median(each[name] for each in told)
