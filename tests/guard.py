@@ -237,11 +237,12 @@ def guarded(end: End) -> Iterator[None]:
 
 
 Case = Callable[[], object]
+_WAITS = 5  # a busy machine may take so many times as long as the processor
 
 
 def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int = 60) -> dict[str, str]:
-    """Which cases raise, die or take longer than `seconds` with guard pages at each end, and how; one process runs them
-    until one dies.
+    """Which cases raise, die or take longer than `seconds` of processor time with guard pages at each end, and how; one
+    process runs them until one dies. One that waits ends with 1 and its stack on stderr.
 
     A case that is to check for a refusal catches it itself.
     """
@@ -283,12 +284,13 @@ def _in_child(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds
 
 def _run_all(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int, writer: int) -> None:
     """In the child, which ends here: a line for each case."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     faulthandler.disable()  # pytest's prints where a process dies: here that is a result
     try:
         with guarded(end), os.fdopen(writer, "w", encoding="utf-8") as out:
             for name in names:
-                signal.alarm(seconds)
+                signal.setitimer(signal.ITIMER_PROF, seconds)
+                faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=sys.__stderr__)
                 try:
                     cases[name]()
                     how = ""

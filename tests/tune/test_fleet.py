@@ -96,7 +96,13 @@ def task(tmp_path: Path) -> dict[str, Any]:
     onnx.save(pooled(), tmp_path / "pool.onnx")
     sizes = {"batch": 4, "length": 16}
     return {"model": str(tmp_path / "pool.onnx"), "words": {}, "threads": 1, "fast_math": False, "precision": "float32",
-            "sizes": sizes}  # fmt: skip
+            "activations": "float32", "sizes": sizes}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_is_told():
+    with pytest.raises(DeviceError, match="its process was ended with 1"):
+        Watched("ingot.tune.worker", 60, "a measurement").ask({"choices": {}, "rounds": 1})
 
 
 @pytest.mark.slow

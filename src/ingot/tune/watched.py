@@ -15,6 +15,7 @@ from typing import Any
 from ingot.support.errors import DeviceError
 
 SECONDS = 30.0  # for a request: loading a large model takes a few
+_SECONDS_TO_END = 5.0  # of itself, once it answers no more: killed earlier, it would not tell how it ended
 
 
 class Watched:
@@ -46,8 +47,10 @@ class Watched:
             watchdog.cancel()
         answer: dict[str, Any] = json.loads(line) if line else {}
         if "error" in answer or not line:
-            ended = f"killed after {self._seconds:.0f} s" if late.is_set() else f"ended with {self.close()}"
-            self.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_SECONDS_TO_END)
+            code = self.close()
+            ended = f"killed after {self._seconds:.0f} s" if late.is_set() else f"ended with {code}"
             raise DeviceError(self._what, got=answer.get("error", f"its process was {ended}"))
         return answer
 
