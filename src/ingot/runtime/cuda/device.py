@@ -324,7 +324,7 @@ class Context:
         direct = None if captured or self._profile.readings is not None else self._direct
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
-            known = instance.graphs.again(places, stream)
+            known = instance.graphs.relaunch(places, stream)
             if not known and not any(pointer % ALIGN for pointer in pointers):
                 instance.graphs.run(places, stream)
                 known = True
