@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ingot.ir.types import DType, f32, i8, u8
+from ingot.ir.types import DType, f32, i8, i16, u8
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
@@ -21,11 +21,12 @@ class Machine:
     cycles. in_order: loads and arithmetic take turns, an instruction a cycle. gflops: peak f32 FMA rate of one core,
     for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of the shared cache. bf16_dot: whether the core has
     dot-product instructions of bf16; dot_latency: their cycles.
-    int8_dot: the type of the values that it multiplies i8 weights with, four at a time; None without such instructions.
-    dot_bytes: how many of them a dot product sums in one lane. depthwise_sums: the type of sums of levels in depthwise
-    convolutions, which both hold exactly. f16: whether it converts floats of 16 bits, other than bf16. winograd:
-    whether convolutions may use Winograd's algorithm if it is faster (see docs/inside/winograd.md for its effect on
-    rounding errors and NaN). measured: choices measured on this kind of core with this number of threads, by site key.
+    int8_dot: the type of the values that it multiplies i8 weights with, four at a time, or i16 in pairs; None without
+    such instructions. dot_bytes: how many bytes a dot product sums in one lane. depthwise_sums: the type of sums of
+    levels in depthwise convolutions, which both hold exactly. f16: whether it converts floats of 16 bits, other than
+    bf16. winograd: whether convolutions may use Winograd's algorithm if it is faster (see docs/inside/winograd.md for
+    its effect on rounding errors and NaN). measured: choices measured on this kind of core with this number of threads,
+    by site key.
     """
 
     vector_bits: int = 256
@@ -82,6 +83,9 @@ def machine_of(
         or ("avxvnni" in features and base is AVX2)
         or (base is NEON and "i8mm" in features)
     )
+    int8_dot = u8 if has_mixed_dot else i8 if base is NEON and "dotprod" in features else None
+    if int8_dot is None and (base is AVX2 or (base is AVX512 and "avx512bw" in features)):
+        int8_dot = i16
     return Machine(
         vector_bits=base.vector_bits,
         registers=base.registers,
@@ -92,7 +96,7 @@ def machine_of(
         fma_per_cycle=base.fma_per_cycle,
         loads_per_cycle=base.loads_per_cycle,
         bf16_dot=("avx512bf16" in features and base is AVX512) or ("bf16" in features and base is NEON),
-        int8_dot=u8 if has_mixed_dot else i8 if base is NEON and "dotprod" in features else None,
+        int8_dot=int8_dot,
         f16=base in (NEON, AVX512) or "f16c" in features,
         winograd=winograd,
         measured=measured or {},

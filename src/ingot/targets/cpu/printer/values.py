@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.ir.types import DType, f32, i8, i32
+from ingot.ir.types import DType, f32, i8, i16, i32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.printer import division
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
@@ -135,8 +135,27 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
 
 
 def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int) -> str:
-    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or bytes, x of type `operand` and y of i8."""
+    """Emit z + the products of adjacent elements of x and y: bf16 as i16, i16, or bytes, x of type `operand` and y of
+    i8."""
+    if operand == i16:
+        return _pair_dot(b, x, y, z, lanes)
     return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes, operand == i8)
+
+
+def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    kind, pairs = vector_of("i32", lanes), f"<{2 * lanes} x i16>"
+    if _has_pair_products(b, lanes):
+        total = b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
+        return b.emit(f"add {kind} {z}, {total}", (z, total))
+    p, q = (b.emit(f"bitcast {pairs} {v} to {kind}", (v,)) for v in (x, y))
+    sixteen = b.splat("16", "i32", lanes)
+    for is_even in (True, False):
+        halves: list[str] = []
+        for value in (p, q):
+            top = b.emit(f"shl {kind} {value}, {sixteen}", (value,)) if is_even else value
+            halves.append(b.emit(f"ashr {kind} {top}, {sixteen}", (top,)))
+        z = fma(b, *halves, z, i32, lanes)
+    return z
 
 
 def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -> str:
