@@ -107,6 +107,7 @@ def cpu_passes(
             machine.int8_dot,
             faster_in_floats=partial(_is_faster_in_floats, machine=machine),
             depthwise_sums=machine.depthwise_sums,
+            packs_signs=True,
             widens=widens,
             height=height,
             narrow_caches=True,

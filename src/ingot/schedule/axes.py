@@ -73,7 +73,7 @@ class Contraction:
     is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
     that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
     rounded: A is rounded to bytes in blocks of so many levels, which each chunk computes (`rounded_rows.py`); 0: it is
-    of floats.
+    of floats. of_signs: the terms are the bits in which words of A and B differ.
     """
 
     batch: tuple[Axis, ...]
@@ -90,6 +90,7 @@ class Contraction:
     level_bits: int = 0
     panel: int = 0
     rounded: int = 0
+    of_signs: bool = False
 
     def swapped(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
