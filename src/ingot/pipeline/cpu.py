@@ -85,9 +85,9 @@ def _is_faster_in_floats(product: Node, machine: Machine) -> bool:
     while isinstance(w.op, View):
         (w,) = w.inputs
     q, zero = w.inputs[:2] if isinstance(w.op, Dequantize) else (w, w)
-    if q.constant is not None and zero.constant is not None and zero.type.size == 1:
-        if np.mean(value_of(q) != value_of(zero)) < _MAX_PART_IN_BLOCKS:
-            return True
+    is_known = q.constant is not None and zero.constant is not None and zero.type.size == 1
+    if is_known and np.mean(value_of(q) != value_of(zero)) < _MAX_PART_IN_BLOCKS:
+        return True
     return is_faster_by_winograd(product, machine)
 
 
