@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ir.types import bf16, f16, f32, i16
+from ingot.ir.types import bf16, f16, f32
 from ingot.ops import (
     GRU,
     LEVEL_FORMS,
@@ -77,9 +77,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 
 
 def _is_faster_in_floats(product: Node, machine: Machine) -> bool:
-    """Whether Winograd's algorithm or the zeros of the weights gain more than products in pairs. Of bytes four take the
-    time of one in floats."""
-    if machine.int8_dot != i16:
+    """Whether a product of levels gains more by Winograd's algorithm, or by zeros of its weights, in floats."""
+    if machine.int8_rate >= 4:
         return False
     w = product.inputs[1]
     while isinstance(w.op, View):
@@ -105,6 +104,7 @@ def cpu_passes(
             KEPT_OPS,
             has_kernel,
             machine.int8_dot,
+            least_weight=machine.least_weight,
             faster_in_floats=partial(_is_faster_in_floats, machine=machine),
             depthwise_sums=machine.depthwise_sums,
             packs_signs=True,

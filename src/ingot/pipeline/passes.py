@@ -44,21 +44,22 @@ class Choices:
 
     policy: parameters of fusion. kept_ops: MODEL ops that are not lowered, as they have kernels or later passes match
     them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
-    instruction multiplies with i8, None without such an instruction. faster_in_floats: whether a product of levels is
-    faster without it. depthwise_sums: the type of depthwise convolutions' sums of levels. packs_signs: whether
-    products of signs are computed on their bits. f8_dot: whether products take 8-bit floats directly.
-    max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in products.
-    blocks: whether these also read block formats as they are. byte_rows: whether they read values that are rounded to
-    bytes. same_operand_types: products need operands of one type, so a reduced precision applies to both. widens: the
-    types of 16 bits that products widen as they load them. target_passes: run before the shared ones. narrow_integers:
-    64-bit integers cost more than those of 32 bits. height: see `keep_blocks`. narrow_caches: attention of few queries
-    widens keys and values as it reads them. pairs_levels: products widen weights in blocks to pairs of bfloat16, where
-    that is the precision."""
+    instruction multiplies with i8, None without such an instruction. least_weight: of those that it multiplies
+    exactly. faster_in_floats: whether a product of levels is faster without it. depthwise_sums: the type of depthwise
+    convolutions' sums of levels. packs_signs: whether products of signs are computed on their bits. f8_dot: whether
+    products take 8-bit floats directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of
+    few bits may stand for in products. blocks: whether these also read block formats as they are. byte_rows: whether
+    they read values that are rounded to bytes. same_operand_types: products need operands of one type, so a reduced
+    precision applies to both. widens: the types of 16 bits that products widen as they load them. target_passes: run
+    before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
+    `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them. pairs_levels:
+    products widen weights in blocks to pairs of bfloat16, where that is the precision."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
+    least_weight: int = -128
     faster_in_floats: Callable[[Node], bool] = lambda n: False
     depthwise_sums: DType = f32
     packs_signs: bool = False
@@ -88,7 +89,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
-        rounds=rounds, stays=choices.faster_in_floats,
+        rounds=rounds, stays=choices.faster_in_floats, least_weight=choices.least_weight,
     )  # fmt: skip
     rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)

@@ -55,7 +55,7 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
     depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,), rounds: bool = False,
-    stays: Callable[[Node], bool] = lambda n: False,
+    stays: Callable[[Node], bool] = lambda n: False, least_weight: int = -128,
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
@@ -64,14 +64,14 @@ def lower_quantized(
     product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
     convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
     types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes. stays:
-    whether a product is faster in floats."""
+    whether a product is faster in floats. least_weight: of the i8 weights that are multiplied exactly."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
             w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
-            integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums)
+            integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums, least_weight)
             if integers is not None and not stays(new):
                 return integers
             return (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats, rounds) or new
@@ -336,14 +336,16 @@ def _signed(b: _Levels) -> _Levels:
     return _bytes(b, i8)
 
 
-def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType) -> Node | None:
+def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType, least_weight: int) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
     a, b = (_levels(x, INTEGERS) for x in n.inputs)
     if a is None or b is None or len(b.axes) > 1 or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
         return None
     # no dot product sums a depthwise convolution, whose kernel widens bytes of any type
-    widens = int8_dot == i16 and isinstance(n.op, ops.Convolution) and _is_depthwise(n.op, b)
-    a, b = a if widens else _bytes(a, int8_dot), _signed(b)
+    depthwise = isinstance(n.op, ops.Convolution) and _is_depthwise(n.op, b)
+    a, b = a if depthwise and int8_dot == i16 else _bytes(a, int8_dot), _signed(b)
+    if least_weight > -128 and not depthwise and value_of(b.q).min(initial=0) < least_weight:
+        return None
     rows, columns = _places(n, a, 0), _places(n, b, 1)
     if rows is None or columns is None:
         return None

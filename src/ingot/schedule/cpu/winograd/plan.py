@@ -112,16 +112,13 @@ def winograd_shape_of(anchor: Node, x: Layout, w: Layout, packed: bool = True) -
 
 
 def is_faster_by_winograd(anchor: Node, machine: Machine) -> bool:
-    """Whether a convolution, in f32 by Winograd's algorithm, takes less time than its integers, multiplied in pairs."""
+    """Whether a convolution takes less time by Winograd's algorithm in f32 than in integers."""
     op = anchor.op
     shape = _shape_of(anchor, op, True) if isinstance(op, ops.Convolution) and machine.winograd else None
     if shape is None or shape.ci == 1:
         return False
     seconds = min((t for t, _ in _timed_candidates(replace(shape, dtype=f32), machine)), default=inf)
-    return seconds < estimate(op.flops(*(x.type for x in anchor.inputs))) / (_PAIRS_PER_FMA * machine.gflops * 1e9)
-
-
-_PAIRS_PER_FMA = 1.5  # the products of 16 bits in the time of one in f32, as measured
+    return seconds < estimate(op.flops(*(x.type for x in anchor.inputs))) / (machine.int8_rate * machine.gflops * 1e9)
 
 
 def _shape_of(anchor: Node, op: ops.Convolution, packed: bool) -> Shape | None:

@@ -195,6 +195,8 @@ def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
         operands = ((kind, z), (quads, x), (quads, y))
         return b.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    if lanes == 4 and b.features.arch == "aarch64":
+        return _neon_byte_dot(b, x, y, z)
     if _has_pair_products(b, lanes):
         return _paired_byte_dot(b, x, y, z, lanes, "ashr")
     words = tuple(b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
@@ -203,6 +205,21 @@ def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         p, q = (b.emit(f"ashr {kind} {t}, {b.splat('24', 'i32', lanes)}", (t,)) for t in tops)
         z = fma(b, p, q, z, i32, lanes)
     return z
+
+
+def _neon_byte_dot(b: Builder, x: str, y: str, z: str) -> str:
+    """Products 0 and 2 of each lane, and 1 and 3, added in 16 bits (smull, smlal2), then in pairs to z (sadalp)."""
+    order = [i for first in (0, 2) for lane in range(4) for i in (4 * lane + first, 4 * lane + first + 1)]
+    total = ""
+    for half in (order[:8], order[8:]):
+        places = ", ".join(f"i32 {i}" for i in half)
+        halves = [
+            b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)
+        ]
+        product = b.call("llvm.aarch64.neon.smull.v8i16", "<8 x i16>", tuple(("<8 x i8>", h) for h in halves))
+        total = b.emit(f"add <8 x i16> {total}, {product}", (total, product)) if total else product
+    pairs = b.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", (("<8 x i16>", total),))
+    return b.emit(f"add <4 x i32> {z}, {pairs}", (z, pairs))
 
 
 # by lanes: x86's products of pairs of 16 bits, which are added, and the feature that has them
