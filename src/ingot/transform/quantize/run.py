@@ -88,7 +88,7 @@ class QuantizedModel(CompiledModel):
 
     def __init__(
         self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
-        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool], None],
+        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool, str], None],
     ) -> None:  # fmt: skip
         super().__init__(program, threads=threads, convention=convention)
         self.report, self.graph, self._write_onnx, self._write_tflite = report, graph, write_onnx, write_tflite
@@ -101,14 +101,17 @@ class QuantizedModel(CompiledModel):
         """
         self._write_onnx(Path(path))
 
-    def save_tflite(self, path: str | os.PathLike[str], *, float_edges: bool = False) -> None:
+    def save_tflite(
+        self, path: str | os.PathLike[str], *, float_edges: bool = False, activations: str = "int8"
+    ) -> None:
         """Write the model as a TFLite file of int8 operators, for microcontrollers and NPUs.
 
-        All values are int8, by their ranges over the samples, whatever formats were chosen for this machine; operators
-        that have no int8 kernel stay in floats. float_edges: keep the inputs and outputs in floats. Raises InputError
-        for open sizes, and UnsupportedOpError naming every op that TFLite has no operator for.
+        All values are int8 (or int16, if `activations` says so; weights are int8), by their ranges over the samples,
+        whatever formats were chosen for this machine; operators that have no kernel of levels stay in floats.
+        float_edges: keep the inputs and outputs in floats. Raises InputError for open sizes, and UnsupportedOpError
+        naming every op that TFLite has no operator for.
         """
-        self._write_tflite(Path(path), float_edges)
+        self._write_tflite(Path(path), float_edges, activations)
 
 
 def quantize_model(
@@ -374,10 +377,10 @@ class _Quantizer:
         writers = write_onnx, self._write_tflite
         return QuantizedModel(program, self.opened.convention, self.threads, report, graph, *writers)
 
-    def _write_tflite(self, path: Path, float_edges: bool) -> None:
-        from ingot.transform.quantize.tflite import write_int8  # needs an extra
+    def _write_tflite(self, path: Path, float_edges: bool, activations: str) -> None:
+        from ingot.transform.quantize.tflite import write_levels  # needs an extra
 
-        write_int8(self.graph, self.search_samples.calls, path, float_edges)
+        write_levels(self.graph, self.search_samples.calls, path, float_edges, activations)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
         if not self.opened.is_onnx:
