@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ray.serve")
+pytest.importorskip("ray")
 tritonclient = pytest.importorskip("tritonclient.http")
 
-from ingot.serving.ray import APPLICATION, deployment  # noqa: E402
+from ingot.serving.ray import APPLICATION, deployment, serve_module  # noqa: E402
 from ingot.support.errors import InputError  # noqa: E402
 from tests.serving.models import compiled, pooled  # noqa: E402
 from tests.serving.test_application import feeds, tensors  # noqa: E402
@@ -25,8 +25,9 @@ from tests.serving.test_application import feeds, tensors  # noqa: E402
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of the proxy, on the head node."""
+    os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"  # of a replica that ends
+    serve = serve_module()  # before others import it: it sets variables for the processes of the cluster
     import ray  # pyright: ignore[reportMissingImports]
-    from ray import serve  # pyright: ignore[reportMissingImports]
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     file = tmp_path_factory.mktemp("ray") / "pool.ingot"
@@ -40,6 +41,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ray.init(cluster.address, log_to_driver=False)
         serve.start("HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         options = {"ray_actor_options": {"num_cpus": 0.6}, "health_check_period_s": 1}  # a node has room for one
+        options |= {"graceful_shutdown_timeout_s": 1}
         serve.run(deployment(file, num_replicas=2, **options), name=APPLICATION, route_prefix="/")
         yield f"127.0.0.1:{port}"
     finally:
@@ -124,17 +126,24 @@ def test_a_killed_replica_loses_no_more_than_its_own_answers(address: str):
         os.kill(next(iter(replicas)), signal.SIGKILL)
         assert load.wait(200)
     assert all(load.answers)
-    assert len(load.failures) <= Load.COUNT, [str(e) for e in load.failures]  # what the replica worked on: a request of each client
+    assert len(load.failures) <= Load.COUNT, [
+        str(e) for e in load.failures
+    ]  # what the replica worked on: a request of each client
 
 
 def _replicas() -> dict[int, int]:
-    """The processes of replicas, by their titles, each with its parent, the process of its node."""
-    found = {}
+    """The processes of replicas, by their titles, each with its parent, the process of a node of this process."""
+    found, own = {}, os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            title, stat = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
+            title, parent = (folder / "cmdline").read_bytes(), _parent(int(folder.name))
+            is_own = title.startswith(b"ray::ServeReplica:ingot") and _parent(parent) == own
         except OSError:
             continue
-        if title.startswith(b"ray::ServeReplica:ingot"):
-            found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+        if is_own:
+            found[int(folder.name)] = parent
     return found
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
