@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     compiled(pooled()).save(file)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    node: Any = {"num_cpus": 1, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         cluster.add_node(**node)
