@@ -114,7 +114,7 @@ def times(program: Program, seconds: Sequence[float]) -> str:
     ]
     rows.sort(key=lambda row: -float(row[0]))
     table = _table(["us", "share", "step", "kernel", "label"], rows)
-    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms in kernels", *graphs(program), "", *table])
+    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms in kernels on {program.device}", *graphs(program), "", *table])
 
 
 _SECTIONS = {"f": "forward", "b": "backward", "o": "optimizer"}

@@ -154,6 +154,9 @@ class Loaded:
     def ticks_per_second(self) -> float:
         return _TICKS
 
+    def notes(self) -> list[str]:
+        return [] if self._bounded is None else self._bounded.notes()
+
     @property
     def arena_bytes(self) -> int:
         return sum(context.arena.nbytes for context in self._all)
@@ -494,5 +497,3 @@ def _told(readings: NDArray[np.int64], seconds: Mapping[int, float]) -> None:
 
 
 DEVICE = CudaDevice()
-
-__all__ = ["DEVICE", "CudaDevice"]

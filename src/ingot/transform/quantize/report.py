@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from ingot.support.dataclass import dataclass
 from ingot.support.energy.measure import joules_text
 from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
-from ingot.transform.quantize.search import Point, frontier
+from ingot.transform.quantize.formats import FLOAT
+from ingot.transform.quantize.search import Option, Point, frontier
 
 
 @dataclass(frozen=True)
@@ -238,3 +241,23 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
+
+
+def reason_of(selected: Option, options: Sequence[Option], has_no_range: bool) -> str:
+    """The reason against the next faster format. has_no_range: whether levels were requested but have no range."""
+    faster = [o for o in options if o.seconds < selected.seconds and o.error > selected.error]
+    if faster:
+        best = min(faster, key=lambda o: o.error)
+        return f"{best.form} errs by {best.error:.1e}"
+    if has_no_range and selected.form == FLOAT:
+        return "its values have no finite range"
+    return "none is faster"
+
+
+def deviation(expected: np.ndarray, got: np.ndarray) -> float:
+    if expected.dtype.kind in "biu" or not expected.size:
+        return float((expected != got).mean()) if expected.size else 0.0
+    is_finite = np.isfinite(expected)
+    largest = float(np.abs(expected[is_finite]).max()) if is_finite.any() else 0.0
+    error = np.abs(got[is_finite].astype(np.float64) - expected[is_finite]) if is_finite.any() else np.zeros(1)
+    return float(error.max()) / (largest or 1.0)
