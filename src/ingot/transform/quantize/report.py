@@ -270,7 +270,7 @@ class _Frame:
             (8, 14, "start", f"{metric}, held out"), (_RIGHT, self.bottom + 36, "end", "time of a call"),
             *((_LEFT - 8, self.height_of(y) + 4, "end", f"{y:.{digits}f}")
               for y in (self.low + self.span * i / 4 for i in range(5))),
-            *((_LEFT + (_RIGHT - _LEFT) * i / 4, self.bottom + 18, "middle", time_text(self.slowest * i / 4) if i else "0")
+            *((_LEFT + (_RIGHT - _LEFT) * i / 4, self.bottom + 18, "middle", _tick(self.slowest * i / 4))
               for i in range(5)),
         ]  # fmt: skip
         shown = "".join(
@@ -281,6 +281,10 @@ class _Frame:
 
 
 _LABEL_CHARS = 26  # of a model's name in the plot
+
+
+def _tick(seconds: float) -> str:
+    return time_text(seconds) if seconds else "0"
 
 
 def _format_class(form: str) -> str:
