@@ -68,7 +68,7 @@ def bench(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax; "
+            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax, tensorrt; "
             "default: the model's own framework."
         ),
     ] = None,
@@ -102,7 +102,7 @@ def bench(
     Of a language model: how many tokens a second it reads and writes.
 
     ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file, tflite a TFLite file,
-    jax a StableHLO file.
+    jax a StableHLO file, tensorrt an ONNX file and an NVIDIA GPU.
 
     \b
     ingot bench model.onnx --against ort,openvino --threads 2
@@ -110,6 +110,7 @@ def bench(
     ingot bench model.onnx --dim batch=8 --input image=images.npy
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
+    ingot bench model.onnx --against tensorrt --target cuda:sm_90a
     ingot bench model.onnx --energy --price 0.30
     """
     with command_context(as_json, limit):
@@ -130,7 +131,9 @@ def bench(
             return
         if activations != "float32":
             raise InputError("--activations", expected="a language model", got=model.name)
-        names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
+        is_onnx_on_gpu = source.kind == "onnx" and target.partition(":")[0] == "cuda"
+        default = "tensorrt" if is_onnx_on_gpu else DEFAULT_ENGINES[source.kind]
+        names = benching.engines(default if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))

@@ -23,6 +23,7 @@ from ingot.runtime.cuda.flow import Branch, Flow, Loop, SizeRead, fits, flow, pi
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
+from ingot.runtime.cuda.nvtx import Ranges
 from ingot.runtime.cuda.order import Access, Order
 from ingot.runtime.cuda.resolver import Resolver
 from ingot.runtime.cuda.streaming import BoundedWeights
@@ -305,16 +306,16 @@ class Graphs:
                     self._driver.launch_kernel(part.params, stream)
 
     def stream(
-        self, places: Places, stream: int, weights: BoundedWeights, seconds: dict[int, float] | None = None
+        self, places: Places, stream: int, launcher: BoundedWeights | Ranges, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernel by kernel, as `BoundedWeights.launch` does."""
+        """Launch kernel by kernel, as `launcher.launch` does."""
         runs = self._streamed_runs = self._streamed_runs or self._builder.runs(self._flow, version=0)
 
         def launch(segment: _Segment) -> None:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            weights.launch(_without_conditionals(segment), places, stream, seconds)
+            launcher.launch(_without_conditionals(segment), places, stream, seconds)
 
         self._run(launch, runs, places, stream)
 

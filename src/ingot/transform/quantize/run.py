@@ -426,11 +426,11 @@ class Quantizer:
         base = search.points[0]
         return Report(
             machine=cpu_name(), threads=self.threads, seed=self.options.seed,
-            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine to float32",
+            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine",
             at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
             float_scores=(self.float_scores[0], self.float_scores[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
-            deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
+            deviations=deviations, samples=(self.search_samples.count, self.held_out_samples.count),
             search_seconds=time.monotonic() - self.start, points=tuple(search.points), rounding=self._rounding(),
             float_joules=base.joules, joules=chosen.joules,
         )  # fmt: skip
