@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -599,6 +600,27 @@ def test_the_command_in_a_process_of_its_own(model: Path):
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads(done.stdout)["outputs"][0]["name"] == "probability"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
+@pytest.mark.parametrize("option", ["", "--quiet", "--json"])
+def test_progress_is_shown_on_a_terminal_unless_asked_not_to(model: Path, tmp_path: Path, option: str):
+    import pty
+
+    own, other = pty.openpty()
+    command = [sys.executable, "-m", "ingot", "prune", str(model), "--sparsity", "0.5", "-o", str(tmp_path / "p.ingot")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "TERM": "xterm"}
+    done = subprocess.run(
+        [*command, *filter(None, [option])], stdout=subprocess.PIPE, stderr=other, env=environment, timeout=120,
+        check=True,
+    )  # fmt: skip
+    os.close(other)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(own, 1 << 16):
+            shown += part
+    os.close(own)
+    assert done.stdout and (b"0:00:0" in shown) == (option == ""), shown
 
 
 # --- tune

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,8 @@ CODES = {
     INTERRUPTED: "interrupted",
 }
 
+quiet: ContextVar[bool] = ContextVar("ingot.quiet", default=False)  # whether the command was given --quiet
+
 # a file or pipe has no width: 160 columns are wide enough not to wrap the rows of tables
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 out, err = Console(soft_wrap=True, width=_WIDTH), Console(stderr=True, soft_wrap=True)
@@ -55,10 +58,12 @@ def escape(text: str) -> str:
 
 @contextmanager
 def command_context(as_json: bool, limits: Sequence[str] | None = None, *, has_progress: bool = True) -> Iterator[None]:
-    """Run a command within `limits`: show progress on a terminal's standard error, and Ingot's errors as one message
-    and an exit code instead of a traceback. has_progress: not for a command that writes to the terminal meanwhile."""
+    """Run a command within `limits`: show progress on a terminal's standard error, but not with --json or --quiet, and
+    Ingot's errors as one message and an exit code instead of a traceback. has_progress: not for a command that writes
+    to the terminal meanwhile."""
+    is_shown = has_progress and not as_json and not quiet.get()
     try:
-        with limited(parse_limits(limits or ())), _shown_progress() if has_progress else nullcontext():
+        with limited(parse_limits(limits or ())), _shown_progress() if is_shown else nullcontext():
             yield
     except IngotError as error:
         code = _code(error)

@@ -13,6 +13,7 @@ from ingot.exporters.tflite.file import Measure, content
 from ingot.exporters.tflite.ranges import Range
 from ingot.ir.node import Graph, Node
 from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
 from ingot.support.files import atomic_write
 
 
@@ -43,7 +44,11 @@ def measure_over(calls: Sequence[Sequence[np.ndarray]]) -> Measure:
         ends = [ops.Reduce(kind, tuple(range(n.type.rank)))(n) for n in distinct for kind in ("min", "max")]
         probe = Graph(graph.inputs, tuple(ends), bounds=graph.bounds)
         model = CompiledModel(build_graph(lambda: probe, Options()), threads=1)
-        found = np.array([[float(value) for value in model.run(list(call))] for call in calls])
+        rows: list[list[float]] = []
+        for i, call in enumerate(calls):
+            progress.report("calibrate", i, len(calls))
+            rows.append([float(value) for value in model.run(list(call))])
+        found = np.array(rows)
         low, high = found[:, ::2].min(0).tolist(), found[:, 1::2].max(0).tolist()
         ranges = dict(zip(distinct, zip(low, high, strict=True), strict=True))
         return [ranges[node] for node in nodes]
