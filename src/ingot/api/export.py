@@ -20,6 +20,7 @@ def export(
     inline: bool = False,
     samples: Any = None,
     float_edges: bool = False,
+    activations: str = "int8",
 ) -> None:
     """Write a model as a StableHLO program (text), for XLA, TPUs, IREE and others; or, where the path ends in
     `.tflite`, as a TFLite file, for LiteRT, microcontrollers and NPUs.
@@ -31,7 +32,9 @@ def export(
         inline: store the weights in StableHLO's text instead.
         samples: for TFLite: inputs as `quantize` takes them. The file then has int8 operators, with scales by the
             ranges of their values over the samples. None: float operators.
-        float_edges: keep the inputs and outputs of an int8 file in floats.
+        float_edges: keep the inputs and outputs of a file made from samples in floats.
+        activations: the type of a file's values that is made from samples, "int8" or "int16"; weights are int8. A model
+            that is quantized already (QDQ, QLinearConv, ...) is written with its own scales, without samples.
 
     Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that StableHLO
     or TFLite cannot express.
@@ -52,6 +55,7 @@ def export(
         atomic_write(path, [content(opened.graph)])
         return
     from ingot.transform.quantize.samples import read_samples
-    from ingot.transform.quantize.tflite import write_int8
+    from ingot.transform.quantize.tflite import write_levels
 
-    write_int8(opened.graph, read_samples(opened.graph, samples, None, 1, opened.flatten).calls, path, float_edges)
+    calls = read_samples(opened.graph, samples, None, 1, opened.flatten).calls
+    write_levels(opened.graph, calls, path, float_edges, activations)

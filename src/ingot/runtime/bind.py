@@ -22,6 +22,7 @@ _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has 
 _MAX_TOTAL_CHUNKS = 1 << 62
 _ADDRESS_SPACE = 1 << 47  # bytes
 _UNSET_SIZE = -(1 << 63)
+_OVERFLOW = -(1 << 62) - 1  # or NaN, or an integer of more than 62 bits
 _SIZE_FIX = (
     "the data needs more memory than was reserved: compile with a larger bound "
     "(limits=ingot.Limits(sizes=...) if the model has none), or pass a smaller input"
@@ -304,6 +305,10 @@ class Binding:
                 continue  # in a branch that was not taken
             upper = span(size.bound, {name: (v, v) for name, v in values.items()})[1]
             upper = upper if size.hi is None else min(upper, size.hi)
+            if value == _OVERFLOW:
+                raise InputError(
+                    f"size {size.name}", expected="sizes of 64 bits", got="an overflow in what is computed from it"
+                )
             if not size.lo <= value <= upper:
                 fix = _SIZE_FIX if value > upper else "the model reads past the end of the input: pass a larger one"
                 raise InputError(f"size {size.name}", expected=f"{size.lo} to {upper}", got=value, fix=fix)

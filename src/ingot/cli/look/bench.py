@@ -16,7 +16,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
 from ingot.bench.engines import Job
-from ingot.bench.language import joint_pace, pace
+from ingot.bench.language import energy_of_tokens, joint_pace, pace
 from ingot.cli.console import (
     FAILED,
     UNSUPPORTED,
@@ -48,7 +48,9 @@ from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
+from ingot.support.energy.counters import Found
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 
@@ -83,9 +85,10 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
     warm_up: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Calls before the first burst.")] = 0.0,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table, times in seconds.")] = None,
-    energy: Annotated[bool, typer.Option("--energy", help="Joules of a call, by this machine's counters.")] = False,
+    energy: Annotated[bool, typer.Option("--energy", help="Joules of a call or a token, by counters.")] = False,
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Of a kWh: what a million calls cost, with --energy.")
+        float | None,
+        typer.Option("--price", min=0, help="Of a kWh: what a million of them cost, with --energy."),
     ] = None,
     *,
     about: ModelOptions,
@@ -116,12 +119,15 @@ def bench(
         if price is not None and not energy:
             raise InputError("--price", expected="--energy, too", got="a price alone")
         if source.kind in LANGUAGE:
-            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv, "--energy": energy or None}
+            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
             if refused := [name for name, value in given.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
+            if energy and streams > 1:
+                raise InputError("--energy", expected="--streams 1 for a language model", got=streams)
             settings = {"threads": threads, "precision": precision, "activations": activations, "target": target}
             lm = partial(LanguageModel, **settings, sequences=streams if streams > 1 else None)
-            _bench_language(model, lm, rounds, streams, as_json)
+            counters = energy_counters({target.partition(":")[0]}) if energy else None
+            _bench_language(model, lm, rounds, streams, counters, price, as_json)
             return
         if activations != "float32":
             raise InputError("--activations", expected="a language model", got=model.name)
@@ -158,21 +164,37 @@ def _csv(results: Sequence[benching.Result]) -> str:
 
 
 def _bench_language(
-    model: Path, load: Callable[[Path], LanguageModel], rounds: int, streams: int, as_json: bool
+    model: Path,
+    load: Callable[[Path], LanguageModel],
+    rounds: int,
+    streams: int,
+    counters: Found | None,
+    price: float | None,
+    as_json: bool,
 ) -> None:
     start = time.perf_counter()
     lm = load(model)
     seconds = time.perf_counter() - start
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds) if streams == 1 else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
+    energies = () if counters is None else energy_of_tokens(lm, PROMPT, TOKENS, counters)
+    named = list(zip(("read", "written"), energies, strict=False))
     if as_json:
-        print_json(
-            {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds, **asdict(result)}
-        )
+        facts = {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds}
+        of_tokens = {f"joules_of_token_{name}": e.joules for name, e in named} | {
+            f"cost_of_million_tokens_{name}": e.cost_of_million(price) for name, e in named if price is not None
+        }
+        print_json(facts | asdict(result) | of_tokens)
         return
     out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
+    for name, energy in named:
+        out.print(escape(f"{name} {energy}" if energy.counters else str(energy)), highlight=False)
+        if price is not None and (cost := energy.cost_of_million(price)) is not None:
+            out.print(f"  a million tokens cost {cost:.4g} at {price:g} a kWh", highlight=False)
+        if not energy.counters:
+            return  # true of both
 
 
 def _energy_facts(result: benching.Result, price: float | None) -> dict[str, object]:

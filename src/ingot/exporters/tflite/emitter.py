@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
+from ingot.exporters.tflite.numbers import constant_of, levels_of
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite.file import Quantization
 from ingot.ir.node import Const, Graph, Input, Node, Op
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError, VerifyError
 
@@ -87,7 +89,7 @@ class Emitter:
             model.output_names.append(label)
 
     def _emit(self, node: Node) -> None:
-        if node in self.tensors or isinstance(node.op, Const | ops.BroadcastInDim):
+        if node in self.tensors or isinstance(node.op, ops.BroadcastInDim) or constant_of(node) is not None:
             return  # these are emitted as their readers need them
         try:
             found = ROWS.get(type(node.op))
@@ -112,7 +114,8 @@ class Emitter:
         """Note that there is no operator for a node; what follows is looked at all the same."""
         self.refused.append(UnsupportedOp(node.op.name, node.loc, why))
         type_ = node.types[0]
-        self.tensors[node] = {PLAIN: self.model.add(Tensor("", str(type_.dtype), ()))}
+        i = self.model.add(Tensor("", str(type_.dtype), tuple(int(str(d)) for d in type_.shape)))
+        self.tensors[node] = {PLAIN: i, CHANNELS_LAST: i}
 
     def _emit_all(self, node: Node) -> None:
         """Emit a node that a row made, and what it made it of."""
@@ -120,7 +123,7 @@ class Emitter:
         while stack:
             n = stack[-1]
             sources = [_source(x) for x in n.inputs]
-            missing = [x for x in sources if x not in self.tensors and not isinstance(x.op, Const)]
+            missing = [x for x in sources if x not in self.tensors and constant_of(x) is None]
             if missing and n not in self.tensors:
                 stack += missing
                 continue
@@ -136,13 +139,20 @@ class Emitter:
         known = self.tensors.setdefault(node, {})
         if order in known:
             return known[order]
-        if isinstance(node.op, Const):
-            value = node.op.value
-            known[order] = self.model.constant(value.transpose(TO_LAST) if order else value, node.loc)
+        if (value := constant_of(node)) is not None:
+            value = value.transpose(TO_LAST) if order else value
+            known[order] = self.model.constant(value, node.loc, _one_grid(node))
         else:
             ((other, i),) = known.items()
             known[order] = self.transpose(i, TO_LAST if other == PLAIN else TO_FIRST, node)
         return known[order]
+
+    def weights(self, node: Node, value: np.ndarray, axis: int) -> int:
+        """A constant made of the elements of `node`, with the levels that it has. axis: of its channels."""
+        grid = levels_of(node)
+        if grid is not None and len(grid.scales) > 1:
+            grid = Quantization(grid.scales, grid.zeros, axis)
+        return self.model.constant(value, node.loc, grid)
 
     def order(self, *nodes: Node) -> str:
         """The order to compute a pointwise op in: that of the first operand that was computed."""
@@ -159,9 +169,9 @@ class Emitter:
         shape = [1] * node.type.rank
         for d, size in zip(dims, x.type.shape, strict=True):
             shape[d] = int(str(size))
-        if isinstance(x.op, Const):
-            value = x.op.value.reshape(shape)
-            return self.model.constant(value.transpose(TO_LAST) if order else value, x.loc)
+        if (value := constant_of(x)) is not None:
+            value = value.reshape(shape)
+            return self.model.constant(value.transpose(TO_LAST) if order else value, x.loc, _one_grid(x))
         i = self.get(x)
         i = i if tuple(shape) == _shape(x) else self.reshape(i, tuple(shape))
         return self.transpose(i, TO_LAST) if order else i
@@ -202,6 +212,12 @@ def _source(node: Node) -> Node:
     while isinstance(node.op, ops.BroadcastInDim):
         (node,) = node.inputs
     return node
+
+
+def _one_grid(node: Node) -> Quantization | None:
+    """The levels of a constant, where one scale is for all of them."""
+    grid = levels_of(node)
+    return grid if grid is not None and len(grid.scales) == 1 else None
 
 
 def _shape(node: Node) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, row, shape_of
+from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
@@ -217,6 +218,35 @@ def take(e: Emitter, n: Node) -> int:
     return e.add("GATHER", [table, indices], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
 
 
+# --- levels
+
+
+@row(ops.Quantize)
+def quantize(e: Emitter, n: Node) -> tuple[int, str]:
+    x, grid = n.inputs[0], grid_of(n.inputs[2], n.inputs[1], n.dtype)
+    if grid is None:
+        raise Unsupported("by scales that are no constants, or several")
+    order = e.order(x)
+    i = e.add("QUANTIZE", [e.get(x, order)], _in(order, shape_of(n)), node=n, dtype=str(n.dtype))
+    e.model.tensors[i].quantization = grid
+    return i, order
+
+
+@row(ops.Dequantize)
+def dequantize(e: Emitter, n: Node) -> tuple[int, str]:
+    q, zero, scale = n.inputs
+    grid = grid_of(zero, scale, q.dtype)
+    if grid is None or str(q.dtype) not in ("i8", "u8", "i16", "u16"):
+        raise Unsupported(f"of {q.type} by scales that are no constants, or several")
+    order = e.order(q)
+    i = e.get(q, order)
+    known = e.model.tensors[i].quantization
+    if known is not None and known != grid:
+        raise Unsupported("by another scale than the levels were made with")
+    e.model.tensors[i].quantization = grid
+    return e.add("DEQUANTIZE", [i], _in(order, shape_of(n)), node=n, dtype="f32"), order
+
+
 # --- sums and products
 
 
@@ -259,9 +289,8 @@ def matmul(e: Emitter, n: Node) -> int | Node:
     a, b = n.inputs
     if not n.dtype.is_float or min(a.type.rank, b.type.rank) < 2:
         raise Unsupported(f"of {a.type} and {b.type}")
-    if isinstance(b.op, Const) and b.type.rank == 2:
-        weights = e.model.constant(b.op.value.T, b.loc)
-        return _fully_connected(e, n, a, weights)
+    if (w := constant_of(b)) is not None and b.type.rank == 2:
+        return _fully_connected(e, n, a, e.weights(b, w.T, 0))
     return e.add("BATCH_MATMUL", [e.get(a), e.get(b)], shape_of(n), "BatchMatMul", node=n)
 
 
@@ -287,7 +316,10 @@ def dot_general(e: Emitter, n: Node) -> Node:
         y = x if order == tuple(range(x.type.rank)) else ops.Transpose(order)(x)
         if sizes[0] == 1 and not batch:
             flat = flat[1:]
-        parts.append(_folded(ops.Reshape(flat)(y) if flat != shape_of(y) else y))
+        if y is not x:
+            y = moved_levels(ops.Transpose(order), x) or y
+        z = ops.Reshape(flat)(y) if flat != shape_of(y) else y
+        parts.append(moved_levels(ops.Reshape(flat), y) or _folded(z))
         free.append(sizes[1])
     y = ops.MatMul()(*parts)
     return y if shape_of(y) == shape_of(n) else ops.Reshape(n.type.shape)(y)
@@ -331,11 +363,14 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     if len(op.strides) == 1:
         wide = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
         (b, c, size), (o, i, k) = shape_of(x), shape_of(w)
-        kernel = const(w.op.value.reshape(o, i, 1, k)) if isinstance(w.op, Const) else ops.Reshape((o, i, 1, k))(w)
+        kernel = moved_levels(ops.Reshape((o, i, 1, k)), w) or _folded(ops.Reshape((o, i, 1, k))(w))
         return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x), kernel))
-    if len(op.strides) != 2 or not isinstance(w.op, Const) or not n.dtype.is_float:
+    if not n.dtype.is_float:
+        raise Unsupported(f"of {x.type}, whose scale is not constant")
+    value = constant_of(w)
+    if len(op.strides) != 2 or value is None:
         raise Unsupported("of constant weights in two dimensions only")
-    kernel = w.op.value.transpose(0, 2, 3, 1)
+    kernel = value.transpose(0, 2, 3, 1)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[1:3], op.dilation, strict=True)]
     i, padding = _windows(e, n, spans, op.strides, op.padding, 0.0)
     options = {
@@ -345,11 +380,11 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     channels = shape_of(x)[1]
     if op.groups > 1 and op.groups == channels:
         # [1, h, w, channels * multiplier]
-        weights = e.model.constant(kernel.transpose(3, 1, 2, 0), w.loc)
+        weights = e.weights(w, kernel.transpose(3, 1, 2, 0), 3)
         options["depth_multiplier"] = kernel.shape[0] // channels
         name, table = "DEPTHWISE_CONV_2D", "DepthwiseConv2D"
     else:
-        weights, name, table = e.model.constant(kernel, w.loc), "CONV_2D", "Conv2D"
+        weights, name, table = e.weights(w, kernel, 0), "CONV_2D", "Conv2D"
     return e.add(name, [i, weights, -1], _in(CHANNELS_LAST, shape_of(n)), table, options=options, node=n), CHANNELS_LAST
 
 
@@ -358,8 +393,9 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     """The whole result, of which padding is cut off."""
     assert isinstance(n.op, ops.ConvTranspose)
     op, (x, w) = n.op, n.inputs
-    assert isinstance(w.op, Const)
-    kernel = w.op.value.transpose(1, 2, 3, 0)
+    value = constant_of(w)
+    assert value is not None
+    kernel = value.transpose(1, 2, 3, 0)
     shape = _in(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
     inputs = [e.shape(full), e.model.constant(kernel, w.loc), e.get(x, CHANNELS_LAST)]
@@ -400,11 +436,11 @@ def serves(n: Node) -> bool:
     if isinstance(op, ops.Softmax):
         return op.axis in (-1, n.type.rank - 1)
     if isinstance(op, ops.Conv):
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.ConvTranspose):
         plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and plain and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.MaxPool | ops.AvgPool):
         return _is_plain_pool(n, op)
@@ -427,5 +463,5 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
 
 KEPT: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
-    ops.LeakyRelu, ops.Gelu, ops.Take,
+    ops.LeakyRelu, ops.Gelu, ops.Take, ops.Dequantize,
 })  # fmt: skip

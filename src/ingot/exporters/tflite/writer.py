@@ -26,12 +26,20 @@ _ALIGNMENT = 16  # of a buffer's data, by the schema
 _MOST_BYTES = 2**31 - 2**20  # a FlatBuffer's offsets have 31 bits
 _PLACEHOLDER = 127  # of the old field for the number of an operator, which has 8 bits
 
-# the first version of an operator that takes int8, where it is not 1 (tensorflow/lite/tools/versioning)
-_INT8_VERSIONS = {
-    "CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 4, "ADD": 2, "SUB": 2, "MUL": 2, "AVERAGE_POOL_2D": 2,
-    "MAX_POOL_2D": 2, "SOFTMAX": 2, "LOGISTIC": 2, "TANH": 2, "PAD": 2, "CONCATENATION": 2, "MEAN": 2, "TRANSPOSE": 2,
-    "DEQUANTIZE": 2, "SLICE": 2, "STRIDED_SLICE": 2, "RELU": 2, "RELU6": 2, "LEAKY_RELU": 2, "MAXIMUM": 2, "MINIMUM": 2,
-    "GATHER": 2, "BATCH_MATMUL": 2,
+# the first version of an operator that takes int8, and int16, where it is not 1 (tensorflow/lite/tools/versioning)
+_VERSIONS: dict[str, dict[str, int]] = {
+    "i8": {
+        "CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 4, "ADD": 2, "SUB": 2, "MUL": 2, "AVERAGE_POOL_2D": 2,
+        "MAX_POOL_2D": 2, "SOFTMAX": 2, "LOGISTIC": 2, "TANH": 2, "PAD": 2, "PADV2": 2, "CONCATENATION": 2, "MEAN": 2,
+        "TRANSPOSE": 2, "DEQUANTIZE": 2, "SLICE": 2, "STRIDED_SLICE": 2, "RELU": 2, "RELU6": 2, "LEAKY_RELU": 2,
+        "MAXIMUM": 2, "MINIMUM": 2, "GATHER": 2, "BATCH_MATMUL": 2,
+    },
+    "i16": {
+        "CONV_2D": 4, "DEPTHWISE_CONV_2D": 5, "FULLY_CONNECTED": 7, "ADD": 3, "SUB": 5, "MUL": 4, "AVERAGE_POOL_2D": 3,
+        "MAX_POOL_2D": 3, "SOFTMAX": 3, "LOGISTIC": 3, "TANH": 3, "PAD": 3, "PADV2": 3, "CONCATENATION": 3, "MEAN": 3,
+        "TRANSPOSE": 5, "DEQUANTIZE": 3, "QUANTIZE": 2, "SLICE": 4, "STRIDED_SLICE": 4, "RELU": 3, "RELU6": 3,
+        "LEAKY_RELU": 2, "MAXIMUM": 4, "MINIMUM": 4, "GATHER": 4, "BATCH_MATMUL": 3,
+    },
 }  # fmt: skip
 
 
@@ -52,8 +60,9 @@ def content(model: Model) -> bytes:
     codes: dict[tuple[str, int], int] = {}
     operators: list[dict[str, Any]] = []
     for op in model.operators:
-        is_int8 = any(model.tensors[i].dtype == "i8" for i in (*op.inputs, *op.outputs) if i >= 0)
-        key = op.name, _INT8_VERSIONS.get(op.name, 1) if is_int8 else op.version
+        types = {model.tensors[i].dtype for i in (*op.inputs[:1], *op.outputs)}
+        version = max((table.get(op.name, 1) for dtype, table in _VERSIONS.items() if dtype in types), default=1)
+        key = op.name, version
         row: dict[str, Any] = {"opcode_index": codes.setdefault(key, len(codes))}
         inputs = op.inputs[:-1] if op.inputs[-1] < 0 else op.inputs
         row |= {"inputs": inputs, "outputs": op.outputs}
@@ -90,7 +99,7 @@ def _tensor(t: Tensor, buffers: list[dict[str, Any]]) -> dict[str, Any]:
     if t.data is not None:
         row["buffer"] = len(buffers)
         buffers.append({"data": t.data})
-    if (q := t.quantization) is not None:
+    if (q := t.quantization) is not None and t.dtype != "f32":
         row["quantization"] = {"scale": q.scales, "zero_point": q.zeros, "quantized_dimension": q.axis}
     return row
 

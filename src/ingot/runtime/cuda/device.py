@@ -155,6 +155,9 @@ class Loaded:
     def ticks_per_second(self) -> float:
         return TICKS_PER_SECOND
 
+    def notes(self) -> list[str]:
+        return [] if self._bounded is None else self._bounded.notes()
+
     @property
     def arena_bytes(self) -> int:
         return sum(context.arena.nbytes for context in self._all)
@@ -318,7 +321,7 @@ class Context:
         direct = self._direct if self._profile.is_off and not captured else None
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
-            known = instance.graphs.again(places, stream)
+            known = instance.graphs.relaunch(places, stream)
             if not known and not any(pointer % ALIGN for pointer in pointers):
                 instance.graphs.run(places, stream)
                 known = True
@@ -483,5 +486,3 @@ class _Direct:
 
 
 DEVICE = CudaDevice()
-
-__all__ = ["DEVICE", "CudaDevice"]

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.report import bar, page, tiles
 from ingot.support.dataclass import dataclass
 from ingot.support.energy.measure import joules_text
 from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
-from ingot.transform.quantize.search import Point, frontier
+from ingot.transform.quantize.formats import FLOAT
+from ingot.transform.quantize.search import Option, Point, frontier
 
 _STYLE = Path(__file__).with_name("report.css").read_text()
 Cell = tuple[str, float | None]  # a text, and the number to sort by
@@ -315,3 +318,23 @@ def _cell(cell: Cell) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
+
+
+def reason_of(selected: Option, options: Sequence[Option], has_no_range: bool) -> str:
+    """The reason against the next faster format. has_no_range: whether levels were requested but have no range."""
+    faster = [o for o in options if o.seconds < selected.seconds and o.error > selected.error]
+    if faster:
+        best = min(faster, key=lambda o: o.error)
+        return f"{best.form} errs by {best.error:.1e}"
+    if has_no_range and selected.form == FLOAT:
+        return "its values have no finite range"
+    return "none is faster"
+
+
+def deviation(expected: np.ndarray, got: np.ndarray) -> float:
+    if expected.dtype.kind in "biu" or not expected.size:
+        return float((expected != got).mean()) if expected.size else 0.0
+    is_finite = np.isfinite(expected)
+    largest = float(np.abs(expected[is_finite]).max()) if is_finite.any() else 0.0
+    error = np.abs(got[is_finite].astype(np.float64) - expected[is_finite]) if is_finite.any() else np.zeros(1)
+    return float(error.max()) / (largest or 1.0)

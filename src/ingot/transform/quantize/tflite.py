@@ -1,4 +1,4 @@
-"""Ranges of a graph's values over samples, by which it is written as an int8 TFLite file."""
+"""Ranges of a graph's values over samples, by which it is written as a TFLite file of levels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 from ingot import ops
 from ingot.driver.compile import Options, build_graph
 from ingot.exporters.tflite.file import Measure, content
-from ingot.exporters.tflite.levels import Range
+from ingot.exporters.tflite.ranges import Range
 from ingot.ir.node import Graph, Node
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.files import atomic_write
 
 
-def write_int8(graph: Graph, calls: Sequence[Sequence[np.ndarray]], path: Path, float_edges: bool = False) -> None:
-    """Write a graph as a TFLite file of int8 operators. Raises what `content` raises."""
-    atomic_write(path, [content(graph, measure_over(calls), float_edges)])
+def write_levels(
+    graph: Graph, calls: Sequence[Sequence[np.ndarray]], path: Path, float_edges: bool = False, activations: str = "int8"
+) -> None:
+    """Write a graph as a TFLite file of int8 operators, or with activations of int16. Raises what `content` raises."""
+    atomic_write(path, [content(graph, measure_over(calls), float_edges, activations)])
 
 
 def measure_over(calls: Sequence[Sequence[np.ndarray]]) -> Measure:

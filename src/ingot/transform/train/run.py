@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,17 @@ class CompiledStep(TrainingStep):
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model. Where some are split over several
         devices, all ranks have to call it."""
-        values = super().state_dict()
-        return values if self._division is None else self._division.joined(values)
+        return self._whole(super().state_dict())
+
+    def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return state if self._division is None else self._division.joined(state)
+
+    def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return state if self._division is None else self._division.parts(state)
+
+    def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:
+        write = partial(super()._write, path, arrays)
+        write() if self._division is None else self._division.once(write)
 
     def trained(self) -> Any:
         """The trained model, in the form of the original: the module itself, which is updated; a ModelProto; or a tree

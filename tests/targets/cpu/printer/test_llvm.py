@@ -612,6 +612,18 @@ def test_byte_dot(features: Features, lanes: int) -> None:
     assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), Features("x86_64", ())], ids=["host", "without products"])
+def test_dot_of_pairs_of_16_bits(features: Features, lanes: int) -> None:
+    """The instruction, and what stands for it, as the interpreter has it, at the ends of the range."""
+    rng = np.random.default_rng(lanes)
+    a, b = (rng.integers(-(2**15), 2**15, 2 * lanes * 64).astype(np.int16) for _ in range(2))
+    a[::5], b[::5], b[3::7] = -(2**15), 2**15 - 1, -(2**15 - 1)
+    c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
+    text = dots(a, b, c, lanes, features)
+    assert ("pmadd" in text) == ("avx2" in features and lanes >= 4)
+
+
 def test_byte_dot_on_arm() -> None:
     x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
     sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
