@@ -538,6 +538,7 @@ def test_explain_writes_a_table_a_trace_and_a_page(model: Path, tmp_path: Path):
     result = call("explain", model, "--repeats", 1, "--html", page, "--trace", trace, "--size", "batch=2")
     assert result.exit_code == 0, result.output
     assert "floor" in result.output and "relu" in result.output
+    assert str(page) in result.output and str(trace) in result.output
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads(trace.read_text())["traceEvents"]
     facts = told(call("explain", model, "--repeats", 1, "--json"))
