@@ -26,7 +26,8 @@ def export(
     `.tflite`, as a TFLite file, for LiteRT, microcontrollers and NPUs.
 
     Args:
-        model, example_inputs, dynamic, weights: as for `compile`. TFLite takes fixed sizes only.
+        model, example_inputs, dynamic, weights: as for `compile`. TFLite takes fixed sizes only: those that the model
+            leaves open are the samples', else the example inputs'.
         path: the file to write. The weights of StableHLO are its last arguments, and are stored in a safetensors file
             next to it.
         inline: store the weights in StableHLO's text instead.
@@ -49,13 +50,16 @@ def export(
 
         write(opened.graph, path, inline)
         return
-    if samples is None:
-        from ingot.exporters.tflite import content
-
-        atomic_write(path, [content(opened.graph)])
-        return
+    from ingot.exporters.tflite import content
     from ingot.transform.quantize.samples import read_samples
-    from ingot.transform.quantize.tflite import write_levels
+    from ingot.transform.quantize.tflite import sizes_of, write_levels
 
-    calls = read_samples(opened.graph, samples, None, 1, opened.flatten).calls
-    write_levels(opened.graph, calls, path, float_edges, activations)
+    calls: Any = None if samples is None else read_samples(opened.graph, samples, None, 1, opened.flatten).calls
+    given = example_inputs if isinstance(example_inputs, tuple | list) else []
+    sizes = sizes_of(opened.graph, calls[0] if calls else [x for x in given if hasattr(x, "shape")])
+    if sizes and (dynamic is None or isinstance(dynamic, dict)):
+        opened = open_model(model, Request(example_inputs, {**sizes, **(dynamic or {})}, weights))
+    if calls is None:
+        atomic_write(path, [content(opened.graph)])
+    else:
+        write_levels(opened.graph, calls, path, float_edges, activations)

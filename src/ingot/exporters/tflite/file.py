@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ingot.exporters.tflite import writer
+from ingot.exporters.tflite import composites, writer
+from ingot.exporters.tflite.core_rows import ARITHMETIC
 from ingot.exporters.tflite.emitter import emit
 from ingot.exporters.tflite.fold import fold
 from ingot.exporters.tflite.given import is_quantized, to_given_levels
@@ -13,11 +14,15 @@ from ingot.exporters.tflite.ranges import Range, measured, to_levels
 from ingot.exporters.tflite.records import Model
 from ingot.exporters.tflite.rows import KEPT, serves
 from ingot.ir.node import Graph, Node
+from ingot.ir.rewrite import rewrite
 from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.gelu import GELU
 from ingot.passes.core.simplify import simplify
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
+
+assert composites  # its rows
 
 ACTIVATIONS = {"int8": "i8", "int16": "i16"}
 
@@ -29,13 +34,17 @@ def records(graph: Graph) -> tuple[Model, Graph]:
     """The model of a graph in floats, and the graph whose nodes its tensors name. Raises what `emit` raises."""
     graph = fold_batch_norm(fold_constants(as_numbers(graph)))
     graph = simplify(fold_constants(lower_model_ops(graph, KEPT, serves)))
+    graph = rewrite(graph, GELU + ARITHMETIC)
     model = emit(graph)
-    fold(model)
+    for part in (model, *model.subgraphs):
+        fold(part)
     return model, graph
 
 
-def content(graph: Graph, measure: Measure | None = None, float_edges: bool = False, activations: str = "int8") -> bytes:
-    """The file of a graph: in levels where it rounds its values itself (QDQ) or by what `measure` finds, else in floats.
+def content(
+    graph: Graph, measure: Measure | None = None, float_edges: bool = False, activations: str = "int8"
+) -> bytes:
+    """The file of a graph: in levels where it rounds its values itself (QDQ), or by what `measure` finds, or in floats.
 
     float_edges: keep the inputs and outputs of what is measured in floats. activations: the type of its values, "int8"
     or "int16"; weights are int8. Raises InputError for open sizes, for state, and for samples of a graph that is

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.exporters.tflite.fold import WEIGHTED
-from ingot.exporters.tflite.levels import Conversion, Grid
+from ingot.exporters.tflite.fold import CHANNEL_AXIS, WEIGHTED
+from ingot.exporters.tflite.levels import Conversion, Grid, operands
 from ingot.exporters.tflite.ranges import spread
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
 
-_MOVES = ("RESHAPE", "TRANSPOSE", "STRIDED_SLICE", "GATHER", "MAX_POOL_2D")  # results are among the operands' elements
-_CHANNEL_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
+_MOVES = (
+    "RESHAPE",
+    "TRANSPOSE",
+    "STRIDED_SLICE",
+    "GATHER",
+    "MAX_POOL_2D",
+    "RESIZE_NEAREST_NEIGHBOR",
+)  # results are among the operands' elements
 
 
 def is_quantized(model: Model) -> bool:
@@ -58,7 +64,7 @@ class _Given(Conversion):
             self._find_wanted(op)
         before, model.operators = model.operators, self.operators
         for op in before:
-            (out,) = op.outputs
+            out = op.outputs[0]
             if op.name == "QUANTIZE":
                 self.signed[out] = self._rounded(op.inputs[0], self._grid_of(model.tensors[out]))
             elif op.name == "DEQUANTIZE" and self._grid_of(model.tensors[op.inputs[0]]) is not None:
@@ -74,20 +80,37 @@ class _Given(Conversion):
     # --- which tensors have levels
 
     def _find_exact(self, op: Operator) -> None:
-        (out,) = op.outputs
-        if op.name == "DEQUANTIZE" and (grid := self._grid_of(self.model.tensors[op.inputs[0]])) is not None:
+        out = op.outputs[0]
+        if op.name == "DEQUANTIZE":
+            grid = self._grid_of(self.model.tensors[op.inputs[0]])
+        else:
+            grid = self._exact(op.inputs[0])
+            grid = grid if grid is not None and self._keeps(op, grid) else None
+        if grid is not None:
             self.exact[out] = grid
-        elif op.name in _MOVES and (grid := self._exact(op.inputs[0])) is not None:
-            self.exact[out] = grid
+
+    def _keeps(self, op: Operator, grid: Grid) -> bool:
+        """Whether the results of an operator are on the levels of its first operand."""
+        if op.name != "PADV2":
+            return op.name in (*_MOVES, "PAD")
+        filler = self.model.tensors[op.inputs[2]].data
+        assert filler is not None
+        readers = self.readers.get(op.outputs[0], [])
+        if float(filler.min()) == np.finfo(np.float32).min:  # the lowest level is as good where nothing is less
+            return all(r is not None and r.name == "MAX_POOL_2D" for r in readers)
+        q = grid.quantization
+        return bool(
+            ((grid.levels(filler).astype(np.float32) - np.float32(q.zero)) * np.float32(q.scale) == filler).all()
+        )
 
     def _exact(self, i: int) -> Grid | None:
         t = self.model.tensors[i]
         return self.exact.get(i) or (self._grid_of(t) if t.data is not None else None)
 
     def _find_wanted(self, op: Operator) -> None:
-        x, (out,) = op.inputs[0], op.outputs
+        x, out = op.inputs[0], op.outputs[0]
         grid = self._grid_of(self.model.tensors[out]) if op.name == "QUANTIZE" else None
-        if op.name in _MOVES and out not in self.exact:
+        if op.name in (*_MOVES, "PAD") and out not in self.exact:
             grid = self.wanted.get(out)
         if grid is None or x in self.exact:
             return
@@ -116,8 +139,8 @@ class _Given(Conversion):
         grid = self._known(op.outputs[0])
         if grid is None or not self.has_kernel(op, grid.dtype):
             return False
-        data = op.inputs[:1] if op.name in (*WEIGHTED, "PADV2") else op.inputs
-        if not all(self._fits(i, grid.dtype) for i in data if tensors[i].dtype == "f32"):
+        values = [op.inputs[k] for k in operands(op)]
+        if not all(self._fits(i, grid.dtype) for i in values if tensors[i].dtype == "f32"):
             return False
         return op.name not in WEIGHTED or self._has_weights(op)
 
@@ -137,7 +160,7 @@ class _Given(Conversion):
         w = self.model.tensors[op.inputs[1]]
         if w.data is None or (q := w.quantization) is None or any(q.zeros):
             return False
-        return len(q.scales) == 1 or q.axis == _CHANNEL_AXES[op.name]
+        return len(q.scales) == 1 or q.axis == CHANNEL_AXIS[op.name]
 
     def grid(self, i: int) -> Grid:
         grid = self._known(i)
@@ -151,7 +174,9 @@ class _Given(Conversion):
         assert grid is not None
         if i in self.as_levels:
             levels = self.as_levels[i]
-            return levels if self._grid_of(self.model.tensors[levels]) == grid else self.between("QUANTIZE", levels, grid)
+            return (
+                levels if self._grid_of(self.model.tensors[levels]) == grid else self.between("QUANTIZE", levels, grid)
+            )
         if self._known(i) == grid:
             return self.levels(i)
         return self.between("QUANTIZE", self.float(i), grid)
@@ -177,4 +202,3 @@ class _Given(Conversion):
 
 def is_one_number(data: np.ndarray) -> bool:
     return data.size > 0 and bool((data == data.reshape(-1)[0]).all())
-

@@ -10,10 +10,11 @@ DEQUANTIZE and QUANTIZE. The scales are found by `ranges.py` from samples, by `g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.exporters.tflite.fold import WEIGHTED
+from ingot.exporters.tflite.fold import CHANNEL_AXIS, WEIGHTED, places
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
 from ingot.support.dataclass import dataclass
@@ -21,11 +22,11 @@ from ingot.support.dataclass import dataclass
 JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands have the scale of the result
 SAME_SCALE = (
     *JOINED, "RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE", "GATHER",
+    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR",
 )  # fmt: skip
 _INT8 = frozenset((*WEIGHTED, *SAME_SCALE, "SOFTMAX", "LOGISTIC", "TANH", "ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6",
                    "LEAKY_RELU", "HARD_SWISH", "BATCH_MATMUL"))  # fmt: skip
 _OPERATORS = {"i8": _INT8, "i16": _INT8 - {"HARD_SWISH"}}  # what has a kernel of levels
-_CHANNEL_AXIS = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}  # of weights; those of FULLY_CONNECTED have one scale
 _ENDS = {"i8": (-128, 127), "i16": (-32768, 32767)}
 _ARRAYS = {"i8": np.int8, "i16": np.int16}
 _MOST_WEIGHT = 127
@@ -46,6 +47,11 @@ class Grid:
         q = self.quantization
         low, high = _ENDS[self.dtype]
         return np.clip(np.rint(x.astype(np.float64) / q.scale) + q.zero, low, high).astype(_ARRAYS[self.dtype])
+
+
+def operands(op: Operator) -> Sequence[int]:
+    """Which operands are values that are computed with."""
+    return places(op)[:1] if op.name in (*WEIGHTED, "PADV2") else range(len(op.inputs))
 
 
 def fixed_grid(op: Operator, dtype: str) -> Grid | None:
@@ -79,7 +85,7 @@ class Conversion(ABC):
     def has_kernel(self, op: Operator, dtype: str) -> bool:
         """Whether TFLite has this operator, which is of floats, for levels of a type."""
         tensors = self.model.tensors
-        return op.name in _OPERATORS[dtype] and tensors[op.outputs[0]].dtype == tensors[op.inputs[0]].dtype == "f32"
+        return op.name in _OPERATORS[dtype] and tensors[op.outputs[0]].dtype == tensors[places(op)[0]].dtype == "f32"
 
     # --- values
 
@@ -102,7 +108,11 @@ class Conversion(ABC):
         """Add a QUANTIZE or, for None, a DEQUANTIZE."""
         t = self.model.tensors[i]
         label = f"{t.name}/{name.lower()}"
-        new = Tensor(label, "f32", t.shape) if grid is None else Tensor(label, grid.dtype, t.shape, None, grid.quantization)
+        new = (
+            Tensor(label, "f32", t.shape)
+            if grid is None
+            else Tensor(label, grid.dtype, t.shape, None, grid.quantization)
+        )
         number = self.model.add(new)
         self.operators.append(Operator(name, [i], [number]))
         return number
@@ -122,8 +132,8 @@ class Conversion(ABC):
             return
         (out,) = op.outputs
         wanted, t = self.grid(out), model.tensors[out]
-        data = op.inputs[:1] if op.name in (*WEIGHTED, "PADV2") else op.inputs
-        parts = [self._aligned(op, i, wanted) for i in data]
+        data = operands(op)
+        parts = [self._aligned(op, op.inputs[k], wanted) for k in data]
         grid = fixed_grid(op, wanted.dtype) or wanted
         if op.name in SAME_SCALE and op.name not in JOINED:
             q = model.tensors[parts[0]].quantization
@@ -131,7 +141,8 @@ class Conversion(ABC):
             grid = Grid(wanted.dtype, q)
         if op.name == "PADV2":
             op.inputs[2] = self._constant(model.tensors[op.inputs[2]], grid)
-        op.inputs = [*parts, *op.inputs[len(data) :]]
+        for k, part in zip(data, parts, strict=True):
+            op.inputs[k] = part
         if op.name in WEIGHTED:
             self._weights(op, wanted.dtype)
         if op.name in ("ADD", "SUB") and wanted.dtype == "i16":
@@ -152,25 +163,26 @@ class Conversion(ABC):
 
     def _weights(self, op: Operator, dtype: str) -> None:
         model = self.model
-        w = model.tensors[op.inputs[1]]
+        x_place, w_place, bias_place = places(op)
+        w = model.tensors[op.inputs[w_place]]
         assert w.data is not None
-        q = w.quantization or symmetric(w.data, _CHANNEL_AXIS.get(op.name))
+        q = w.quantization or symmetric(w.data, None if op.name == "FULLY_CONNECTED" else CHANNEL_AXIS[op.name])
         shape = [-1 if d == q.axis and len(q.scales) > 1 else 1 for d in range(w.data.ndim)]
         scales = np.array(q.scales, np.float32)
         levels = np.clip(np.rint(w.data / scales.astype(np.float64).reshape(shape)), -128, 127).astype(np.int8)
-        op.inputs[1] = model.add(Tensor(w.name, "i8", w.shape, levels, q))
-        x = model.tensors[op.inputs[0]].quantization
+        op.inputs[w_place] = model.add(Tensor(w.name, "i8", w.shape, levels, q))
+        x = model.tensors[op.inputs[x_place]].quantization
         assert x is not None
         sums = np.float32(x.scale) * scales
         channels = model.tensors[op.outputs[0]].shape[-1]
-        bias = model.tensors[op.inputs[2]].data if op.inputs[2] >= 0 else None
+        bias = model.tensors[op.inputs[bias_place]].data if op.inputs[bias_place] >= 0 else None
         given = np.zeros(channels) if bias is None else bias.astype(np.float64).reshape(-1)
         limits = np.iinfo(np.int32 if dtype == "i8" else np.int64)
         # of 64 bits the greatest that a float tells from the next
         whole = np.clip(np.rint(given / sums.astype(np.float64)), limits.min, limits.max if dtype == "i8" else 2.0**62)
         bias_q = Quantization(tuple(map(float, sums)), (0,) * len(sums), 0)
         name, kind = f"{w.name}/bias", "i32" if dtype == "i8" else "i64"
-        op.inputs[2] = model.add(Tensor(name, kind, (channels,), whole.astype(limits.dtype), bias_q))
+        op.inputs[bias_place] = model.add(Tensor(name, kind, (channels,), whole.astype(limits.dtype), bias_q))
 
 
 def symmetric(w: np.ndarray, axis: int | None) -> Quantization:

@@ -1,9 +1,9 @@
 """Graphs of integers with scales as graphs of numbers, in which TFLite's levels are found again.
 
-    convert(conv(q - z, w - zw) + b) * (sx * sw / sy)   ->   conv((q - z) * sx, (w - zw) * sw) + b * (sx * sw), / sy
-    quantize(x / s, 1, z)                               ->   quantize(x, s, z)
-    (max_pool(q) - z) * s                               ->   max_pool((q - z) * s)     also views
-    transpose((w - z) * s)                              ->   (transpose(w) - z) * s    of constants
+convert(conv(q - z, w - zw) + b) * (sx * sw / sy)   ->   conv((q - z) * sx, (w - zw) * sw) + b * (sx * sw), / sy
+quantize(x / s, 1, z)                               ->   quantize(x, s, z)
+(max_pool(q) - z) * s                               ->   max_pool((q - z) * s)     also views
+transpose((w - z) * s)                              ->   (transpose(w) - z) * s    of constants
 """
 
 from __future__ import annotations
@@ -114,17 +114,18 @@ def _levels_last(n: Node, inputs: Sequence[Node]) -> Node:
     chain: list[Node] = []
     while _moves(q) and splat_of(scale) is not None and splat_of(zero) is not None:
         chain.append(q)
-        (q,) = q.inputs
+        q = q.inputs[0]
     if not chain:
         return new
     y = n.op(q, *(ops.reshape(_first(p), ()) for p in (zero, scale)), loc=n.loc)
     for step in reversed(chain):
-        y = step.with_inputs((y,))
+        y = step.with_inputs((y, *step.inputs[1:]))
     return y
 
 
 def _moves(n: Node) -> bool:
-    return len(n.inputs) == len(n.types) == 1 and (n.op.rearranges or isinstance(n.op, ops.MaxPool))
+    moves = len(n.inputs) == 1 and (n.op.rearranges or isinstance(n.op, ops.MaxPool))
+    return len(n.types) == 1 and (moves or isinstance(n.op, ops.Take))
 
 
 def _scale_of_rounding(n: Node, inputs: Sequence[Node]) -> Node:
@@ -173,23 +174,27 @@ def _scaled(total: Node, scale: Node) -> Node | None:
     if isinstance(scale.op, ops.Mul) and isinstance(_source(scale.inputs[0]).op, ops.Mul):
         scale, more = (_source(p) for p in scale.inputs)
         factor = np.float32(value_of(more).reshape(-1)[0]) if value_of(more).size == 1 else None
-    if not isinstance(scale.op, ops.Mul) or factor is None or total.dtype != i32:
+    if factor is None or total.dtype != i32:
         return None
-    x_scale, w_scale = (value_of(_source(p)).astype(np.float32) for p in scale.inputs)
-    x_scale = x_scale.reshape(-1) * factor
     bias = None
     if isinstance(total.op, ops.Add):
         for a, b in (total.inputs, total.inputs[::-1]):
             if isinstance(a.op, _PRODUCTS) and is_constant(_source(b)):
                 total, bias = a, b
                 break
-    if not isinstance(total.op, _PRODUCTS) or x_scale.size != 1:
+    if not isinstance(total.op, _PRODUCTS):
         return None
     x, w = total.inputs
     if not all(isinstance(v.op, ops.Dequantize) and len(v.inputs) == 2 for v in (x, w)):
         return None
-    axis = _output_axis(total)
-    if axis is None or (w_scale.size > 1 and not is_constant(w.inputs[0])):
+    if isinstance(scale.op, ops.Mul):
+        x_scale, w_scale = (value_of(_source(p)).astype(np.float32) for p in scale.inputs)
+    else:  # their product: any two whose product it is
+        q = x.inputs[0]
+        x_scale = value_of(_source(q.inputs[1])).reshape(-1)[:1] if isinstance(q.op, ops.Quantize) else np.ones(1, "f4")
+        w_scale = value_of(scale).astype(np.float32) / x_scale
+    x_scale, axis = x_scale.reshape(-1) * factor, _output_axis(total)
+    if axis is None or x_scale.size != 1 or (w_scale.size > 1 and not is_constant(w.inputs[0])):
         return None
     shape = [w_scale.size if d == axis and w_scale.size > 1 else 1 for d in range(w.type.rank)]
     numbers = total.op(
@@ -199,7 +204,7 @@ def _scaled(total: Node, scale: Node) -> Node | None:
     )
     if bias is not None:
         # as numbers at once: a bias has no type of levels of its own
-        step = value_of(_source(scale.inputs[1])) * np.float64(x_scale[0])
+        step = w_scale * np.float64(x_scale[0])
         value = value_of(_source(bias)).astype(np.float64)
         numbers = ops.add(numbers, const((value * step).astype(np.float32)))
     return numbers if by is None else ops.div(numbers, by)

@@ -14,7 +14,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass
 class Tensor:
-    """data: of a constant. quantization: of a constant of floats, the levels that its elements are on. node: whose elements it has, in the order of `permutation`; None for one in between."""
+    """data: of a constant. quantization: of a constant of floats, the levels that its elements are on.
+    node: whose elements it has, in the order of `permutation`; None for one in between."""
 
     name: str
     dtype: str
@@ -37,7 +38,8 @@ class Operator:
 
 @dataclass
 class Model:
-    """inputs, outputs: numbers of tensors, with the model's names for them."""
+    """inputs, outputs: numbers of tensors, with the model's names for them. subgraphs: of loops and branches, whose
+    numbers begin with 1."""
 
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     operators: list[Operator] = field(default_factory=list[Operator])
@@ -45,6 +47,7 @@ class Model:
     outputs: list[int] = field(default_factory=list[int])
     input_names: list[str] = field(default_factory=list[str])
     output_names: list[str] = field(default_factory=list[str])
+    subgraphs: list[Model] = field(default_factory=list["Model"])
 
     def add(self, tensor: Tensor) -> int:
         self.tensors.append(tensor)

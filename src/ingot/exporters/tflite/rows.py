@@ -13,14 +13,15 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
 VALID, SAME = 1, 0
+_BILINEAR = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric")
 _UNARY: dict[type[Op], str] = {
     ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
     ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
-    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
+    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Elu: "ELU", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
 }  # fmt: skip
 _BINARY: dict[type[Op], tuple[str, str]] = {
     ops.Add: ("ADD", "Add"), ops.Sub: ("SUB", "Sub"), ops.Mul: ("MUL", "Mul"), ops.Div: ("DIV", "Div"),
-    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""),
+    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""), ops.Atan2: ("ATAN2", ""),
 }  # fmt: skip
 _COMPARISONS = {
     "EQ": "EQUAL", "NE": "NOT_EQUAL", "LT": "LESS", "LE": "LESS_EQUAL", "GT": "GREATER", "GE": "GREATER_EQUAL",
@@ -65,15 +66,19 @@ def binary(e: Emitter, n: Node) -> tuple[int, str]:
     if n.dtype.kind == "b":
         raise Unsupported(f"of {n.dtype}")
     name, table = _BINARY[type(n.op)]
-    if isinstance(n.op, ops.Max) and (bounds := _zero(n)) is not None:
+    if isinstance(n.op, ops.Max) and (bounds := _beyond(n, 0)) is not None:
         return _like_one(e, n, bounds, "RELU")
+    if isinstance(n.op, ops.Min) and (bounds := _beyond(n, 6)) is not None:
+        x = bounds.inputs[0] if isinstance(bounds.op, ops.Relu) else _beyond(bounds, 0)
+        if x is not None and isinstance(bounds.op, ops.Relu | ops.Max):
+            return _like_one(e, n, x, "RELU6")
     return _like(e, n, name, table)
 
 
-def _zero(n: Node) -> Node | None:
-    """x of max(x, 0)."""
-    for x, other in (n.inputs, n.inputs[::-1]):
-        if (value := _splat(other)) is not None and value == 0 and n.dtype.is_float:
+def _beyond(n: Node, bound: float) -> Node | None:
+    """x of max(x, bound), min(x, bound)."""
+    for x, other in (n.inputs, n.inputs[::-1]) if len(n.inputs) == 2 else ():
+        if (value := _splat(other)) is not None and value == bound and n.dtype.is_float:
             return x
     return None
 
@@ -280,8 +285,15 @@ def arg_reduce(e: Emitter, n: Node) -> int:
 
 
 @row(ops.Softmax)
-def softmax(e: Emitter, n: Node) -> int:
-    return e.add("SOFTMAX", [e.get(n.inputs[0])], shape_of(n), "Softmax", {"beta": 1.0}, node=n)
+def softmax(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    assert isinstance(n.op, ops.Softmax)
+    axis, rank, (x,) = n.op.axis % n.type.rank, n.type.rank, n.inputs
+    if axis != rank - 1 and (rank, axis) != (4, 1):
+        order = tuple(axis if d == rank - 1 else rank - 1 if d == axis else d for d in range(rank))
+        return ops.Transpose(order)(ops.Softmax(rank - 1)(ops.Transpose(order)(x)))
+    order = PLAIN if axis == rank - 1 else CHANNELS_LAST
+    shape = _in(order, shape_of(n))
+    return e.add("SOFTMAX", [e.get(x, order)], shape, "Softmax", {"beta": 1.0}, node=n), order
 
 
 @row(ops.MatMul)
@@ -398,7 +410,7 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     kernel = value.transpose(1, 2, 3, 0)
     shape = _in(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
-    inputs = [e.shape(full), e.model.constant(kernel, w.loc), e.get(x, CHANNELS_LAST)]
+    inputs = [e.shape(full), e.weights(w, kernel, 0), e.get(x, CHANNELS_LAST), -1]
     options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
     i = e.add("TRANSPOSE_CONV", inputs, full, "TransposeConv", node=n, dtype=str(n.dtype), options=options)
     if full == shape:
@@ -430,11 +442,40 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
     return e.add(name, [i], _in(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
 
 
+@row(ops.Resize)
+def resize(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Resize)
+    op, shape = n.op, _in(CHANNELS_LAST, shape_of(n))
+    name = "RESIZE_BILINEAR" if op.mode == "linear" else "RESIZE_NEAREST_NEIGHBOR"
+    table = "ResizeBilinear" if op.mode == "linear" else "ResizeNearestNeighbor"
+    options = {"align_corners": op.coordinates == "align_corners", "half_pixel_centers": "half_pixel" in op.coordinates}
+    if op.mode == "nearest":  # whole repetitions
+        options = {"align_corners": False, "half_pixel_centers": False}
+    return e.add(
+        name, [e.get(n.inputs[0], CHANNELS_LAST), e.ints(*shape[1:3])], shape, table, options, node=n
+    ), CHANNELS_LAST
+
+
+def _has_resize(n: Node, op: ops.Resize) -> bool:
+    """Whether TFLite resizes so: images, by their sizes' ratio, bilinear or by whole repetitions."""
+    (x,) = n.inputs
+    if x.type.rank != 4 or op.axes != (2, 3) or str(n.dtype) != "f32" or op.antialias or op.roi:
+        return False
+    before, after = shape_of(x)[2:], shape_of(n)[2:]
+    ratios = tuple(float(np.float32(b / a)) for a, b in zip(before, after, strict=True))
+    if op.scales is not None and tuple(float(np.float32(s)) for s in op.scales) != ratios:
+        return False
+    if op.mode == "linear":
+        return min(after) > 1 and op.coordinates in _BILINEAR
+    repeats = all(b % a == 0 for a, b in zip(before, after, strict=True))
+    floors = op.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and op.nearest_mode == "floor"
+    rounds = op.coordinates in ("half_pixel", "pytorch_half_pixel") and op.nearest_mode.startswith("round")
+    return op.mode == "nearest" and repeats and (floors or rounds)
+
+
 def serves(n: Node) -> bool:
     """Whether a MODEL op stays as one operator."""
     op = n.op
-    if isinstance(op, ops.Softmax):
-        return op.axis in (-1, n.type.rank - 1)
     if isinstance(op, ops.Conv):
         constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
@@ -448,6 +489,14 @@ def serves(n: Node) -> bool:
         return n.dtype.is_float and min(x.type.rank for x in n.inputs) >= 2
     if isinstance(op, ops.Gelu):
         return op.approximate in ("none", "tanh")
+    if isinstance(op, ops.Elu):
+        return op.alpha == 1 and n.dtype.is_float
+    if isinstance(op, ops.GatherND):
+        return op == ops.GatherND()
+    if isinstance(op, ops.Take):
+        return True
+    if isinstance(op, ops.Resize):
+        return _has_resize(n, op)
     return n.dtype.is_float
 
 
@@ -463,5 +512,6 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
 
 KEPT: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
-    ops.LeakyRelu, ops.Gelu, ops.Take, ops.Dequantize,
+    ops.LeakyRelu, ops.Gelu, ops.Elu, ops.Take, ops.GatherND,
+    ops.Resize, ops.Dequantize,
 })  # fmt: skip

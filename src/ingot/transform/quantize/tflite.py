@@ -18,10 +18,22 @@ from ingot.support.files import atomic_write
 
 
 def write_levels(
-    graph: Graph, calls: Sequence[Sequence[np.ndarray]], path: Path, float_edges: bool = False, activations: str = "int8"
+    graph: Graph,
+    calls: Sequence[Sequence[np.ndarray]],
+    path: Path,
+    float_edges: bool = False,
+    activations: str = "int8",
 ) -> None:
     """Write a graph as a TFLite file of int8 operators, or with activations of int16. Raises what `content` raises."""
     atomic_write(path, [content(graph, measure_over(calls), float_edges, activations)])
+
+
+def sizes_of(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+    """The sizes that a graph leaves open, as its inputs have them."""
+    pairs = [
+        (d, n) for node, x in zip(graph.inputs, arrays, strict=False) for d, n in zip(node.shape, x.shape, strict=False)
+    ]
+    return {str(d): n for d, n in pairs if str(d).isidentifier()}
 
 
 def measure_over(calls: Sequence[Sequence[np.ndarray]]) -> Measure:
