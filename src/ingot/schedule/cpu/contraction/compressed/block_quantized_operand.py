@@ -135,7 +135,7 @@ def _pack_levels(
         panels = out[start * count : (start + n * width) * count].reshape(n, lines, sum(rows), width)
         place = row = 0
         for bits, own in zip(planes, rows, strict=True):
-            words = _words(levels, place, bits, is_whole=len(planes) == 1)
+            words = _words(levels, place, bits, is_whole=len(planes) == 1 and not bias)
             if len(levels) == n * width:
                 words = words.reshape(n, width, lines, own).transpose(0, 2, 3, 1)
                 panels[:, :, row : row + own] = words
