@@ -92,7 +92,7 @@ class Explanation:
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
     what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
-    applied."""
+    applied. notes: which weights are copied to the GPU in each call."""
 
     model: str
     sizes: dict[str, int]
@@ -111,6 +111,7 @@ class Explanation:
     graphs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -118,11 +119,14 @@ class Explanation:
         return sum(r.bytes for r in self.rows)
 
 
-def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
+def explain(
+    name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None,
+    device_memory: int | None = None,
+) -> Explanation:  # fmt: skip
     """Run the model on `feeds` `repeats` times with a clock on each step, then without; measure the machine before and
     after."""
     progress.report("measure the machine")
-    model = build.model()
+    model = build.model(device_memory)
     model(**feeds)
     moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
     before = rates or _measured(build, moved)
@@ -136,7 +140,7 @@ def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rat
     after = rates or _measured(build, moved)
     # the better of two: a neighbour may have disturbed one
     limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
-    return _explanation(name, build, feeds, times, call_seconds, limits)
+    return replace(_explanation(name, build, feeds, times, call_seconds, limits), notes=tuple(model.notes()))
 
 
 def _called(model: CompiledModel, feeds: Feeds) -> float:

@@ -295,6 +295,7 @@ def test_lists_of_prompts(lm: ingot.LanguageModel) -> None:
             lm.generate(prompt, **GREEDY, stream=message == "one prompt")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["prompt", "draft", "another"])
 def test_speculation(lm: ingot.LanguageModel, kind: str, tmp_path: Path) -> None:
     """The very tokens, whatever the proposals are."""
