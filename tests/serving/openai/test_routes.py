@@ -238,8 +238,8 @@ CODER = (
     "{% if tools %}<system>{{ tools | tojson }}</s>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>"
     "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>{{ v if v is string else v | tojson }}"
-    "</parameter>{% endfor %}</function></tool_call>{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
-    "{% endif %}"
+    "</parameter>{% endfor %}</function></tool_call>{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 THINKER = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
