@@ -49,6 +49,11 @@ class Array:
     def value(self) -> np.ndarray:
         return self._make()
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether some rows are computed without the others."""
+        return self._make_rows is not None
+
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Of the value, along its first dimension."""
         return self._make()[start:stop] if self._make_rows is None else self._make_rows(start, stop)

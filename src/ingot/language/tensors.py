@@ -160,7 +160,10 @@ def concatenated(matrices: Sequence[Node]) -> Node:
                     own.append(array.rows(max(start, first) - first, min(stop, end) - first))
             return own[0] if len(own) == 1 else np.concatenate(own)
 
-        return deferred_const(like, lambda: rows(0, ends[-1]), parts[0].loc, rows)
+        def whole() -> np.ndarray:
+            return np.concatenate([array.value for array in arrays])
+
+        return deferred_const(like, whole, parts[0].loc, rows if all(a.makes_rows for a in arrays) else None)
 
     rows = sum(int(m.shape[0]) for m in matrices)
     return ops.reshape(_with_operands(matrices, joined), (rows, *matrices[0].shape[1:]))

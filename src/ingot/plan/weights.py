@@ -46,7 +46,7 @@ class Weights:
 def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
     """Write a constant's bytes to `out`, repacked if `pack` is given. Pages of the model file are released on the way,
     so that no weight is in memory twice."""
-    if pack and pack.write_rows:
+    if pack and pack.write_rows and constant.makes_rows:
         pack.write_rows(constant.rows, out.view(pack.dtype.numpy))
         return
     value = constant.value
