@@ -25,7 +25,7 @@ from ingot.runtime.expr import OPERATORS, Expr, evaluate
 from ingot.runtime.program import TensorSpec
 from ingot.support.errors import IngotError, VerifyError
 from tools.fuzz_formats import READERS, Files, corpus, mutated
-from tools.mutations import mutate_bytes
+from tools.mutations import mutate_bytes, mutate_text, mutate_wire, mutate_words
 
 _SIZES = (1, 2, 3, 5, 13, 0)
 _MAX_ELEMENTS = 1 << 20  # of an input: more are not called
@@ -92,7 +92,9 @@ def _array(spec: TensorSpec, sizes: dict[str, int], rng: random.Random) -> np.nd
     if rng.random() < 0.5:
         return plain.astype(dtype)
     with np.errstate(all="ignore"):
-        return np.where(random_bits.random(shape) < 0.3, random_bits.choice(np.array(_FLOATS), shape), plain).astype(dtype)
+        return np.where(random_bits.random(shape) < 0.3, random_bits.choice(np.array(_FLOATS), shape), plain).astype(
+            dtype
+        )
 
 
 def _size(dim: Expr, sizes: dict[str, int], rng: random.Random) -> int:
@@ -113,7 +115,7 @@ def call_format(kind: str, seed: int) -> None:
     files = rng.choice(models(kind))
     (first, data), *others = files.items()
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
-        for name, content in [*others, (first, mutated(data, partial(_damaged, rng=rng)))]:
+        for name, content in [*others, (first, mutated(data, partial(_damaged, kind, rng=rng)))]:
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -139,11 +141,18 @@ def _memory() -> str | None:
     return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
-def _damaged(data: bytes, rng: random.Random) -> bytes:
-    """Of large files mostly the header, as numbers behind it damage little."""
-    if len(data) < 1 << 14 or rng.random() < 0.2:
+def _damaged(kind: str, data: bytes, rng: random.Random) -> bytes:
+    """Mostly of numbers, so that it is still a file of its kind; of a large one in its header, as numbers behind it
+    damage little."""
+    if rng.random() < 0.2:
         return mutate_bytes(data, rng)
-    return mutate_bytes(data[: 1 << 12], rng) + data[1 << 12 :]
+    if kind in _NUMBERS_OF:
+        return _NUMBERS_OF[kind](data, rng)
+    head = min(len(data), 1 << 12)
+    return mutate_bytes(data[:head], rng) + data[head:]
+
+
+_NUMBERS_OF = {"stablehlo": mutate_text, "tflite": mutate_words, "tensorflow": mutate_wire}
 
 
 @cache

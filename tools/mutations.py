@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import MutableSequence
 
 
@@ -111,3 +112,84 @@ def mutate_json(value: object, rng: random.Random) -> None:
         else:
             place[key] = rng.choice((None, 0, [], {}, "x", [[]]))  # type: ignore[index]
         return
+
+
+def mutate_text(data: bytes, rng: random.Random) -> bytes:
+    """A few of the integers in a text changed."""
+    places = [m.span() for m in re.finditer(rb"(?<![\w.])-?\d+(?![\w.])", data)]
+    out = data
+    for start, end in sorted(rng.sample(places, min(len(places), rng.choice((1, 1, 2, 3)))), reverse=True):
+        out = out[:start] + str(_near(int(data[start:end]), rng)).encode() + out[end:]
+    return out
+
+
+def mutate_words(data: bytes, rng: random.Random) -> bytes:
+    """A few of the small aligned 32-bit integers changed, as a FlatBuffer holds sizes, axes and strides."""
+    out = bytearray(data)
+    places = [i for i in range(8, len(data) - 3, 4) if 0 < int.from_bytes(data[i : i + 4], "little") < 32]
+    for at in rng.sample(places, min(len(places), rng.choice((1, 1, 2, 3)))):
+        new = _near(int.from_bytes(data[at : at + 4], "little"), rng)
+        out[at : at + 4] = (new & 0xFFFFFFFF).to_bytes(4, "little")
+    return bytes(out)
+
+
+def mutate_wire(data: bytes, rng: random.Random) -> bytes:
+    """One integer somewhere in a serialized protobuf message changed; the lengths around it fit again."""
+    fields = _fields(data)
+    chosen = [i for i, (_, kind, _) in enumerate(fields or ()) if kind in (0, 2)]
+    if not fields or not chosen:
+        return data
+    at = rng.choice(chosen)
+    tag, kind, value = fields[at]
+    if isinstance(value, int):
+        fields[at] = tag, kind, _near(value, rng) & (1 << 64) - 1
+    else:
+        fields[at] = tag, kind, mutate_wire(value, rng) if _fields(value) else mutate_bytes(value, rng)
+    parts: list[bytes] = []
+    for tag, kind, value in fields:
+        parts.append(_varint(tag << 3 | kind))
+        parts.append(_varint(value) if isinstance(value, int) else (_varint(len(value)) if kind == 2 else b"") + value)
+    return b"".join(parts)
+
+
+def _near(n: int, rng: random.Random) -> int:
+    return rng.choice((n + 1, n - 1, -n, 2 * n, 0, 1, 2, rng.choice(_NUMBERS)))
+
+
+def _fields(data: bytes) -> list[tuple[int, int, int | bytes]] | None:
+    """(number, wire type, varint or content) of the fields of a message; None where it is none."""
+    out: list[tuple[int, int, int | bytes]] = []
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        tag, kind = key >> 3, key & 7
+        if tag == 0 or kind not in (0, 1, 2, 5):
+            return None
+        if kind == 0:
+            value, at = _read_varint(data, at)
+            out.append((tag, kind, value))
+            continue
+        size, at = _read_varint(data, at) if kind == 2 else (8 if kind == 1 else 4, at)
+        if at + size > len(data):
+            return None
+        out.append((tag, kind, data[at : at + size]))
+        at += size
+    return out
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            break
+    return value, at
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))

@@ -161,7 +161,14 @@ def _unary(g: Grower) -> None:
 
 def _binary(g: Grower) -> None:
     a = g.pick(lambda v: v.type in (_F32, *_INTS))
-    op = g.one("Add", "Sub", "Mul", "Max", "Min", *(("Div", "Less", "GreaterOrEqual", "Equal") if a.type == _F32 else ("Less",)))
+    op = g.one(
+        "Add",
+        "Sub",
+        "Mul",
+        "Max",
+        "Min",
+        *(("Div", "Less", "GreaterOrEqual", "Equal") if a.type == _F32 else ("Less",)),
+    )
     b = g.like(a)
     g.add(op, g.one([a, b], [b, a]))
 
@@ -248,7 +255,16 @@ def _slice(g: Grower) -> None:
     v = g.pick(lambda v: v.rank > 0)
     axes = g.axes(v)
     starts, ends = (g.rng.choice([-100, -3, -2, -1, 0, 1, 2, 3, 100], len(axes)) for _ in range(2))
-    g.add("Slice", [v, g.constant(starts), g.constant(ends), g.constant(axes), g.constant(g.rng.choice([1, 1, 2, -1, -2, 3], len(axes)))])
+    g.add(
+        "Slice",
+        [
+            v,
+            g.constant(starts),
+            g.constant(ends),
+            g.constant(axes),
+            g.constant(g.rng.choice([1, 1, 2, -1, -2, 3], len(axes))),
+        ],
+    )
 
 
 def _pad(g: Grower) -> None:
@@ -329,9 +345,21 @@ def _convolution(g: Grower) -> None:
         placed = g.one({"pads": pads}, {"auto_pad": g.one("SAME_UPPER", "SAME_LOWER", "VALID")})
         if "auto_pad" in placed:
             common["dilations"] = [1] * spatial
-        g.add("Conv", [v, g.weight(out, channels // group, *kernel), *g.one([], [g.weight(out)])], group=group, **placed, **common)
+        g.add(
+            "Conv",
+            [v, g.weight(out, channels // group, *kernel), *g.one([], [g.weight(out)])],
+            group=group,
+            **placed,
+            **common,
+        )
     else:
-        g.add("ConvTranspose", [v, g.weight(channels, g.one(1, 3), *kernel)], group=group, pads=[0] * (2 * spatial), **common)
+        g.add(
+            "ConvTranspose",
+            [v, g.weight(channels, g.one(1, 3), *kernel)],
+            group=group,
+            pads=[0] * (2 * spatial),
+            **common,
+        )
 
 
 def _pool(g: Grower) -> None:
@@ -371,10 +399,22 @@ def _image(g: Grower) -> None:
         scales = g.constant([1, 1, g.one(0.5, 1.5, 2.0, 3.0, 0.7), g.one(1.0, 2.0, 0.6)], np.float32)
         mode = g.one("nearest", "linear", "cubic")
         way = g.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
-        g.add("Resize", [v, "", scales], mode=mode, coordinate_transformation_mode=way, nearest_mode=g.one("floor", "round_prefer_floor"))
+        g.add(
+            "Resize",
+            [v, "", scales],
+            mode=mode,
+            coordinate_transformation_mode=way,
+            nearest_mode=g.one("floor", "round_prefer_floor"),
+        )
     else:
         grid = g.input(_F32, (v.shape[0], 3, 5, 2))
-        g.add("GridSample", [v, grid], mode=g.one("linear", "nearest"), padding_mode=g.one("zeros", "border"), align_corners=g.below(2))
+        g.add(
+            "GridSample",
+            [v, grid],
+            mode=g.one("linear", "nearest"),
+            padding_mode=g.one("zeros", "border"),
+            align_corners=g.below(2),
+        )
 
 
 def _recurrent(g: Grower) -> None:
@@ -382,7 +422,13 @@ def _recurrent(g: Grower) -> None:
     op, gates = g.one(("LSTM", 4), ("GRU", 3), ("RNN", 1))
     hidden, ways = g.one(3, 8), g.one(1, 2)
     weights = [g.weight(ways, gates * hidden, n) for n in (v.shape[2], hidden)]
-    g.add(op, [v, *weights], 2, hidden_size=hidden, direction="bidirectional" if ways == 2 else g.one("forward", "reverse"))
+    g.add(
+        op,
+        [v, *weights],
+        2,
+        hidden_size=hidden,
+        direction="bidirectional" if ways == 2 else g.one("forward", "reverse"),
+    )
 
 
 GROWTHS = (

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import ingot
 from ingot import cli
 from ingot.cli.console import print_json
+from ingot.cli.look import bench as look_bench
 from tests.debug import models
 
 REPOSITORY = Path(__file__).parents[2]
@@ -589,6 +590,25 @@ def test_bench_says_which_engine_cannot_run(model: Path):
     assert result.exit_code == 3
     assert "ingot" in result.stdout and "inductor" in result.stderr
     assert "engines of" in refused(2, "bench", model, "--against", "abacus")
+
+
+def test_bench_goes_without_an_engine_that_nobody_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch):
+    """As after README's installation."""
+    monkeypatch.setitem(look_bench.DEFAULT_ENGINES, "onnx", "eager")
+    result = call("bench", model, "--rounds", 1, "--seconds", 0.01)
+    assert result.exit_code == 0 and "eager" in result.stderr
+
+
+def test_a_command_that_is_mistyped_is_guessed():
+    assert "Did you mean 'tune'" in refused(2, "tun")
+
+
+def test_an_output_that_is_not_there_is_refused_with_where_names_are(model: Path):
+    assert "--all-values" in refused(2, "run", model, "--random", "--outputs", "nope")
+
+
+def test_what_a_model_lacks_for_a_target_is_a_mistake_of_use(model: Path, tmp_path: Path):
+    assert "--dim NAME=SIZE" in refused(2, "compile", model, "-o", tmp_path / "m.so")
 
 
 def test_the_command_in_a_process_of_its_own(model: Path):

@@ -49,6 +49,10 @@ _PLACES = {name: (need, place) for need, commands in GROUPS.items() for name, pl
 
 
 class _Commands(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(_PLACES)  # names that may be meant by others
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_PLACES]
 

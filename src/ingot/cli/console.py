@@ -23,6 +23,7 @@ from ingot.support import progress
 from ingot.support.errors import (
     ArtifactError,
     CompileError,
+    DeviceError,
     ImportModelError,
     IngotError,
     InputError,
@@ -38,7 +39,7 @@ OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
     OK: "done",
     MISMATCH: "compare found a difference, or certify no proof",
-    BAD_INPUT: "wrong usage, or an invalid input, model or file",
+    BAD_INPUT: "wrong usage, an invalid input, model or file, or something missing on this machine",
     UNSUPPORTED: "the model has unsupported ops, or an engine of bench could not run it",
     FAILED: "internal error of Ingot: please report it",
     INTERRUPTED: "interrupted",
@@ -94,7 +95,7 @@ def command_context(as_json: bool, limits: Sequence[str] | None = None, *, has_p
 def _code(error: IngotError) -> int:
     if isinstance(error, UnsupportedOpError):
         return UNSUPPORTED
-    usable = InputError | ImportModelError | ArtifactError | ShapeError | LimitError
+    usable = InputError | ImportModelError | ArtifactError | ShapeError | LimitError | DeviceError
     return BAD_INPUT if isinstance(error, usable) and not isinstance(error, CompileError) else FAILED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import MAX_INTEGER, MAX_SIZE, Apply, DimLike, Symbol, default_bounds, is_computed, symbols_of
+from ingot.ir.dims import MAX_INTEGER, MAX_SIZE, Apply, DimLike, Symbol, is_computed, is_number, symbols_of
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.types import boolean, f64, i64
 from ingot.schedule.block import Block
@@ -103,4 +103,4 @@ def _bits(d: DimLike) -> int:
 def _atom_bits(atom: Symbol | Apply) -> int:
     if isinstance(atom, Apply):
         return max(_bits(atom.a), _bits(atom.b))
-    return _BITS_OF_INTEGERS if default_bounds(atom.name)[0] is None else _BITS_OF_SIZES
+    return _BITS_OF_INTEGERS if is_number(atom.name) else _BITS_OF_SIZES

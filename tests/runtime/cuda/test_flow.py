@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.runtime.cuda.flow import Branch, SizeRead, Loop, fits, flow, pieces, sized
+from ingot.runtime.cuda.flow import Branch, Loop, SizeRead, fits, flow, pieces, sized
 from ingot.runtime.program import Step
 from ingot.support.errors import ArtifactError
 from tests.runtime.cuda.programs import branching, counted, first_of_positive, until_100

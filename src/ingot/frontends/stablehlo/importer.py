@@ -192,6 +192,7 @@ class Importer:
     depth: int = 0
     draws: int = 0
     caller: str = ""  # the place of the call whose function is walked over
+    rank: Node | None = None  # of the device, inside of a computation of each device
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
@@ -276,7 +277,7 @@ class Importer:
             raise ShapeError(str(e), where=loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
 
 
-_TERMINATORS = frozenset(("func.return", "return", "stablehlo.return"))
+_TERMINATORS = frozenset(("func.return", "return", "stablehlo.return", "sdy.return"))
 _NO_ROW = "no row"
 
 

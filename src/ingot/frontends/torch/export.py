@@ -27,7 +27,7 @@ from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes, open_lengths
-from ingot.frontends.torch.tracing.recurrence import whole_recurrences
+from ingot.frontends.torch.tracing.whole_ops import whole_recurrences
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 _log = logging.getLogger(__name__)

@@ -44,12 +44,13 @@ def compile_sharded(
     grid = mesh_of(mesh)
     place = None if isinstance(grid, SimulatedMesh) else place_in(grid, rank)
     opened = open_model(model, request)
-    sharded = shard(opened.graph, grid, marks)
+    on_gpu = parse_target(options.target)[0].overlaps_exchanges
+    sharded = shard(opened.graph, grid, marks, splits_loops=not on_gpu)
     if place is None:
         opened.stateless()
         return CompiledModel(SimulatedProgram(sharded), convention=opened.convention)
     own = partition(sharded, place)
-    if parse_target(options.target)[0].overlaps_exchanges:
+    if on_gpu:
         own = in_turns(own)
     program = compiled_program(own, options)
     program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)

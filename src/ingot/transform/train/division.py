@@ -25,14 +25,15 @@ DATA = "dp"  # the axis over which batches without a mark are split
 class Division:
     """This process's share of a step."""
 
-    def __init__(self, mesh: Mesh, marks: Marks, rank: int) -> None:
+    def __init__(self, mesh: Mesh, marks: Marks, rank: int, splits_loops: bool = True) -> None:
+        self._splits_loops = splits_loops
         self._mesh, self._marks, self._rank = mesh, dict(marks), rank
         self._sharded: Sharded | None = None
 
     def graph(self, step: Step) -> Graph:
         """The graph of this rank. Batches without a mark are split along their first dimension over the axis dp."""
         marks = {**self._marks, **self._batch(step)} if DATA in dict(self._mesh.axes) else self._marks
-        self._sharded = shard(step.graph, self._mesh, marks)
+        self._sharded = shard(step.graph, self._mesh, marks, self._splits_loops)
         return partition(self._sharded, self._rank)
 
     def _batch(self, step: Step) -> dict[str, tuple[str, int]]:
@@ -82,10 +83,10 @@ class Division:
             raise DeviceError("rank 0 wrote no file", got=told.decode(errors="replace"))
 
 
-def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None) -> Division:
+def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None, splits_loops: bool = True) -> Division:
     """Raises InputError unless this process is one of a group of the mesh's size."""
     grid = mesh_of(mesh)
     if isinstance(grid, SimulatedMesh):
         fix = "ingot.launch(function, processes) runs them on this machine"
         raise InputError("mesh", expected="a group of processes, to train", got="a simulated mesh", fix=fix)
-    return Division(grid, marks or {}, place_in(grid, None))
+    return Division(grid, marks or {}, place_in(grid, None), splits_loops)

@@ -152,7 +152,7 @@ def train_model(
         raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
-    parse_target(target)  # refused before the model is read
+    on_gpu = parse_target(target)[0].overlaps_exchanges  # refused before the model is read
     is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     patterns = None if trainable is None else _names(trainable)
@@ -166,7 +166,7 @@ def train_model(
         _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite, adversary,
     )  # fmt: skip
     recipe.check()
-    division = None if mesh is None else division_of(mesh, shard)
+    division = None if mesh is None else division_of(mesh, shard, splits_loops=not on_gpu)
     return _compile_step(read(model, request), recipe, options, seed, memory, division)
 
 
