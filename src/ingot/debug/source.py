@@ -19,7 +19,6 @@ from ingot.frontends.shared.weights import arrays_of
 from ingot.ir.node import Graph, Input
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.executable import LoadedProgram
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, check_once
@@ -233,7 +232,7 @@ def compile_source(
                 f"{source.path} is compiled: its target, precision and arithmetic are settled",
                 fix="compile the model again with these options",
             )
-        return CompiledModel(LoadedProgram(program, threads, export=compiler.export_library))
+        return compiler.to_model(program, compiler.Options(threads=thread_count(threads)))
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision, activations=activations)
     return compiler.compile_model(source.path, source.request, options).flat()
 

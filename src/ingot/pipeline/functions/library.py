@@ -44,7 +44,7 @@ def export(program: Program, path: Path, weights: Path | None = None) -> None:
     if code.features.arch not in MACHINES:
         known = " or ".join(f"a program for {arch}" for arch in MACHINES)
         fix = "save it as an artifact (.ingot), or compile portable C (--target c)"
-        raise CompileError("a native library", expected=known, got=code.features.arch, fix=fix)
+        raise InputError("a native library", expected=known, got=code.features.arch, fix=fix)
     baseline = Features(code.features.arch)  # what looks whether the processor is fit runs on any
     helper, offsets = helpers(code.features)
     start = -(-len(code.blob) // 64) * 64
