@@ -6,12 +6,16 @@ import ctypes
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from typer.testing import CliRunner
 
 import ingot
 from ingot import ops
+from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
@@ -39,7 +43,7 @@ from ingot.transform.placement import (
 )
 from tests.runtime.cuda.programs import H100
 from tests.runtime.cuda.test_streaming import Metered
-from tests.serving.models import proto
+from tests.serving.models import pooled, proto
 
 ROWS, WIDTH, COUNT = 4096, 64, 5  # of the table, of a row, of the tokens
 
@@ -245,6 +249,18 @@ def test_what_cannot_be_placed_is_an_error():
         ingot.compile(net, placement="anywhere")
     with pytest.raises(ArtifactError, match="here is none"):
         ingot.compile(net, target="cuda", placement="measured", device_memory=1 << 20)
+
+
+def test_the_command_line_refuses_what_it_cannot_place(tmp_path: Path):
+    onnx.save(pooled(), tmp_path / "pool.onnx")
+    words = ["explain", str(tmp_path / "pool.onnx"), "--repeats", "1", "--device-memory", "1000000"]
+    for more, told in (
+        ([], "a device with memory of its own"),
+        (["--placement", "measured"], "cuda:"),
+        (["--placement", "measured", "--target", "cuda"], "here is none"),
+    ):
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code and told in " ".join(result.output.split()), result.output
 
 
 def test_copies_are_measured():
