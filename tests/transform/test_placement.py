@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto as T
+from onnx import helper
 from typer.testing import CliRunner
 
 import ingot
@@ -29,6 +31,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, TensorSpec
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import ArtifactError, InputError
+from ingot.transform import placement
 from ingot.transform.placement import (
     Copies,
     Part,
@@ -185,6 +188,25 @@ def test_weights_are_streamed_where_the_cpu_is_slower(driver: InterpretingDriver
     for got, want in zip(model(TOKENS), interpret(graph, [TOKENS]), strict=True):
         np.testing.assert_array_equal(got, want)
     assert driver.peak > 0 and "copied from the host in each call" in model.explain(TOKENS)
+
+
+def test_compile_measures_copies_and_places(driver: InterpretingDriver, monkeypatch: pytest.MonkeyPatch):
+    """All but the search for a GPU and the code for it."""
+
+    def compile_(part: Part, options: Options) -> Program:
+        return compile_part(part, options) if part.place == "cpu" else interpreted(part.graph, driver)
+
+    monkeypatch.setattr("ingot.runtime.cuda.driver.driver", lambda: driver)
+    monkeypatch.setattr(placement, "check_runs", lambda target: None)
+    monkeypatch.setattr(placement, "compile_part", compile_)
+    weight = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
+    net = proto(
+        [helper.make_node("Gather", ["w", "i"], ["r"]), helper.make_node("Tanh", ["r"], ["y"])],
+        [("i", T.INT64, [3])], [("y", T.FLOAT, [3, 256])], [("w", weight)],
+    )  # fmt: skip
+    model = ingot.compile(net, target="cuda", placement="measured", device_memory=100_000)
+    np.testing.assert_allclose(model(np.array([1, 0, 511])), np.tanh(weight[[1, 0, 511]]), rtol=1e-5, atol=1e-6)
+    assert "524 kB" in model.plan()
 
 
 def unit(nbytes: int, seconds: float) -> Unit:

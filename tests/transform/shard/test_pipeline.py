@@ -47,7 +47,7 @@ def check(graph: Graph, stages: int) -> list[Graph]:
 
 def weights(graph: Graph) -> int:
     """Elements of its matrices."""
-    return sum(n.type.nbytes // 4 for n in graph.nodes() if n.constant is not None and len(n.shape) == 2)
+    return sum(n.constant.value.size for n in graph.nodes() if n.constant is not None and len(n.shape) == 2)
 
 
 @pytest.mark.parametrize("mask", [False, True])

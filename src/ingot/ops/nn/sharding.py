@@ -101,7 +101,7 @@ class PerDevice(Op):
         return rebuild(self.body.outputs, images)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
-        def run(rank: int) -> list[np.ndarray]:
+        def run(rank: int) -> tuple[np.ndarray, ...]:
             parts = [x[self._cut(x.shape, axes, rank)] for x, axes in zip(inputs, self.in_axes, strict=True)]
             return interpret(self.body, [np.asarray(np.uint32(rank)), *parts])
 

@@ -62,7 +62,8 @@ def pipeline(graph: Graph, stages: int) -> Pipeline:
             if i in at:
                 last[i] = max(last[i], at[n])
     cuts = _cuts(nodes, last)
-    weights = np.cumsum([1 + sum(x.type.nbytes for x in n.inputs if x in derived) for n in nodes], dtype=np.float64)
+    elements = [1 + sum(prod(static_shape(x.shape)) for x in n.inputs if x in derived) for n in nodes]
+    weights = np.cumsum(elements, dtype=np.float64)
     chosen = _balanced({i: float(weights[i]) for i in cuts}, float(weights[-1]) if nodes else 0.0, stages)
     if len(chosen) < stages - 1:
         expected = f"{stages - 1} values of one type that alone lead from a stage to the next"
