@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
     report = made.report
     assert {r.format for r in report.rows} == {"int8"}
     assert min(report.scores) >= 0.9984  # a fifth of the loss is kept in reserve
-    assert report.samples == (7, 3)
+    assert report.samples == (28, 12)
     for text in (report.text(), report.to_html(), report.to_json()):
         assert "first" in text
         assert "int8" in text
@@ -93,7 +94,7 @@ def test_the_command_line(tmp_path: Path):
     assert (tmp_path / "q.onnx").exists()
     assert "<svg" in (tmp_path / "r.html").read_text()
     told = runner.invoke(app, ["explain", str(tmp_path / "net.ingot")])
-    assert "calls it has not seen" in told.output
+    assert re.search(r"cosine [\d.]+ on 28 samples, [\d.]+ on 12 held out", told.output)
     refused = runner.invoke(app, ["quantize", str(tmp_path / "net.onnx"), "--latency-ms", "0.001", *arguments])
     assert refused.exit_code == 2
 

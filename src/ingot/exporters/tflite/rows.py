@@ -8,18 +8,20 @@ import numpy as np
 
 from ingot import ops
 from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, row, shape_of
+from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
 VALID, SAME = 1, 0
+_BILINEAR = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric")
 _UNARY: dict[type[Op], str] = {
     ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
     ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
-    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
+    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Elu: "ELU", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
 }  # fmt: skip
 _BINARY: dict[type[Op], tuple[str, str]] = {
     ops.Add: ("ADD", "Add"), ops.Sub: ("SUB", "Sub"), ops.Mul: ("MUL", "Mul"), ops.Div: ("DIV", "Div"),
-    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""),
+    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""), ops.Atan2: ("ATAN2", ""),
 }  # fmt: skip
 _COMPARISONS = {
     "EQ": "EQUAL", "NE": "NOT_EQUAL", "LT": "LESS", "LE": "LESS_EQUAL", "GT": "GREATER", "GE": "GREATER_EQUAL",
@@ -64,15 +66,19 @@ def binary(e: Emitter, n: Node) -> tuple[int, str]:
     if n.dtype.kind == "b":
         raise Unsupported(f"of {n.dtype}")
     name, table = _BINARY[type(n.op)]
-    if isinstance(n.op, ops.Max) and (bounds := _zero(n)) is not None:
+    if isinstance(n.op, ops.Max) and (bounds := _beyond(n, 0)) is not None:
         return _like_one(e, n, bounds, "RELU")
+    if isinstance(n.op, ops.Min) and (bounds := _beyond(n, 6)) is not None:
+        x = bounds.inputs[0] if isinstance(bounds.op, ops.Relu) else _beyond(bounds, 0)
+        if x is not None and isinstance(bounds.op, ops.Relu | ops.Max):
+            return _like_one(e, n, x, "RELU6")
     return _like(e, n, name, table)
 
 
-def _zero(n: Node) -> Node | None:
-    """x of max(x, 0)."""
-    for x, other in (n.inputs, n.inputs[::-1]):
-        if (value := _splat(other)) is not None and value == 0 and n.dtype.is_float:
+def _beyond(n: Node, bound: float) -> Node | None:
+    """x of max(x, bound), min(x, bound)."""
+    for x, other in (n.inputs, n.inputs[::-1]) if len(n.inputs) == 2 else ():
+        if (value := _splat(other)) is not None and value == bound and n.dtype.is_float:
             return x
     return None
 
@@ -217,6 +223,35 @@ def take(e: Emitter, n: Node) -> int:
     return e.add("GATHER", [table, indices], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
 
 
+# --- levels
+
+
+@row(ops.Quantize)
+def quantize(e: Emitter, n: Node) -> tuple[int, str]:
+    x, grid = n.inputs[0], grid_of(n.inputs[2], n.inputs[1], n.dtype)
+    if grid is None:
+        raise Unsupported("by scales that are no constants, or several")
+    order = e.order(x)
+    i = e.add("QUANTIZE", [e.get(x, order)], _in(order, shape_of(n)), node=n, dtype=str(n.dtype))
+    e.model.tensors[i].quantization = grid
+    return i, order
+
+
+@row(ops.Dequantize)
+def dequantize(e: Emitter, n: Node) -> tuple[int, str]:
+    q, zero, scale = n.inputs
+    grid = grid_of(zero, scale, q.dtype)
+    if grid is None or str(q.dtype) not in ("i8", "u8", "i16", "u16"):
+        raise Unsupported(f"of {q.type} by scales that are no constants, or several")
+    order = e.order(q)
+    i = e.get(q, order)
+    known = e.model.tensors[i].quantization
+    if known is not None and known != grid:
+        raise Unsupported("by another scale than the levels were made with")
+    e.model.tensors[i].quantization = grid
+    return e.add("DEQUANTIZE", [i], _in(order, shape_of(n)), node=n, dtype="f32"), order
+
+
 # --- sums and products
 
 
@@ -250,8 +285,15 @@ def arg_reduce(e: Emitter, n: Node) -> int:
 
 
 @row(ops.Softmax)
-def softmax(e: Emitter, n: Node) -> int:
-    return e.add("SOFTMAX", [e.get(n.inputs[0])], shape_of(n), "Softmax", {"beta": 1.0}, node=n)
+def softmax(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    assert isinstance(n.op, ops.Softmax)
+    axis, rank, (x,) = n.op.axis % n.type.rank, n.type.rank, n.inputs
+    if axis != rank - 1 and (rank, axis) != (4, 1):
+        order = tuple(axis if d == rank - 1 else rank - 1 if d == axis else d for d in range(rank))
+        return ops.Transpose(order)(ops.Softmax(rank - 1)(ops.Transpose(order)(x)))
+    order = PLAIN if axis == rank - 1 else CHANNELS_LAST
+    shape = _in(order, shape_of(n))
+    return e.add("SOFTMAX", [e.get(x, order)], shape, "Softmax", {"beta": 1.0}, node=n), order
 
 
 @row(ops.MatMul)
@@ -259,9 +301,8 @@ def matmul(e: Emitter, n: Node) -> int | Node:
     a, b = n.inputs
     if not n.dtype.is_float or min(a.type.rank, b.type.rank) < 2:
         raise Unsupported(f"of {a.type} and {b.type}")
-    if isinstance(b.op, Const) and b.type.rank == 2:
-        weights = e.model.constant(b.op.value.T, b.loc)
-        return _fully_connected(e, n, a, weights)
+    if (w := constant_of(b)) is not None and b.type.rank == 2:
+        return _fully_connected(e, n, a, e.weights(b, w.T, 0))
     return e.add("BATCH_MATMUL", [e.get(a), e.get(b)], shape_of(n), "BatchMatMul", node=n)
 
 
@@ -287,7 +328,10 @@ def dot_general(e: Emitter, n: Node) -> Node:
         y = x if order == tuple(range(x.type.rank)) else ops.Transpose(order)(x)
         if sizes[0] == 1 and not batch:
             flat = flat[1:]
-        parts.append(_folded(ops.Reshape(flat)(y) if flat != shape_of(y) else y))
+        if y is not x:
+            y = moved_levels(ops.Transpose(order), x) or y
+        z = ops.Reshape(flat)(y) if flat != shape_of(y) else y
+        parts.append(moved_levels(ops.Reshape(flat), y) or _folded(z))
         free.append(sizes[1])
     y = ops.MatMul()(*parts)
     return y if shape_of(y) == shape_of(n) else ops.Reshape(n.type.shape)(y)
@@ -331,11 +375,14 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     if len(op.strides) == 1:
         wide = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
         (b, c, size), (o, i, k) = shape_of(x), shape_of(w)
-        kernel = const(w.op.value.reshape(o, i, 1, k)) if isinstance(w.op, Const) else ops.Reshape((o, i, 1, k))(w)
+        kernel = moved_levels(ops.Reshape((o, i, 1, k)), w) or _folded(ops.Reshape((o, i, 1, k))(w))
         return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x), kernel))
-    if len(op.strides) != 2 or not isinstance(w.op, Const) or not n.dtype.is_float:
+    if not n.dtype.is_float:
+        raise Unsupported(f"of {x.type}, whose scale is not constant")
+    value = constant_of(w)
+    if len(op.strides) != 2 or value is None:
         raise Unsupported("of constant weights in two dimensions only")
-    kernel = w.op.value.transpose(0, 2, 3, 1)
+    kernel = value.transpose(0, 2, 3, 1)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[1:3], op.dilation, strict=True)]
     i, padding = _windows(e, n, spans, op.strides, op.padding, 0.0)
     options = {
@@ -345,11 +392,11 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     channels = shape_of(x)[1]
     if op.groups > 1 and op.groups == channels:
         # [1, h, w, channels * multiplier]
-        weights = e.model.constant(kernel.transpose(3, 1, 2, 0), w.loc)
+        weights = e.weights(w, kernel.transpose(3, 1, 2, 0), 3)
         options["depth_multiplier"] = kernel.shape[0] // channels
         name, table = "DEPTHWISE_CONV_2D", "DepthwiseConv2D"
     else:
-        weights, name, table = e.model.constant(kernel, w.loc), "CONV_2D", "Conv2D"
+        weights, name, table = e.weights(w, kernel, 0), "CONV_2D", "Conv2D"
     return e.add(name, [i, weights, -1], _in(CHANNELS_LAST, shape_of(n)), table, options=options, node=n), CHANNELS_LAST
 
 
@@ -358,11 +405,12 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     """The whole result, of which padding is cut off."""
     assert isinstance(n.op, ops.ConvTranspose)
     op, (x, w) = n.op, n.inputs
-    assert isinstance(w.op, Const)
-    kernel = w.op.value.transpose(1, 2, 3, 0)
+    value = constant_of(w)
+    assert value is not None
+    kernel = value.transpose(1, 2, 3, 0)
     shape = _in(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
-    inputs = [e.shape(full), e.model.constant(kernel, w.loc), e.get(x, CHANNELS_LAST)]
+    inputs = [e.shape(full), e.weights(w, kernel, 0), e.get(x, CHANNELS_LAST), -1]
     options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
     i = e.add("TRANSPOSE_CONV", inputs, full, "TransposeConv", node=n, dtype=str(n.dtype), options=options)
     if full == shape:
@@ -394,17 +442,46 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
     return e.add(name, [i], _in(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
 
 
+@row(ops.Resize)
+def resize(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Resize)
+    op, shape = n.op, _in(CHANNELS_LAST, shape_of(n))
+    name = "RESIZE_BILINEAR" if op.mode == "linear" else "RESIZE_NEAREST_NEIGHBOR"
+    table = "ResizeBilinear" if op.mode == "linear" else "ResizeNearestNeighbor"
+    options = {"align_corners": op.coordinates == "align_corners", "half_pixel_centers": "half_pixel" in op.coordinates}
+    if op.mode == "nearest":  # whole repetitions
+        options = {"align_corners": False, "half_pixel_centers": False}
+    return e.add(
+        name, [e.get(n.inputs[0], CHANNELS_LAST), e.ints(*shape[1:3])], shape, table, options, node=n
+    ), CHANNELS_LAST
+
+
+def _has_resize(n: Node, op: ops.Resize) -> bool:
+    """Whether TFLite resizes so: images, by their sizes' ratio, bilinear or by whole repetitions."""
+    (x,) = n.inputs
+    if x.type.rank != 4 or op.axes != (2, 3) or str(n.dtype) != "f32" or op.antialias or op.roi:
+        return False
+    before, after = shape_of(x)[2:], shape_of(n)[2:]
+    ratios = tuple(float(np.float32(b / a)) for a, b in zip(before, after, strict=True))
+    if op.scales is not None and tuple(float(np.float32(s)) for s in op.scales) != ratios:
+        return False
+    if op.mode == "linear":
+        return min(after) > 1 and op.coordinates in _BILINEAR
+    repeats = all(b % a == 0 for a, b in zip(before, after, strict=True))
+    floors = op.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and op.nearest_mode == "floor"
+    rounds = op.coordinates in ("half_pixel", "pytorch_half_pixel") and op.nearest_mode.startswith("round")
+    return op.mode == "nearest" and repeats and (floors or rounds)
+
+
 def serves(n: Node) -> bool:
     """Whether a MODEL op stays as one operator."""
     op = n.op
-    if isinstance(op, ops.Softmax):
-        return op.axis in (-1, n.type.rank - 1)
     if isinstance(op, ops.Conv):
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.ConvTranspose):
         plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and plain and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.MaxPool | ops.AvgPool):
         return _is_plain_pool(n, op)
@@ -412,6 +489,14 @@ def serves(n: Node) -> bool:
         return n.dtype.is_float and min(x.type.rank for x in n.inputs) >= 2
     if isinstance(op, ops.Gelu):
         return op.approximate in ("none", "tanh")
+    if isinstance(op, ops.Elu):
+        return op.alpha == 1 and n.dtype.is_float
+    if isinstance(op, ops.GatherND):
+        return op == ops.GatherND()
+    if isinstance(op, ops.Take):
+        return True
+    if isinstance(op, ops.Resize):
+        return _has_resize(n, op)
     return n.dtype.is_float
 
 
@@ -427,5 +512,6 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
 
 KEPT: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
-    ops.LeakyRelu, ops.Gelu, ops.Take,
+    ops.LeakyRelu, ops.Gelu, ops.Elu, ops.Take, ops.GatherND,
+    ops.Resize, ops.Dequantize,
 })  # fmt: skip

@@ -30,7 +30,7 @@ from ingot.targets.cpu.objects import compiled
 def export(program: Program, path: Path, weights: Path | None = None) -> None:
     """Write a program for CPUs as a shared object (`.so`), an object (`.o`) or an archive (`.a`), and its header.
 
-    Raises InputError for another suffix, and CompileError for a program with open sizes or for several devices.
+    Raises InputError for another suffix or open sizes, and CompileError for a program for several devices.
     """
     if path.suffix not in LIBRARY_SUFFIXES:
         raise InputError(

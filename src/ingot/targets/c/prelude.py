@@ -171,7 +171,16 @@ IG_UNUSED static uint64_t ig_to_u64(double x) {
 }
 IG_UNUSED static int64_t ig_div(int64_t a, int64_t b) { return b == -1 ? (int64_t)(0U - (uint64_t)a) : a / b; }
 IG_UNUSED static int64_t ig_mod(int64_t a, int64_t b) { return b == -1 ? 0 : a % b; }
-IG_UNUSED static int ig_popcnt(uint64_t x) { int n = 0; for (; x != 0U; x &= x - 1U) n++; return n; }
+#if defined(__POPCNT__) && defined(__GNUC__)
+IG_UNUSED static int ig_popcnt32(uint32_t x) { return __builtin_popcount(x); }
+#else
+IG_UNUSED static int ig_popcnt32(uint32_t x) {
+  x -= x >> 1 & 0x55555555U;
+  x = (x & 0x33333333U) + (x >> 2 & 0x33333333U);
+  return (int)(((x + (x >> 4)) & 0x0f0f0f0fU) * 0x01010101U >> 24);
+}
+#endif
+IG_UNUSED static int ig_popcnt(uint64_t x) { return ig_popcnt32((uint32_t)x) + ig_popcnt32((uint32_t)(x >> 32)); }
 IG_UNUSED static int ig_clz(uint64_t x, int bits) { int n = bits; for (; x != 0U; x >>= 1) n--; return n; }
 /* (a * b + 2^31) >> 32, and min(max(x, -128), 127) */
 #if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)

@@ -71,7 +71,7 @@ class QuantizedModel(CompiledModel):
 
     def __init__(
         self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
-        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool], None],
+        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool, str], None],
     ) -> None:  # fmt: skip
         super().__init__(program, threads=threads, convention=convention)
         self.report, self.graph, self._write_onnx, self._write_tflite = report, graph, write_onnx, write_tflite
@@ -84,14 +84,17 @@ class QuantizedModel(CompiledModel):
         """
         self._write_onnx(Path(path))
 
-    def save_tflite(self, path: str | os.PathLike[str], *, float_edges: bool = False) -> None:
+    def save_tflite(
+        self, path: str | os.PathLike[str], *, float_edges: bool = False, activations: str = "int8"
+    ) -> None:
         """Write the model as a TFLite file of int8 operators, for microcontrollers and NPUs.
 
-        All values are int8, by their ranges over the samples, whatever formats were chosen for this machine; operators
-        that have no int8 kernel stay in floats. float_edges: keep the inputs and outputs in floats. Raises InputError
-        for open sizes, and UnsupportedOpError naming every op that TFLite has no operator for.
+        All values are int8 (or int16, if `activations` says so; weights are int8), by their ranges over the samples,
+        whatever formats were chosen for this machine; operators that have no kernel of levels stay in floats.
+        float_edges: keep the inputs and outputs in floats. Raises InputError for open sizes, and UnsupportedOpError
+        naming every op that TFLite has no operator for.
         """
-        self._write_tflite(Path(path), float_edges)
+        self._write_tflite(Path(path), float_edges, activations)
 
 
 def quantize_model(
@@ -399,10 +402,10 @@ class Quantizer:
         writers = write_onnx, self._write_tflite
         return QuantizedModel(program, self.opened.convention, self.threads, report, graph, *writers)
 
-    def _write_tflite(self, path: Path, float_edges: bool) -> None:
-        from ingot.transform.quantize.tflite import write_int8  # needs an extra
+    def _write_tflite(self, path: Path, float_edges: bool, activations: str) -> None:
+        from ingot.transform.quantize.tflite import write_levels  # needs an extra
 
-        write_int8(self.graph, self.search_samples.calls, path, float_edges)
+        write_levels(self.graph, self.search_samples.calls, path, float_edges, activations)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
         if not self.opened.is_onnx:
@@ -423,11 +426,11 @@ class Quantizer:
         base = search.points[0]
         return Report(
             machine=cpu_name(), threads=self.threads, seed=self.options.seed,
-            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine to float32",
+            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine",
             at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
             float_scores=(self.float_scores[0], self.float_scores[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
-            deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
+            deviations=deviations, samples=(self.search_samples.count, self.held_out_samples.count),
             search_seconds=time.monotonic() - self.start, points=tuple(search.points), rounding=self._rounding(),
             float_joules=base.joules, joules=chosen.joules,
         )  # fmt: skip
