@@ -18,6 +18,7 @@ from ingot.support.errors import InputError
 from ingot.transform.shard.graph import collectives
 from ingot.transform.shard.pipeline import graph_of_rank, pipeline
 from ingot.transform.shard.simulate import run
+from ingot.transform.train.division import division_of
 
 RNG = np.random.default_rng(7)
 
@@ -88,6 +89,8 @@ def test_what_has_no_stages_is_refused():
         pipeline(two, 3)
     with pytest.raises(InputError, match="this axis alone, without marks"):
         ingot.compile(MODULE, mesh=ingot.simulate({"pp": 2, "tp": 2}))
+    with pytest.raises(InputError, match="a pipeline, for inference alone"):
+        division_of({"pp": 2}, None)
     with pytest.raises(InputError, match="fixed sizes, without state, got open sizes"):
         ingot.compile(MODULE.replace("4x", "?x"), mesh=ingot.simulate({"pp": 2}))
 
