@@ -215,9 +215,7 @@ def _neon_byte_dot(b: Builder, x: str, y: str, z: str) -> str:
     total = ""
     for half in (order[:8], order[8:]):
         places = ", ".join(f"i32 {i}" for i in half)
-        halves = [
-            b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)
-        ]
+        halves = [b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)]
         product = b.call("llvm.aarch64.neon.smull.v8i16", "<8 x i16>", tuple(("<8 x i8>", h) for h in halves))
         total = b.emit(f"add <8 x i16> {total}, {product}", (total, product)) if total else product
     pairs = b.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", (("<8 x i16>", total),))
