@@ -327,7 +327,7 @@ def test_a_saved_model_answers_alike_without_the_compiler(lm: ingot.LanguageMode
     loaded.save(tmp_path / "again.ingot", embeds=False)
     again = ingot.load(tmp_path / "again.ingot", threads=1)
     assert np.array_equal(again.score("Hello there").logprobs, lm.score("Hello there").logprobs)
-    with pytest.raises(InputError, match="saved without the program to embed.*embeds=True"):
+    with pytest.raises(InputError, match=r"saved without the program to embed.*embeds=True"):
         again.embed("Hi")
     code = (
         "import sys, ingot; lm = ingot.load(sys.argv[1], threads=1)\n"

@@ -439,14 +439,13 @@ class LanguageModel:
         embeds, scores: whether what is loaded has the programs of `embed` and `score`, which are compiled now; they
         read the same weights. An encoder only embeds.
         """
-        artifact.save(self._with_others({"embed": embeds, "score": scores}), Path(path))
-
-    def _with_others(self, wanted: Mapping[Literal["embed", "score"], bool]) -> Program:
-        program = self._model.program
-        names = [] if self.is_encoder else [name for name, is_wanted in wanted.items() if is_wanted]
-        if self._program_of is None:
-            return replace(program, others={n: other for n, other in program.others.items() if n in names})
-        return artifact.with_others(program, {name: self._program_of(name) for name in names})
+        names: list[Literal["embed", "score"]] = [*(["embed"] if embeds else []), *(["score"] if scores else [])]
+        program, programs = self._model.program, self._program_of
+        if programs is None:
+            program = replace(program, others={n: other for n, other in program.others.items() if n in names})
+        elif not self.is_encoder:
+            program = artifact.with_others(program, {name: programs(name) for name in names})
+        artifact.save(program, Path(path))
 
     @property
     def program(self) -> CompiledModel:
@@ -493,8 +492,9 @@ class LanguageModel:
         return Grammars(self.tokenizer, self.vocabulary)
 
     def _other(self, what: Literal["embed", "score"]) -> CompiledModel:
-        program = self._model.program.others.get(what)
-        if program is None and self._program_of is None:
-            fix = f"save it with {what}s=True, or LanguageModel(the file that it was compiled from)"
-            raise InputError(f"{self.name} was saved without the program to {what}", fix=fix)
-        return CompiledModel(program or self._program_of(what), threads=self._threads)
+        if (program := self._model.program.others.get(what)) is None:
+            if self._program_of is None:
+                fix = f"save it with {what}s=True, or LanguageModel(the file that it was compiled from)"
+                raise InputError(f"{self.name} was saved without the program to {what}", fix=fix)
+            program = self._program_of(what)
+        return CompiledModel(program, threads=self._threads)

@@ -24,6 +24,7 @@ from ingot.driver.recognize import LANGUAGE
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
 from ingot.pipeline.target import features_of
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
@@ -231,7 +232,7 @@ def _print_facts(compiled: CompiledModel) -> None:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})
     sizes = f"{bytes_text(program.code_bytes)} of code, {bytes_text(program.weights.nbytes)} of weights"
-    threads = f", {compiled.threads} threads" if program.device == "cpu" else ""
+    threads = f", {threads_text(compiled.threads)}" if program.device == "cpu" else ""
     if program.features.target_name == "c":
         sizes = "one function"
     out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}{threads}", highlight=False)
