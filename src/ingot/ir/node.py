@@ -484,12 +484,8 @@ def size_elements(node: Node) -> Shape:
 
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
-    symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
-    for t in n.types:
-        for d in t.shape:
-            if isinstance(d, Dim):
-                symbols |= symbols_of(d)
-    return symbols
+    own = n.op.free_symbols if n.op.computes else frozenset[str]()
+    return own.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:
