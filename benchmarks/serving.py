@@ -126,7 +126,7 @@ class Described:
 
         self._counts = counts
         operations = openapi.from_url(f"http://{address}/openapi.json").get_all_operations()
-        self._operations = [found.ok() for found in operations]
+        self._operations = [found.ok() for found in operations]  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(self, end: float, pause: float) -> None:
         """Until `end`, each operation in turn."""
@@ -140,7 +140,7 @@ class Described:
                   openapi.response_schema_conformance]  # fmt: skip
 
         def ask(operation: Any) -> None:
-            @settings(max_examples=20, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+            @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
             def run(case: Any) -> None:
                 if time.monotonic() < end:

@@ -69,6 +69,16 @@ def test_help_tells_the_exit_codes_and_version_is_one_word():
     assert call("--version").output.strip() == ingot.__version__
 
 
+def test_the_version_imports_nothing_beside_the_package():
+    script = (
+        "import sys, ingot; before = {*sys.modules}; from ingot.cli import main; sys.argv = ['ingot', '--version']; "
+        "main(); print(sorted({*sys.modules} - before))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split("\n")[:2] == [ingot.__version__, "['ingot.cli']"]
+
+
 def test_wrong_usage():
     assert call("compile").exit_code == 2
     assert call("frobnicate").exit_code == 2
@@ -528,6 +538,7 @@ def test_explain_writes_a_table_a_trace_and_a_page(model: Path, tmp_path: Path):
     result = call("explain", model, "--repeats", 1, "--html", page, "--trace", trace, "--size", "batch=2")
     assert result.exit_code == 0, result.output
     assert "floor" in result.output and "relu" in result.output
+    assert str(page) in result.output and str(trace) in result.output
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads(trace.read_text())["traceEvents"]
     facts = told(call("explain", model, "--repeats", 1, "--json"))

@@ -6,12 +6,18 @@ import ctypes
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto as T
+from onnx import helper
+from typer.testing import CliRunner
 
 import ingot
 from ingot import ops
+from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
@@ -25,6 +31,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, TensorSpec
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import ArtifactError, InputError
+from ingot.transform import placement
 from ingot.transform.placement import (
     Copies,
     Part,
@@ -39,7 +46,7 @@ from ingot.transform.placement import (
 )
 from tests.runtime.cuda.programs import H100
 from tests.runtime.cuda.test_streaming import Metered
-from tests.serving.models import proto
+from tests.serving.models import pooled, proto
 
 ROWS, WIDTH, COUNT = 4096, 64, 5  # of the table, of a row, of the tokens
 
@@ -183,6 +190,25 @@ def test_weights_are_streamed_where_the_cpu_is_slower(driver: InterpretingDriver
     assert driver.peak > 0 and "copied from the host in each call" in model.explain(TOKENS)
 
 
+def test_compile_measures_copies_and_places(driver: InterpretingDriver, monkeypatch: pytest.MonkeyPatch):
+    """All but the search for a GPU and the code for it."""
+
+    def compile_(part: Part, options: Options) -> Program:
+        return compile_part(part, options) if part.place == "cpu" else interpreted(part.graph, driver)
+
+    monkeypatch.setattr("ingot.runtime.cuda.driver.driver", lambda: driver)
+    monkeypatch.setattr(placement, "check_runs", lambda target: None)
+    monkeypatch.setattr(placement, "compile_part", compile_)
+    weight = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
+    net = proto(
+        [helper.make_node("Gather", ["w", "i"], ["r"]), helper.make_node("Tanh", ["r"], ["y"])],
+        [("i", T.INT64, [3])], [("y", T.FLOAT, [3, 256])], [("w", weight)],
+    )  # fmt: skip
+    model = ingot.compile(net, target="cuda", placement="measured", device_memory=100_000)
+    np.testing.assert_allclose(model(np.array([1, 0, 511])), np.tanh(weight[[1, 0, 511]]), rtol=1e-5, atol=1e-6)
+    assert "524 kB" in model.plan()
+
+
 def unit(nbytes: int, seconds: float) -> Unit:
     return Unit((), nbytes, 0, seconds)
 
@@ -245,6 +271,18 @@ def test_what_cannot_be_placed_is_an_error():
         ingot.compile(net, placement="anywhere")
     with pytest.raises(ArtifactError, match="here is none"):
         ingot.compile(net, target="cuda", placement="measured", device_memory=1 << 20)
+
+
+def test_the_command_line_refuses_what_it_cannot_place(tmp_path: Path):
+    onnx.save(pooled(), tmp_path / "pool.onnx")
+    words = ["explain", str(tmp_path / "pool.onnx"), "--repeats", "1", "--device-memory", "1000000"]
+    for more, told in (
+        ([], "a device with memory of its own"),
+        (["--placement", "measured"], "cuda:"),
+        (["--placement", "measured", "--target", "cuda"], "here is none"),
+    ):
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code and told in " ".join(result.output.split()), result.output
 
 
 def test_copies_are_measured():

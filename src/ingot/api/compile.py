@@ -99,7 +99,8 @@ def compile(
             without being named.
         mesh: several devices, {"dp": 2, "tp": 4}: each is a process of a group (`ingot.launch`, torchrun), which gets
             the program of its rank; `ingot.simulate(mesh)` has all of them in this process
-            (docs/how-to/several-devices.md).
+            (docs/how-to/several-devices.md). The axis "pp" alone is a pipeline: a stage for each
+            device.
         shard: tensors that are split over the mesh, by patterns of the names of weights, inputs and outputs:
             {"*.q_proj.weight": ("tp", 0)} splits dimension 0 over the axis tp. Others follow from these.
         rank: compile another rank's program than that of this process, to save it.

@@ -90,4 +90,5 @@ def quantize(
         print(quantized.report.to_json())
         return
     out.print(escape(quantized.report.text()), highlight=False)
-    out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
+    for written in filter(None, (path, onnx, html)):
+        out.print(f"[bold]{escape(str(written))}[/]", highlight=False)

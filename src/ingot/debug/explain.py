@@ -234,7 +234,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
     sizes, total = instance.upper_bounds, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
-    apart, ops_at = reasons(build), _model_ops(build.graph)
+    apart, ops_at = reasons(build), model_ops(build.graph)
     together = Counter((launch.first, launch.last) for launch in build.launches)
     rows: list[Row] = []
     for i, launch in enumerate(build.launches):
@@ -248,7 +248,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
         rows.append(
             Row(
                 index=i,
-                label=_title(group.body, ops_at),
+                label=title(group.body, ops_at),
                 where=launch.node.loc,
                 kind=group.kind,
                 kernels=tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last)),
@@ -297,7 +297,7 @@ _QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 _MAX_NAMES = 4  # of a group's title
 
 
-def _model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
+def model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
     """By place, the names of the model's ops there: the main one alone, as a convolution with its bias, or else all."""
     found: dict[str, list[Node]] = {}
     for n in graph.nodes():
@@ -314,7 +314,7 @@ def _op_name(n: Node) -> str:
     return "MatMul" if isinstance(n.op, ops.DotGeneral) else type(n.op).__name__
 
 
-def _title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
+def title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
     """A group's ops as the model has them; its primitives, each kind once, where their places are not the model's."""
     nodes = [n for n in body.nodes() if not isinstance(n.op, _QUIET)]
     names: list[str] = []

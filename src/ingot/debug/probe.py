@@ -12,6 +12,7 @@ from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.types import f32
 from ingot.pipeline.target import features_of, target_of
 from ingot.runtime import program as rt
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
@@ -40,7 +41,7 @@ class Rates:
 
     @property
     def machine(self) -> str:
-        return f"{self.cpu}, {self.threads} threads" if self.threads else self.cpu
+        return f"{self.cpu}, {threads_text(self.threads)}" if self.threads else self.cpu
 
 
 def cpu_name() -> str:

@@ -232,7 +232,7 @@ def compile_source(
                 f"{source.path} is compiled: its target, precision and arithmetic are settled",
                 fix="compile the model again with these options",
             )
-        return CompiledModel(program, threads=threads)
+        return compiler.to_model(program, compiler.Options(threads=thread_count(threads)))
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision, activations=activations)
     return compiler.compile_model(source.path, source.request, options).flat()
 

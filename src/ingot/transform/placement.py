@@ -311,7 +311,7 @@ def compile_placed(model: Any, request: Request, options: Options) -> CompiledMo
     check_runs(options.target)
     opened = open_model(model, request).stateless()
     plan = build_graph(lambda: opened.graph, replace(options, target=f"null:{options.target}"))
-    placed = place(opened.graph, plan, options, Copies(*device.copy_rate("cuda")), compile_part)
+    placed = place(opened.graph, plan, options, Copies(*device.copy_rate()), compile_part)
     return CompiledModel(placed, convention=opened.convention)
 
 

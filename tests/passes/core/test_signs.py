@@ -14,8 +14,8 @@ from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32
 from ingot.ir.verify import verify
 from ingot.passes.core.signs import pack_signs, unpack_signs
-from ingot.pipeline.build import build_program
-from ingot.pipeline.cpu import TARGET
+from ingot.pipeline.build import build_program, optimize
+from ingot.pipeline.cpu import TARGET, cpu_passes
 from ingot.runtime.executor import CompiledModel
 from tests.passes.check import arg, graph
 
@@ -55,6 +55,11 @@ def activations(*shape: int) -> np.ndarray:
     return x
 
 
+def _members(n: Node) -> list[Node]:
+    bodies = [v for v in vars(n.op).values() if isinstance(v, Graph)]
+    return [m for body in bodies for m in body.nodes()]
+
+
 def check(g: Graph, *given: np.ndarray, products: int = 1, features: str = "") -> None:
     new = pack_signs(g)
     verify(new, "the pass")
@@ -63,6 +68,9 @@ def check(g: Graph, *given: np.ndarray, products: int = 1, features: str = "") -
     with np.errstate(invalid="ignore"):
         want, got = interpret(g, given)[0], interpret(new, given)[0]
     np.testing.assert_array_equal(got, want)
+    compiled = optimize(g, cpu_passes())
+    words = [n for group in compiled.nodes() for n in _members(group) if getattr(n.op, "of_signs", False)]
+    assert len(words) == products, "as the pipeline has it"
     floats = unpack_signs(new)
     assert not any(getattr(n.op, "of_signs", False) for n in floats.nodes())
     np.testing.assert_array_equal(interpret(floats, given)[0], want)

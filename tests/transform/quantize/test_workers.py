@@ -98,8 +98,17 @@ def test_a_killed_process_is_replaced(task: dict[str, Any]):
 
 
 @pytest.mark.slow
-def test_the_command_line(task: dict[str, Any], tmp_path: Path):
+@pytest.mark.parametrize("workers", ["2", "ray"])
+def test_the_command_line(task: dict[str, Any], tmp_path: Path, workers: str):
+    ray = pytest.importorskip("ray") if workers == "ray" else None
+    if ray is not None:
+        ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     words = ["quantize", task["model"], "--samples", task["samples"], "--threads", "1", "--batch", "4", "--json"]
-    result = CliRunner().invoke(app, [*words, "--seconds", "20", "--workers", "2", "-o", str(tmp_path / "net.ingot")])
+    words += ["--seconds", "20", "--workers", workers, "-o", str(tmp_path / "net.ingot")]
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        if ray is not None:
+            ray.shutdown()
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["scores"][1] > 0.99 and (tmp_path / "net.ingot").exists()

@@ -80,7 +80,7 @@ def test_what_the_body_needs_whole_is_gathered_in_front():
     assert check(graph, {"tp": 2}, {"x": ("tp", 0)}, [given]) == {"all_gather": 1}
     first = graphs_of(shard(graph, mesh_of({"tp": 2}), {"x": ("tp", 0)}))[0]
     (loop_,) = [n for n in first.nodes() if isinstance(n.op, ops.While)]
-    assert not collectives(loop_.op.body) and loop_.inputs[2].shape == (6, WIDTH)
+    assert isinstance(loop_.op, ops.While) and not collectives(loop_.op.body) and loop_.inputs[2].shape == (6, WIDTH)
     assert check(graph, {"tp": 2}, {"x": ("tp", 1)}, [given]) == {}
 
 

@@ -306,7 +306,7 @@ def test_a_device_mesh_of_pytorch_is_a_mesh():
 
     def device_mesh(names: Any, ranks: Any) -> Any:
         kind = type("DeviceMesh", (), {"__module__": "torch.distributed.device_mesh"})
-        found = kind()
+        found: Any = kind()
         found.mesh_dim_names, found.mesh = names, torch.tensor(ranks)
         return found
 

@@ -48,6 +48,7 @@ from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.energy.counters import Found
@@ -187,7 +188,7 @@ def _bench_language(
         }
         print_json(facts | asdict(result) | of_tokens)
         return
-    out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
+    out.print(f"{threads_text(lm.threads)}; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
     for name, energy in named:
@@ -222,7 +223,7 @@ def _print_bench(
 ) -> None:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     streams = f", {job.streams} streams of {job.threads_of_call}" if job.streams > 1 else ""
-    out.print(f"{job.threads} threads{streams}; {escape(shapes)}", highlight=False)
+    out.print(f"{threads_text(job.threads)}{streams}; {escape(shapes)}", highlight=False)
     heads = (
         "engine",
         "median",

@@ -98,6 +98,8 @@ def explain(
     _print_explanation(explanation, top)
     if errors is not None:
         out.print(escape(rounding_text(errors)), highlight=False)
+    for path in filter(None, (html, trace)):
+        out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
 
 
 def _print_parts(

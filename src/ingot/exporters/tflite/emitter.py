@@ -272,3 +272,8 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 
 shape_of = _shape
+
+
+def in_order(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of a graph in an order of TFLite's."""
+    return tuple(shape[p] for p in TO_LAST) if order else shape

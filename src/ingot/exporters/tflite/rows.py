@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, row, shape_of
+from ingot.exporters.tflite import resize
+from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, in_order, row, shape_of
 from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
 VALID, SAME = 1, 0
-_BILINEAR = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric")
 _UNARY: dict[type[Op], str] = {
     ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
     ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
@@ -29,16 +29,12 @@ _COMPARISONS = {
 _REDUCTIONS = {"sum": "SUM", "max": "REDUCE_MAX", "min": "REDUCE_MIN", "prod": "REDUCE_PROD"}
 
 
-def _in(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape[p] for p in TO_LAST) if order else shape
-
-
 def _like(e: Emitter, n: Node, name: str, table: str = "", **options: object) -> tuple[int, str]:
     """A pointwise operator over all operands, which broadcast."""
     plain = [x for x in n.inputs if not isinstance(x.op, Const | ops.BroadcastInDim)]
     order = e.order(*plain)
     inputs = [e.operand(x, order) for x in n.inputs]
-    shape = _in(order, shape_of(n))
+    shape = in_order(order, shape_of(n))
     if all(e.model.tensors[i].shape != shape for i in inputs):  # all are broadcast: one has to have the whole shape
         inputs[0] = e.get(n.inputs[0], order)
     return e.add(name, inputs, shape, table, node=n, dtype=str(n.dtype), options=options), order
@@ -95,7 +91,7 @@ def _splat(n: Node) -> float | None:
 
 def _like_one(e: Emitter, n: Node, x: Node, name: str) -> tuple[int, str]:
     order = e.order(x)
-    return e.add(name, [e.get(x, order)], _in(order, shape_of(n)), node=n), order
+    return e.add(name, [e.get(x, order)], in_order(order, shape_of(n)), node=n), order
 
 
 @row(ops.Clamp)
@@ -163,16 +159,16 @@ def concat(e: Emitter, n: Node) -> tuple[int, str]:
     order = e.order(*n.inputs)
     axis = TO_LAST.index(n.op.dimension) if order else n.op.dimension
     inputs = [e.get(x, order) for x in n.inputs]
-    return e.add("CONCATENATION", inputs, _in(order, shape_of(n)), "Concatenation", {"axis": axis}, node=n), order
+    return e.add("CONCATENATION", inputs, in_order(order, shape_of(n)), "Concatenation", {"axis": axis}, node=n), order
 
 
 @row(ops.Slice)
 def strided_slice(e: Emitter, n: Node) -> tuple[int, str]:
     assert isinstance(n.op, ops.Slice)
     order = e.order(n.inputs[0])
-    parts = [_in(order, tuple(int(str(v)) for v in values)) for values in (n.op.start, n.op.limit, n.op.strides)]
+    parts = [in_order(order, tuple(int(str(v)) for v in values)) for values in (n.op.start, n.op.limit, n.op.strides)]
     inputs = [e.get(n.inputs[0], order), *(e.ints(*values) for values in parts)]
-    return e.add("STRIDED_SLICE", inputs, _in(order, shape_of(n)), "StridedSlice", node=n), order
+    return e.add("STRIDED_SLICE", inputs, in_order(order, shape_of(n)), "StridedSlice", node=n), order
 
 
 @row(ops.Pad)
@@ -183,7 +179,7 @@ def pad(e: Emitter, n: Node) -> tuple[int, str]:
     if any(n.op.interior) or min(*low, *high, 0) < 0 or value is None:
         raise Unsupported("with interior or negative padding")
     order = e.order(n.inputs[0])
-    pairs = list(zip(_in(order, low), _in(order, high), strict=True))
+    pairs = list(zip(in_order(order, low), in_order(order, high), strict=True))
     return _padded(e, e.get(n.inputs[0], order), pairs, value, n), order
 
 
@@ -232,7 +228,7 @@ def quantize(e: Emitter, n: Node) -> tuple[int, str]:
     if grid is None:
         raise Unsupported("by scales that are no constants, or several")
     order = e.order(x)
-    i = e.add("QUANTIZE", [e.get(x, order)], _in(order, shape_of(n)), node=n, dtype=str(n.dtype))
+    i = e.add("QUANTIZE", [e.get(x, order)], in_order(order, shape_of(n)), node=n, dtype=str(n.dtype))
     e.model.tensors[i].quantization = grid
     return i, order
 
@@ -249,7 +245,7 @@ def dequantize(e: Emitter, n: Node) -> tuple[int, str]:
     if known is not None and known != grid:
         raise Unsupported("by another scale than the levels were made with")
     e.model.tensors[i].quantization = grid
-    return e.add("DEQUANTIZE", [i], _in(order, shape_of(n)), node=n, dtype="f32"), order
+    return e.add("DEQUANTIZE", [i], in_order(order, shape_of(n)), node=n, dtype="f32"), order
 
 
 # --- sums and products
@@ -292,7 +288,7 @@ def softmax(e: Emitter, n: Node) -> Node | tuple[int, str]:
         order = tuple(axis if d == rank - 1 else rank - 1 if d == axis else d for d in range(rank))
         return ops.Transpose(order)(ops.Softmax(rank - 1)(ops.Transpose(order)(x)))
     order = PLAIN if axis == rank - 1 else CHANNELS_LAST
-    shape = _in(order, shape_of(n))
+    shape = in_order(order, shape_of(n))
     return e.add("SOFTMAX", [e.get(x, order)], shape, "Softmax", {"beta": 1.0}, node=n), order
 
 
@@ -397,7 +393,9 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
         name, table = "DEPTHWISE_CONV_2D", "DepthwiseConv2D"
     else:
         weights, name, table = e.weights(w, kernel, 0), "CONV_2D", "Conv2D"
-    return e.add(name, [i, weights, -1], _in(CHANNELS_LAST, shape_of(n)), table, options=options, node=n), CHANNELS_LAST
+    return e.add(
+        name, [i, weights, -1], in_order(CHANNELS_LAST, shape_of(n)), table, options=options, node=n
+    ), CHANNELS_LAST
 
 
 @row(ops.ConvTranspose)
@@ -408,7 +406,7 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     value = constant_of(w)
     assert value is not None
     kernel = value.transpose(1, 2, 3, 0)
-    shape = _in(CHANNELS_LAST, shape_of(n))
+    shape = in_order(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
     inputs = [e.shape(full), e.weights(w, kernel, 0), e.get(x, CHANNELS_LAST), -1]
     options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
@@ -439,38 +437,7 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
         "filter_width": op.kernel[1],
     }  # fmt: skip
     name = "AVERAGE_POOL_2D" if is_mean else "MAX_POOL_2D"
-    return e.add(name, [i], _in(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
-
-
-@row(ops.Resize)
-def resize(e: Emitter, n: Node) -> tuple[int, str]:
-    assert isinstance(n.op, ops.Resize)
-    op, shape = n.op, _in(CHANNELS_LAST, shape_of(n))
-    name = "RESIZE_BILINEAR" if op.mode == "linear" else "RESIZE_NEAREST_NEIGHBOR"
-    table = "ResizeBilinear" if op.mode == "linear" else "ResizeNearestNeighbor"
-    options = {"align_corners": op.coordinates == "align_corners", "half_pixel_centers": "half_pixel" in op.coordinates}
-    if op.mode == "nearest":  # whole repetitions
-        options = {"align_corners": False, "half_pixel_centers": False}
-    return e.add(
-        name, [e.get(n.inputs[0], CHANNELS_LAST), e.ints(*shape[1:3])], shape, table, options, node=n
-    ), CHANNELS_LAST
-
-
-def _has_resize(n: Node, op: ops.Resize) -> bool:
-    """Whether TFLite resizes so: images, by their sizes' ratio, bilinear or by whole repetitions."""
-    (x,) = n.inputs
-    if x.type.rank != 4 or op.axes != (2, 3) or str(n.dtype) != "f32" or op.antialias or op.roi:
-        return False
-    before, after = shape_of(x)[2:], shape_of(n)[2:]
-    ratios = tuple(float(np.float32(b / a)) for a, b in zip(before, after, strict=True))
-    if op.scales is not None and tuple(float(np.float32(s)) for s in op.scales) != ratios:
-        return False
-    if op.mode == "linear":
-        return min(after) > 1 and op.coordinates in _BILINEAR
-    repeats = all(b % a == 0 for a, b in zip(before, after, strict=True))
-    floors = op.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and op.nearest_mode == "floor"
-    rounds = op.coordinates in ("half_pixel", "pytorch_half_pixel") and op.nearest_mode.startswith("round")
-    return op.mode == "nearest" and repeats and (floors or rounds)
+    return e.add(name, [i], in_order(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
 
 
 def serves(n: Node) -> bool:
@@ -496,7 +463,7 @@ def serves(n: Node) -> bool:
     if isinstance(op, ops.Take):
         return True
     if isinstance(op, ops.Resize):
-        return _has_resize(n, op)
+        return resize.has_operator(n, op)
     return n.dtype.is_float
 
 

@@ -139,6 +139,7 @@ class Context(Protocol):
     module: Module
     rows: Rows
     sizes: Sizes
+    rank: Node | None  # of the device, inside of a computation of each device
 
     def random_key(self) -> Node: ...
     def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]: ...

@@ -116,7 +116,8 @@ def _product(n: Node) -> Node | None:
     b = const(np.concatenate([_packed(p, b_axis) for _, p in pairs], b_axis), loc=w.loc)
     if border is not None:
         a = ops.pad(a, tuple(low for low, _ in border), tuple(high for _, high in border))
-    differences = replace(n.op, dtype=i32, of_signs=True)(a, b, loc=n.loc)  # type: ignore[call-arg]
+    op = replace(n.op, zeros=()) if isinstance(n.op, ops.Convolution) else n.op
+    differences = replace(op, dtype=i32, of_signs=True)(a, b, loc=n.loc)  # type: ignore[call-arg]
     sums = ops.sub(depth * len(pairs), ops.mul(differences, 2))
     if border is not None or (isinstance(n.op, ops.Convolution) and any(map(any, n.op.padding))):
         assert isinstance(n.op, ops.Convolution)
@@ -139,7 +140,7 @@ def _summed_axes(n: Node) -> tuple[int, int, int] | None:
     if isinstance(op, ops.Convolution):
         is_plain = op.feature_groups == op.batch_groups == 1 and all(d == 1 for d in op.lhs_dilation)
         layouts = op.lhs_layout.index("C"), op.rhs_layout.index("I"), op.rhs_layout.index("O")
-        return layouts if is_plain and not op.zeros else None
+        return layouts if is_plain else None
     assert isinstance(op, ops.DotGeneral)
     _, free = op.free(n.inputs[0].type.rank, n.inputs[1].type.rank)
     if any(op.batch) or len(op.contract[0]) != 1 or len(free) != 1:

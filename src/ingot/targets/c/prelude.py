@@ -238,6 +238,25 @@ IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c)
 IG_UNUSED static inline int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
   return ig_smlad(a >> 8 & 0xff00ffU, ig_odd(b), ig_smlad(a & 0xff00ffU, ig_even(b), c));
 }
+#elif defined(__SSE2__) && defined(__GNUC__)
+#include <emmintrin.h>
+IG_UNUSED static inline __m128i ig_signed(uint32_t x) {
+  __m128i v = _mm_cvtsi32_si128((int)x);
+  return _mm_srai_epi16(_mm_unpacklo_epi8(v, v), 8);
+}
+IG_UNUSED static inline __m128i ig_unsigned(uint32_t x) {
+  return _mm_unpacklo_epi8(_mm_cvtsi32_si128((int)x), _mm_setzero_si128());
+}
+IG_UNUSED static inline int32_t ig_pairs(__m128i a, __m128i b, int32_t c) {
+  __m128i p = _mm_madd_epi16(a, b);
+  return (int32_t)((uint32_t)c + (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(p, _mm_shuffle_epi32(p, 1))));
+}
+IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_pairs(ig_signed(a), ig_signed(b), c);
+}
+IG_UNUSED static inline int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_pairs(ig_unsigned(a), ig_signed(b), c);
+}
 #else
 #define IG_BYTE(x, i) ((int32_t)(int8_t)((x) >> (8 * (i)) & 0xffU))
 IG_UNUSED static int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {

@@ -14,6 +14,7 @@ import numpy as np
 
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.report import bar, page, tiles
+from ingot.runtime.cpu.pool import threads_text
 from ingot.support.dataclass import dataclass
 from ingot.support.energy.measure import joules_text
 from ingot.support.errors import ArtifactError, printable
@@ -109,7 +110,7 @@ class Report:
             f"a call: {_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
             f"{self.nbytes / 1e6:.2f} MB for {self.float_nbytes / 1e6:.2f} MB, arena {self.arena / 1e6:.2f} MB",
             *energy,
-            f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {self._threads()}, seed "
+            f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {threads_text(self.threads)}, seed "
             f"{self.seed}, searched for {self.search_seconds:.1f} s",
             *(
                 [f"bounds of float32's own rounding, in any order of sums, on one call: {rounding}"]
@@ -117,9 +118,6 @@ class Report:
                 else []
             ),
         ]
-
-    def _threads(self) -> str:
-        return f"{self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -184,7 +182,7 @@ class Report:
             + _table("Outputs", "largest deviation over the largest float output", ("output", "deviation"), deviations)
             + details
         )
-        about = html.escape(f"{self.machine} · {self._threads()} · seed {self.seed}")
+        about = html.escape(f"{self.machine} · {threads_text(self.threads)} · seed {self.seed}")
         return page("Quantized model", "quantize", about, body, json.loads(self.to_json()), _STYLE)
 
     def _tried(self) -> list[tuple[Cell, ...]]:

@@ -14,6 +14,7 @@ from ingot.support.errors import DeviceError, IngotError, InputError
 from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import Marks, Mesh, axes_in, mesh_of
 from ingot.transform.shard.partition import Sharded, partition
+from ingot.transform.shard.pipeline import AXIS
 from ingot.transform.shard.run import SimulatedMesh, place_in, state_parts, state_spec, with_place
 from ingot.transform.shard.simulate import join
 from ingot.transform.train.step import Step
@@ -89,4 +90,8 @@ def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None, splits_loop
     if isinstance(grid, SimulatedMesh):
         fix = "ingot.launch(function, processes) runs them on this machine"
         raise InputError("mesh", expected="a group of processes, to train", got="a simulated mesh", fix=fix)
+    if AXIS in dict(grid.axes):
+        raise InputError(
+            f"mesh axis {AXIS}", expected="other axes to train over", got="a pipeline, for inference alone"
+        )
     return Division(grid, marks or {}, place_in(grid, None), splits_loops)

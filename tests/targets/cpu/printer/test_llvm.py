@@ -615,6 +615,16 @@ def test_byte_dot(features: Features, lanes: int) -> None:
     assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("without_512", [True, False])
+def test_bits_of_words_are_counted_by_bytes(lanes: int, without_512: bool) -> None:
+    features = without("avx512vpopcntdq", "avx512bitalg", *(_AVX512 if without_512 else ()))
+    x = np.random.default_rng(lanes).integers(0, 1 << 32, 16 * lanes, dtype=np.uint32)
+    x[:3] = 0, 2**32 - 1, 1 << 31
+    got = evaluate(u32, lambda v: k.unary("popcnt", v), x, lanes=lanes, features=features)
+    assert got.tolist() == [v.bit_count() for v in x.tolist()]
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("features", [host_features(), Features("x86_64", ())], ids=["host", "without products"])
 def test_dot_of_pairs_of_16_bits(features: Features, lanes: int) -> None:

@@ -71,6 +71,8 @@ def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
     single row, quantized levels need words and block sums in addition to the accumulators."""
     if c.has_quantized_b:
         return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
+    if c.of_signs:  # counting bits takes some
+        return max_tile_rows(nv, replace(machine, registers=machine.registers * 5 // 8))
     if c.k_per_lane == 4 and machine.int8_rate < 4:  # halves of B's vectors and of A's, and a product of them
         return (machine.registers - 8) // nv - 2
     if c.k_per_lane == 1 or _uses_dot(c, machine):

@@ -51,6 +51,8 @@ def unary(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
                 if dtype.kind == "i"
                 else x
             )
+        case "popcnt" if dtype.bits == 32 and lanes in _PAIR_SUMS and not _counts_words(b, lanes):
+            return _popcount_by_bytes(b, x, lanes)
         case "popcnt":
             return b.call(f"llvm.ctpop.{mangle(scalar, lanes)}", kind, ((kind, x),))
         case "clz":
@@ -213,9 +215,7 @@ def _neon_byte_dot(b: Builder, x: str, y: str, z: str) -> str:
     total = ""
     for half in (order[:8], order[8:]):
         places = ", ".join(f"i32 {i}" for i in half)
-        halves = [
-            b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)
-        ]
+        halves = [b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)]
         product = b.call("llvm.aarch64.neon.smull.v8i16", "<8 x i16>", tuple(("<8 x i8>", h) for h in halves))
         total = b.emit(f"add <8 x i16> {total}, {product}", (total, product)) if total else product
     pairs = b.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", (("<8 x i16>", total),))
@@ -232,6 +232,28 @@ _PAIR_PRODUCTS = {
 
 def _has_pair_products(b: Builder, lanes: int) -> bool:
     return lanes in _PAIR_PRODUCTS and _PAIR_PRODUCTS[lanes][1] in b.features
+
+
+# by lanes: x86's sums of pairs of bytes, by signed factors, and the feature that has them
+_PAIR_SUMS = {
+    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "avx2"),
+    8: ("llvm.x86.avx2.pmadd.ub.sw", "avx2"),
+    16: ("llvm.x86.avx512.pmaddubs.w.512", "avx512bw"),
+}
+
+
+def _counts_words(b: Builder, lanes: int) -> bool:
+    """Whether bits of words are counted by an instruction, or bytes cannot be summed."""
+    return "avx512vpopcntdq" in b.features or _PAIR_SUMS[lanes][1] not in b.features
+
+
+def _popcount_by_bytes(b: Builder, x: str, lanes: int) -> str:
+    """The bits of each byte, summed in pairs and pairs of pairs."""
+    kind, pairs, quads = vector_of("i32", lanes), f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    each = b.emit(f"bitcast {kind} {x} to {quads}", (x,))
+    counts = b.call(f"llvm.ctpop.v{4 * lanes}i8", quads, ((quads, each),))
+    halves = b.call(_PAIR_SUMS[lanes][0], pairs, ((quads, counts), (quads, b.splat("1", "i8", 4 * lanes))))
+    return b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, halves), (pairs, b.splat("1", "i16", 2 * lanes))))
 
 
 def _paired_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, widen_x: str) -> str:
