@@ -140,7 +140,7 @@ class CpuTarget:
         if asked.startswith(("riscv64-scalable", "aarch64-sve")):
             raise InputError(
                 "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{asked}",
-                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length",
+                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length, cpu:riscv64-zvl256b 256",
             )  # fmt: skip
         core = CORES.get(asked)
         if core is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from ingot.ir.types import DType, f32, i8, i16, u8
 from ingot.schedule.choice import Measured
@@ -77,7 +77,8 @@ def machine_of(
 ) -> Machine:
     """The machine for LLVM feature names of `arch`: "x86_64", "aarch64" or "riscv64"."""
     if arch in ("aarch64", "riscv64"):
-        base = NEON if arch == "aarch64" else RVV
+        lengths = [bits for bits in (256, 512) if f"zvl{bits}b" in features]
+        base = NEON if arch == "aarch64" else replace(RVV, vector_bits=max(lengths, default=RVV.vector_bits))
     elif "avx512f" in features and "avx512vl" in features:
         base = AVX512
     else:

@@ -92,6 +92,7 @@ def ints(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(v, v.size), np.tile(v, v.size)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lanes", [1, 5, 16])
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "min", "max", "copysign"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -230,6 +231,7 @@ def test_float_unary(dtype: DType, fn: str) -> None:
 NARROW_FLOATS = list(FLOAT_FORMATS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", [f64, f32, f16, bf16, *NARROW_FLOATS])
 @pytest.mark.parametrize("target", [f64, f32, f16, bf16, *NARROW_FLOATS, boolean])
 def test_float_casts(source: DType, target: DType) -> None:
@@ -249,6 +251,7 @@ def test_float_casts(source: DType, target: DType) -> None:
     same(got, want)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("source", [f64, f32, f16, bf16])
 @pytest.mark.parametrize("target", [i64, i32, i16, i8, u8, u32, u64, i4, u4])
 def test_float_to_int(source: DType, target: DType) -> None:
