@@ -146,8 +146,9 @@ def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes:
 
 def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     kind, pairs = vector_of("i32", lanes), f"<{2 * lanes} x i16>"
-    if _has_pair_products(b, lanes):
-        total = b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
+    is_wasm = b.features.arch == "wasm32" and lanes == 4
+    if is_wasm or _has_pair_products(b, lanes):
+        total = b.call("llvm.wasm.dot" if is_wasm else _PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
         return b.emit(f"add {kind} {z}, {total}", (z, total))
     p, q = (b.emit(f"bitcast {pairs} {v} to {kind}", (v,)) for v in (x, y))
     sixteen = b.splat("16", "i32", lanes)
@@ -215,9 +216,7 @@ def _neon_byte_dot(b: Builder, x: str, y: str, z: str) -> str:
     total = ""
     for half in (order[:8], order[8:]):
         places = ", ".join(f"i32 {i}" for i in half)
-        halves = [
-            b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)
-        ]
+        halves = [b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)]
         product = b.call("llvm.aarch64.neon.smull.v8i16", "<8 x i16>", tuple(("<8 x i8>", h) for h in halves))
         total = b.emit(f"add <8 x i16> {total}, {product}", (total, product)) if total else product
     pairs = b.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", (("<8 x i16>", total),))
