@@ -139,6 +139,14 @@ def test_views_between() -> None:
     check(graph(ops.linear(x, const(binary(4, 80)))), activations(3, 5, 16))
 
 
+def test_long_chains_are_not_followed_twice() -> None:
+    x = arg("x", 3, 48)
+    for _ in range(60):
+        x = ops.mul(x, x)
+    g = graph(ops.linear(ops.add(x, ops.Sign()(x)), const(binary(4, 48))))
+    assert pack_signs(g).outputs == g.outputs
+
+
 def test_what_stays() -> None:
     """Other weights, other activations, few channels, two booleans, images whose border is not known."""
     x = arg("x", 3, 48)

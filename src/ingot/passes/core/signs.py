@@ -245,7 +245,8 @@ def _signs(x: Node, steps: int) -> _Signs | None:
         return _Signs(high) if high == -low and 0 < high < np.inf else None
     if isinstance(x.op, ops.Mul):
         for signs, factor in (x.inputs, x.inputs[::-1]):
-            by, inner = splat_of(factor), _signs(signs, steps - 1)
+            by = splat_of(factor)
+            inner = None if by is None else _signs(signs, steps - 1)
             if by is not None and inner is not None and 0 < float(by) * inner.magnitude < np.inf:
                 return replace(inner, magnitude=float(np.float32(by) * np.float32(inner.magnitude)))
     return None
