@@ -325,12 +325,9 @@ def splat_of(node: Node) -> np.generic | None:
     return node.constant.splat if node.constant is not None else None
 
 
-def deferred_const(
-    like: TensorType, make: Callable[[], np.ndarray], loc: str = "", make_rows: Rows | None = None
-) -> Node:
-    """Return a constant node of type `like` with the array that `make` returns when it is read; make_rows: see
-    `Array.deferred`."""
-    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make, make_rows))(loc=loc)
+def deferred_const(like: TensorType, make: Callable[[], np.ndarray], loc: str = "", rows: Rows | None = None) -> Node:
+    """Return a constant node of type `like` with the array that `make` returns when it is read. rows: as of `Array`."""
+    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make, rows))(loc=loc)
 
 
 @dataclass(frozen=True)
@@ -485,11 +482,7 @@ def size_elements(node: Node) -> Shape:
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
-    for t in n.types:
-        for d in t.shape:
-            if isinstance(d, Dim):
-                symbols |= symbols_of(d)
-    return symbols
+    return symbols.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:

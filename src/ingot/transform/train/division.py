@@ -91,5 +91,7 @@ def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None, splits_loop
         fix = "ingot.launch(function, processes) runs them on this machine"
         raise InputError("mesh", expected="a group of processes, to train", got="a simulated mesh", fix=fix)
     if AXIS in dict(grid.axes):
-        raise InputError(f"mesh axis {AXIS}", expected="other axes to train over", got="a pipeline, for inference alone")
+        raise InputError(
+            f"mesh axis {AXIS}", expected="other axes to train over", got="a pipeline, for inference alone"
+        )
     return Division(grid, marks or {}, place_in(grid, None), splits_loops)
