@@ -57,7 +57,7 @@ def test_from_pytorch(form: str) -> None:
 def test_from_qonnx(tmp_path: Path) -> None:
     """Brevitas's and FINN's op, for values and weights."""
     w = RNG.standard_normal((12, 100)).astype(np.float32)
-    initializers = [numpy_helper.from_array(v, n) for n, v in (("w", w), ("half", np.float32(0.5)))]
+    initializers = [numpy_helper.from_array(np.asarray(v), n) for n, v in (("w", w), ("half", np.float32(0.5)))]
     domain = "qonnx.custom_op.general"
     nodes = [
         helper.make_node("BipolarQuant", ["x", "half"], ["a"], domain=domain),

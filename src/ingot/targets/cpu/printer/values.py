@@ -157,7 +157,7 @@ def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         for value in (p, q):
             top = b.emit(f"shl {kind} {value}, {sixteen}", (value,)) if is_even else value
             halves.append(b.emit(f"ashr {kind} {top}, {sixteen}", (top,)))
-        z = fma(b, *halves, z, i32, lanes)
+        z = fma(b, halves[0], halves[1], z, i32, lanes)
     return z
 
 
