@@ -57,6 +57,8 @@ def pack_signs(graph: Graph) -> Graph:
 
 def unpack_signs(graph: Graph) -> Graph:
     """Products of words of signs as such of floats, for targets that do not count bits."""
+    if not any(isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.of_signs for n in graph.nodes()):
+        return graph
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         op = n.op
