@@ -21,6 +21,8 @@ def convolution(e: Emitter, n: Node) -> Node:
     """conv(x in N, C, ...), and its result in the order that is asked for; a dilated image is a transposed one."""
     assert isinstance(n.op, ops.Convolution)
     op, (x, w), letters = n.op, n.inputs, n.op.spatial
+    if op.of_signs:
+        raise Unsupported("of words of signs")
     if len(letters) == 1:
         return _of_lines(n, op)
     if constant_of(w) is None or op.batch_groups > 1 or len(letters) != 2:

@@ -322,6 +322,8 @@ def _fully_connected(e: Emitter, n: Node, x: Node, weights: int) -> int:
 def dot_general(e: Emitter, n: Node) -> Node:
     """Operands as [batch, free, contracted] and [batch, contracted, free]."""
     assert isinstance(n.op, ops.DotGeneral)
+    if n.op.of_signs:
+        raise Unsupported("of words of signs")
     a, b = n.inputs
     parts: list[Node] = []
     free: list[int] = []
