@@ -105,7 +105,7 @@ def _install_resizes() -> None:
 
 def _whole_or(whole: Callable[..., Tensor], composed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def select(x: Tensor, size: Sequence[int] | None, *args: Any, **kwargs: Any) -> Tensor:
-        is_static = all(isinstance(n, int) for n in (*x.shape[2:], *(size or ())))
+        is_static = all(isinstance(n, int) for n in (*x.shape, *(size or ())))
         return (whole if whole_resizes.on and is_static else composed)(x, size, *args, **kwargs)
 
     return select
