@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.bench import run
+from ingot.bench import language, run
 from ingot.bench.round_robin import Worker, WorkerFailed
 from ingot.runtime import device
 from ingot.support.energy import measure as measuring
@@ -72,3 +72,32 @@ def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) > 80 and [label for label, _ in profile]
     monkeypatch.setattr(device, "find_counters", lambda gpu: Found((), ()))
     assert str(model.profile(x, energy=True).energy) == "energy: no counter on this machine"
+
+
+class Speaker:
+    """A language model of which reading a prompt takes a millisecond a token, and writing a token ten."""
+
+    context, vocabulary = 4096, 100
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.read = machine, 0
+
+    def reset(self) -> None:
+        self.read = 0
+
+    def generate(self, prompt: Any, *, max_tokens: int, temperature: float, ignore_ends: bool = False) -> None:
+        new = 0 if self.read else len(prompt)
+        self.read = len(prompt)
+        self.machine.advance(new * 0.001 + (max_tokens if ignore_ends else 0) * 0.01, self.machine.busy_watts)
+
+
+@pytest.mark.parametrize("step", [0.0, 0.1])
+def test_tokens(tmp_path: Path, step: float) -> None:
+    machine = Machine(tmp_path, step=step)
+    machine.zone("intel-rapl:0", "package-0")
+    found = find_counters(None, tmp_path)
+    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, found, machine.clock, machine.sleep)
+    assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
+    assert "a token" in str(read) and "tokens" in str(written) and written.seconds == pytest.approx(0.01)
+    nothing = language.energy_of_tokens(Speaker(machine), 128, 64, Found((), ()))
+    assert [str(e) for e in nothing] == ["energy: no counter on this machine"] * 2

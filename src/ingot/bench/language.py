@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from ingot.support.dataclass import dataclass
+from ingot.support.energy.counters import Found
+from ingot.support.energy.measure import Clock, Energy, Window, calls_for, measure
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,44 @@ class Generating(Protocol):
 
 def pace(lm: Generating, prompt: int, tokens: int, rounds: int) -> Pace:
     """Of random ids, which take as long as any others."""
-    prompt = max(1, min(prompt, lm.context - tokens))
-    ids = np.random.default_rng(0).integers(0, lm.vocabulary, prompt).tolist()
+    ids = _ids(lm, prompt, tokens)
+    best = [min(_seconds(partial(run, lm, ids, tokens)) for _ in range(rounds)) for run in (_read, _write)]
+    return Pace(len(ids), tokens, len(ids) / best[0], tokens / best[1])
 
-    def read() -> None:
-        lm.reset()
-        lm.generate(ids, max_tokens=1, temperature=0)
 
-    def write() -> None:  # behind what was read, whose last token alone is read again
-        lm.generate(ids, max_tokens=tokens, temperature=0, ignore_ends=True)
+def _ids(lm: Generating, prompt: int, tokens: int) -> list[int]:
+    count = max(1, min(prompt, lm.context - tokens))
+    return np.random.default_rng(0).integers(0, lm.vocabulary, count).tolist()
 
-    best = [min(_seconds(run) for _ in range(rounds)) for run in (read, write)]
-    return Pace(prompt, tokens, prompt / best[0], tokens / best[1])
+
+def _read(lm: Generating, ids: Sequence[int], tokens: int) -> None:
+    lm.reset()
+    lm.generate(ids, max_tokens=1, temperature=0)
+
+
+def _write(lm: Generating, ids: Sequence[int], tokens: int) -> None:
+    """Behind what was read, whose last token alone is read again."""
+    lm.generate(ids, max_tokens=tokens, temperature=0, ignore_ends=True)
+
+
+def energy_of_tokens(
+    lm: Generating,
+    prompt: int,
+    tokens: int,
+    found: Found,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Energy, Energy]:
+    """The energy of a token that is read, of a prompt of so many, and of one that is written, of so many behind it."""
+    ids = _ids(lm, prompt, tokens)
+    counts = (_read, len(ids)), (_write, tokens)
+
+    def window(run: Callable[[Generating, Sequence[int], int], None], count: int) -> Window:
+        calls = calls_for(partial(run, lm, ids, tokens), clock)
+        return lambda seconds: calls(seconds) * count
+
+    read, written = (measure(window(*c), found, clock=clock, sleep=sleep, unit="token") for c in counts)
+    return read, written
 
 
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:

@@ -131,7 +131,8 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_bench_explain_and_compare(file: Path) -> None:
-    told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--json").stdout)
+    told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
+    assert {"joules_of_token_read", "joules_of_token_written"} <= told.keys()
     assert told["read"] > 0 and told["written"] > 0 and told["prompt"] == 128
     result = call("compare", file, "--size", "tokens=5", "--threads", 1, "--json")
     assert json.loads(result.stdout)["ok"] is True

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import ingot
 from ingot.driver.compile import Options
@@ -38,6 +39,42 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.a(x).clamp(-0.5, 0.7)
         return self.out(torch.relu(y + self.b(torch.abs(y)) - torch.minimum(y, -y * 0.3)))
+
+
+class Masked(nn.Module):
+    """Attention with a causal mask, and with one that hides all keys of a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(24, 3)
+        mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]], dtype=torch.bool)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (2, 3)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = (q @ k.transpose(2, 3)).masked_fill(~self.mask[[0, 2, 2, 3]], float("-inf"))
+        y = y + F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask) + torch.softmax(scores, -1) @ v
+        return self.out(y.transpose(1, 2).flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.LSTM(3, 2, batch_first=True), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cells(x)[0][:, -1])
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return torch.sin(self.last(torch.cos(y) + torch.sin(y * 3)) * 4)
 
 
 class Ratio(nn.Module):
@@ -81,6 +118,9 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (1, 3, 6)),
     "residual": (Residual, (1, 5)),
     "ratio": (Ratio, (1, 4)),
+    "masked": (Masked, (1, 4, 6)),
+    "recurrent": (Recurrent, (1, 3, 3)),
+    "waves": (Waves, (1, 4)),
 }
 
 
@@ -243,14 +283,14 @@ def test_a_monitor_is_a_model(tmp_path: Path) -> None:
     assert "crown" in bounds.explain() and "real numbers" in bounds.explain()
 
 
-class Cosine(nn.Module):
+class Tangent(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cos(x) + torch.prod(x, 1, keepdim=True)
+        return torch.tan(x) + torch.prod(x, 1, keepdim=True)
 
 
 def test_ops_without_bounds_are_named_at_once() -> None:
-    with pytest.raises(ingot.UnsupportedOpError, match=r"(?s)2 ops.*cosine.*prod"):
-        ingot.bounds(Cosine().eval(), torch.rand(1, 3), eps=0.1)
+    with pytest.raises(ingot.UnsupportedOpError, match=r"(?s)2 ops.*tan.*prod"):
+        ingot.bounds(Tangent().eval(), torch.rand(1, 3), eps=0.1)
 
 
 @pytest.mark.parametrize(

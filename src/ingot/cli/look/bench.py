@@ -16,7 +16,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
 from ingot.bench.engines import Job
-from ingot.bench.language import joint_pace, pace
+from ingot.bench.language import energy_of_tokens, joint_pace, pace
 from ingot.cli.console import (
     FAILED,
     UNSUPPORTED,
@@ -48,7 +48,10 @@ from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime.cpu.pool import threads_text
+from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
+from ingot.support.energy.counters import Found
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 
@@ -66,7 +69,7 @@ def bench(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax; "
+            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax, tensorrt; "
             "default: the model's own framework."
         ),
     ] = None,
@@ -83,9 +86,10 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
     warm_up: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Calls before the first burst.")] = 0.0,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table, times in seconds.")] = None,
-    energy: Annotated[bool, typer.Option("--energy", help="Joules of a call, by this machine's counters.")] = False,
+    energy: Annotated[bool, typer.Option("--energy", help="Joules of a call or a token, by counters.")] = False,
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Of a kWh: what a million calls cost, with --energy.")
+        float | None,
+        typer.Option("--price", min=0, help="Of a kWh: what a million of them cost, with --energy."),
     ] = None,
     *,
     about: ModelOptions,
@@ -99,7 +103,7 @@ def bench(
     Of a language model: how many tokens a second it reads and writes.
 
     ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file, tflite a TFLite file,
-    jax a StableHLO file.
+    jax a StableHLO file, tensorrt an ONNX file and an NVIDIA GPU.
 
     \b
     ingot bench model.onnx --against ort,openvino --threads 2
@@ -107,6 +111,7 @@ def bench(
     ingot bench model.onnx --dim batch=8 --input image=images.npy
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
+    ingot bench model.onnx --against tensorrt --target cuda:sm_90a
     ingot bench model.onnx --energy --price 0.30
     """
     with command_context(as_json, limit):
@@ -115,16 +120,21 @@ def bench(
         if price is not None and not energy:
             raise InputError("--price", expected="--energy, too", got="a price alone")
         if source.kind in LANGUAGE:
-            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv, "--energy": energy or None}
+            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
             if refused := [name for name, value in given.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
+            if energy and streams > 1:
+                raise InputError("--energy", expected="--streams 1 for a language model", got=streams)
             settings = {"threads": threads, "precision": precision, "activations": activations, "target": target}
             lm = partial(LanguageModel, **settings, sequences=streams if streams > 1 else None)
-            _bench_language(model, lm, rounds, streams, as_json)
+            counters = energy_counters({target.partition(":")[0]}) if energy else None
+            _bench_language(model, lm, rounds, streams, counters, price, as_json)
             return
         if activations != "float32":
             raise InputError("--activations", expected="a language model", got=model.name)
-        names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
+        is_onnx_on_gpu = source.kind == "onnx" and target.partition(":")[0] == "cuda"
+        default = "tensorrt" if is_onnx_on_gpu else DEFAULT_ENGINES[source.kind]
+        names = benching.engines(default if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
@@ -133,13 +143,14 @@ def bench(
         results = benching.bench(model, names, feeds, job, rounds, seconds, energy)
         if csv is not None:
             atomic_write(csv, [_csv(results).encode()])
-    failed = [r for r in results if r.failed]
+    # an engine that nobody asked for may be missing
+    failed = [r for r in results if r.failed and (against is not None or r.engine == "ingot")]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         facts = {"model": str(model), "threads": compiled.threads, "streams": streams, "inputs": shapes}
         print_json(facts | {"results": [asdict(r) | _energy_facts(r, price) for r in results]})
     else:
-        _print_bench(results, feeds, job)
+        _print_bench(results, failed, feeds, job)
         _print_energy(results, price)
     if failed:
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
@@ -155,21 +166,37 @@ def _csv(results: Sequence[benching.Result]) -> str:
 
 
 def _bench_language(
-    model: Path, load: Callable[[Path], LanguageModel], rounds: int, streams: int, as_json: bool
+    model: Path,
+    load: Callable[[Path], LanguageModel],
+    rounds: int,
+    streams: int,
+    counters: Found | None,
+    price: float | None,
+    as_json: bool,
 ) -> None:
     start = time.perf_counter()
     lm = load(model)
     seconds = time.perf_counter() - start
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds) if streams == 1 else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
+    energies = () if counters is None else energy_of_tokens(lm, PROMPT, TOKENS, counters)
+    named = list(zip(("read", "written"), energies, strict=False))
     if as_json:
-        print_json(
-            {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds, **asdict(result)}
-        )
+        facts = {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds}
+        of_tokens = {f"joules_of_token_{name}": e.joules for name, e in named} | {
+            f"cost_of_million_tokens_{name}": e.cost_of_million(price) for name, e in named if price is not None
+        }
+        print_json(facts | asdict(result) | of_tokens)
         return
-    out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
+    out.print(f"{threads_text(lm.threads)}; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
+    for name, energy in named:
+        out.print(escape(f"{name} {energy}" if energy.counters else str(energy)), highlight=False)
+        if price is not None and (cost := energy.cost_of_million(price)) is not None:
+            out.print(f"  a million tokens cost {cost:.4g} at {price:g} a kWh", highlight=False)
+        if not energy.counters:
+            return  # true of both
 
 
 def _energy_facts(result: benching.Result, price: float | None) -> dict[str, object]:
@@ -191,10 +218,12 @@ def _print_energy(results: Sequence[benching.Result], price: float | None) -> No
             return  # true of all
 
 
-def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) -> None:
+def _print_bench(
+    results: Sequence[benching.Result], failed: Sequence[benching.Result], feeds: Arrays, job: Job
+) -> None:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     streams = f", {job.streams} streams of {job.threads_of_call}" if job.streams > 1 else ""
-    out.print(f"{job.threads} threads{streams}; {escape(shapes)}", highlight=False)
+    out.print(f"{threads_text(job.threads)}{streams}; {escape(shapes)}", highlight=False)
     heads = (
         "engine",
         "median",
@@ -219,4 +248,5 @@ def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) ->
     out.print(table)
     for r in results:
         if r.failed:
-            err.print(f"[bold red]{r.engine}:[/] {escape(r.failed)}", highlight=False)
+            style = "bold red" if r in failed else "dim"
+            err.print(f"[{style}]{r.engine}:[/] {escape(r.failed)}", highlight=False)

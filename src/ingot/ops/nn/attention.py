@@ -187,7 +187,7 @@ class Attention(Op):
             s = self._apply_mask(s, Term(mask[0]))
         if self.causal != "none":
             count, cols = s.shape[-2:]
-            visible = self._causal_mask(count, cols, self.offset(count if rows is None else rows, cols), first_row)
+            visible = self.causal_mask(count, cols, self.offset(count if rows is None else rows, cols), first_row)
             s = t.term(t.where(visible.broadcast(s.shape), s, -_INF))
         row_max = s.max((n - 1,), keepdims=False)
         # for a row without visible keys: -inf - 0 = -inf, all weights 0
@@ -196,16 +196,19 @@ class Attention(Op):
         return e, e.sum((n - 1,), keepdims=False), level
 
     def _apply_mask(self, s: Term, mask: Term) -> Term:
+        full = self.mask_of_scores(s, mask)
+        return t.term(t.where(full.broadcast(s.shape), s, -_INF)) if mask.dtype == boolean else s + full
+
+    def mask_of_scores(self, s: Term, mask: Term) -> Term:
+        """The mask with the scores' axes, some of size 1; in their type if it is added."""
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
         if s.rank == 5:
             b, h, *sizes = full.shape
             split = (1, 1) if h == 1 else s.shape[1:3]
             full = full.reshape((b, *split, *sizes))
-        if mask.dtype == boolean:
-            return t.term(t.where(full.broadcast(s.shape), s, -_INF))
-        return s + full.cast(s.dtype)
+        return full if mask.dtype == boolean else full.cast(s.dtype)
 
-    def _causal_mask(self, rows: DimLike, cols: DimLike, offset: DimLike, first_row: Term | None) -> Term:
+    def causal_mask(self, rows: DimLike, cols: DimLike, offset: DimLike, first_row: Term | None = None) -> Term:
         """[Sq,Sk]: whether the query attends to the key."""
         row, col = t.iota((rows, cols), 0), t.iota((rows, cols), 1)
         row = row if first_row is None else row + first_row

@@ -34,13 +34,15 @@ class CounterEnergy:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of a call by each counter. seconds: of a call. reasons: why further counters were not read."""
+    """The energy of a call by each counter. seconds: of a call. reasons: why further counters were not read. unit: what
+    a call is, such as a token."""
 
     counters: tuple[CounterEnergy, ...]
     seconds: float = 0.0
     calls: int = 0
     windows: int = 0
     reasons: tuple[str, ...] = ()
+    unit: str = "call"
 
     @property
     def joules(self) -> float | None:
@@ -56,7 +58,8 @@ class Energy:
             return NO_COUNTER + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
         watts = self.joules / self.seconds if self.seconds else 0.0
         lines = [
-            f"energy: {joules_text(self.joules)} a call, {watts:.1f} W; {self.calls} calls, {self.windows} windows"
+            f"energy: {joules_text(self.joules)} a {self.unit}, {watts:.1f} W; {self.calls} {self.unit}s, "
+            f"{self.windows} windows"
         ]
         for c in self.counters:
             lines.append(
@@ -86,6 +89,7 @@ def measure(
     seconds: float = MIN_SECONDS,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    unit: str = "call",
 ) -> Energy:
     """The energy of a call, without an estimate of any kind: without counters nothing runs.
 
@@ -97,7 +101,7 @@ def measure(
     check_number("the seconds of a window", seconds, f"at least {MIN_SECONDS:g}", lambda s: MIN_SECONDS <= s < 1e6)
     counters = found.counters
     if not counters:
-        return Energy((), reasons=found.reasons)
+        return Energy((), reasons=found.reasons, unit=unit)
     with sampled(counters):
         window(0.0)  # warms up
         idle = [_idle_watts(counters, seconds, clock, sleep)]
@@ -123,7 +127,7 @@ def measure(
         median = statistics.median(joules)
         spread = (max(joules) - min(joules)) / abs(median) if median else 0.0
         results.append(CounterEnergy(counter.name, median, spread, watts, watts * call_seconds))
-    return Energy(tuple(results), call_seconds, sum(calls for calls, _, _ in rows), windows, tuple(reasons))
+    return Energy(tuple(results), call_seconds, sum(calls for calls, _, _ in rows), windows, tuple(reasons), unit)
 
 
 def calls_for(call: Callable[[], object], clock: Clock = time.monotonic) -> Window:

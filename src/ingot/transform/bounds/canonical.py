@@ -6,7 +6,8 @@ clamp(x)           ->  min(max(x, low), high)
 x * logistic(x)    ->  silu(x)
 a / b              ->  a * reciprocal(b)
 softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
-max over a window  ->  a tree of maxima of two
+max over a window  ->  a tree of maxima of two, whose differences get bounds of their own, or one largest(...)
+while              ->  its rounds, where their number is a constant
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Graph, Node, Op, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
+from ingot.ir.types import boolean
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
-from ingot.passes.constants import is_constant
+from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dce import dce
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
+from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.forms import Elu, Hinge, Reciprocal, Shift, Silu, Softplus, Square
+from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square
 
+_HIDDEN = {16: -6e4, 32: -1e30, 64: -1e30}  # by bits: a score that no shift follows
+_MAX_LARGEST_OPERANDS = 64
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that becomes a tree
 
 
-def canonical(graph: Graph) -> Graph:
+def canonical(graph: Graph, trees: bool = True) -> Graph:
     """See the module's docstring. The network that is bounded has the constants that the program has: they are folded
-    in the model's own types first."""
+    in the model's own types first. trees: what maxima over windows become."""
     model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
-    core = simplify(fold_constants(lower_model_ops(model)))
-    return dce(simplify(fold_constants(rewrite(core, _core_rules(), mandatory=True))))
+    core = simplify(unroll(simplify(fold_constants(lower_model_ops(model)))))
+    return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 
 # --- MODEL ops whose lowering loses what bounds need
@@ -71,13 +76,47 @@ def _elu(n: Node) -> Node | None:
     return Elu(n.op.alpha)(*n.inputs) if 0 < n.op.alpha <= 1 else None
 
 
-def _shifted(x: Term, axis: int) -> Term:
-    return x - x.map(Shift(axis))
+def _exponentials(x: Term, axis: int) -> tuple[Term, Term]:
+    """Of visible scores e^(x - shift), of hidden ones, which are -inf, 0; and their sums, 1 where all are hidden."""
+    return _visible_exponentials(*_parted_mask(x), axis)
+
+
+def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Term, Term]:
+    """x: finite."""
+    if visible is None:
+        e = t.exp(x - x.map(Shift(axis)))
+        return e, e.sum((axis,))
+    x = t.term(t.where(visible, x, _HIDDEN[x.dtype.bits]))
+    e = t.term(t.where(visible, t.exp(x - x.map(Shift(axis))), 0.0))
+    return e, t.term(t.where(visible.reduce("or", (axis,)), e.sum((axis,)), 1.0))
+
+
+def _parted_mask(x: Term) -> tuple[Term, Term | None]:
+    """Scores that are finite, and which of them are visible: those of s where a select's other side is -inf, or of
+    s + mask, where the mask is not."""
+    op, inputs = x.node.op, x.node.inputs
+    if isinstance(op, ops.Select):
+        condition, a, b = map(Term, inputs)
+        for scores, hidden, visible in ((a, b, condition), (b, a, condition.map(ops.Not()))):
+            if splat_of(hidden.node) == -np.inf:
+                inner, others = _parted_mask(scores)
+                return inner, visible if others is None else visible & others
+    if isinstance(op, ops.Add):
+        for scores, mask in (inputs, inputs[::-1]):
+            if is_constant(mask) and np.isneginf(value_of(mask)).any():
+                return _added_mask(Term(scores), Term(mask))
+    return x, None
+
+
+def _added_mask(x: Term, mask: Term) -> tuple[Term, Term]:
+    """mask: finite where x is visible, -inf where it is hidden."""
+    visible = mask.equals(-np.inf).map(ops.Not())
+    return x + t.term(t.where(visible, mask, 0.0)), visible
 
 
 def _normalized(x: Term, axis: int) -> Term:
-    e = t.exp(_shifted(x, axis))
-    return e * e.sum((axis,)).map(Reciprocal())
+    e, total = _exponentials(x, axis)
+    return e * total.map(Reciprocal())
 
 
 def _softmax(n: Node) -> Node | None:
@@ -87,9 +126,9 @@ def _softmax(n: Node) -> Node | None:
 
 
 def _log_softmax(n: Node) -> Node | None:
-    op = n.op
+    op, x = n.op, Term(n.inputs[0])
     assert isinstance(op, ops.LogSoftmax)
-    d = _shifted(Term(n.inputs[0]), op.axis)
+    d = x - x.map(Shift(op.axis))
     return (d - t.log(t.exp(d).sum((op.axis,)))).node if _has_elements(n, op.axis) else None
 
 
@@ -99,7 +138,8 @@ def _log_sum_exp(n: Node) -> Node | None:
     if len(op.axes) != 1 or not _has_elements(x, op.axes[0]):
         return None
     (axis,) = op.axes
-    y = t.log(t.exp(_shifted(Term(x), axis)).sum((axis,))) + Term(x).map(Shift(axis))
+    shift = Term(x).map(Shift(axis))
+    y = t.log(t.exp(Term(x) - shift).sum((axis,))) + shift
     return y.reshape(n.shape).node
 
 
@@ -109,16 +149,22 @@ def _has_elements(x: Node, axis: int) -> bool:
 
 
 def _attention(n: Node) -> Node | None:
-    """Softmax of the scores, where no mask hides keys: a hidden key's score is -inf, which has no interval."""
-    op = n.op
+    """Softmax of the scores, of which masks hide some, and its product with the values."""
+    op, (q, k, v, *masks) = n.op, n.inputs
     assert isinstance(op, ops.Attention)
-    if len(n.inputs) > 3 or op.causal != "none" or op.guarded or not is_static(n.shape):
+    if op.scaled or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
         return None
-    q, k, v = list(n.inputs)
-    scores = op.scores(q, k)
-    weights, last = _normalized(scores, scores.rank - 1), scores.rank - 1
-    batch = [(0, 0), (1, 1)]
-    y = t.contract(weights, t.widen_narrow(v), [(last, 2)], batch)
+    scores, visible = op.scores(q, k), None
+    last = scores.rank - 1
+    for mask in masks:
+        of_scores = op.mask_of_scores(scores, Term(mask)).broadcast(scores.shape)
+        scores, visible = (scores, of_scores) if mask.dtype == boolean else _added_mask(scores, of_scores)
+    if op.causal != "none":
+        rows, cols = scores.shape[-2:]
+        earlier = op.causal_mask(rows, cols, op.offset(rows, cols)).broadcast(scores.shape)
+        visible = earlier if visible is None else visible & earlier
+    e, total = _visible_exponentials(scores, visible, last)
+    y = t.contract(e * total.map(Reciprocal()), t.widen_narrow(v), [(last, 2)], [(0, 0), (1, 1)])
     return y.reshape((*q.shape[:3], v.shape[3])).cast(q.dtype).node
 
 
@@ -126,7 +172,7 @@ def _attention(n: Node) -> Node | None:
 
 
 @cache
-def _core_rules() -> RuleSet:
+def _core_rules(trees: bool) -> RuleSet:
     return rules(
         Rule("max", ops.Max, _of_floats(_max)),
         Rule("min", ops.Min, _of_floats(_min)),
@@ -137,8 +183,8 @@ def _core_rules() -> RuleSet:
         Rule("log1p", ops.Log1p, _of_floats(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
         Rule("power", ops.Pow, _of_floats(_power)),
         Rule("div", ops.Div, _of_floats(_div)),
-        Rule("reduce", ops.Reduce, _of_floats(_reduce)),
-        Rule("window", ops.ReduceWindow, _of_floats(_window)),
+        Rule("reduce", ops.Reduce, _of_floats(lambda n: _reduce(n, trees))),
+        Rule("window", ops.ReduceWindow, _of_floats(lambda n: _window(n, trees))),
     )
 
 
@@ -222,7 +268,7 @@ def _div(n: Node) -> Node | None:
     return y if splat_of(a) == 1 else ops.Mul()(a, y)
 
 
-def _reduce(n: Node) -> Node | None:
+def _reduce(n: Node, trees: bool) -> Node | None:
     """max over [a, b, c] -> max(max(a, c), b)"""
     op, (x,) = n.op, n.inputs
     assert isinstance(op, ops.Reduce)
@@ -232,6 +278,9 @@ def _reduce(n: Node) -> Node | None:
     line = ops.flatten(ops.transpose(x, (*op.dims, *kept)), 0, len(op.dims) - 1) if op.dims else None
     if line is None or not 0 < int(line.shape[0]) <= _MAX_TREE_TAPS:
         return None
+    if not trees and line.shape[0] <= _MAX_LARGEST_OPERANDS:
+        parts = [ops.slice_axis(line, 0, i, i + 1) for i in range(int(line.shape[0]))]
+        return ops.Reshape(n.shape)(_largest(parts, op.kind))
     merge = ops.Max() if op.kind == "max" else ops.Min()
     while (size := int(line.shape[0])) > 1:
         half = (size + 1) // 2
@@ -241,7 +290,7 @@ def _reduce(n: Node) -> Node | None:
     return ops.Reshape(n.shape)(line)
 
 
-def _window(n: Node) -> Node | None:
+def _window(n: Node, trees: bool) -> Node | None:
     """The same of windows: of their taps, each a slice of the padded image."""
     op, (x,) = n.op, n.inputs
     assert isinstance(op, ops.ReduceWindow)
@@ -266,8 +315,16 @@ def _window(n: Node) -> Node | None:
         starts = tuple(i * d for i, d in zip(tap, op.dilation, strict=True))
         ends = tuple(lo + (int(c) - 1) * s + 1 for lo, c, s in zip(starts, n.shape, op.strides, strict=True))
         taps.append(ops.Slice(starts, ends, op.strides)(padded))
+    if not trees and len(taps) <= _MAX_LARGEST_OPERANDS:
+        return _largest(taps, op.kind)
     merge: Op = ops.Max() if op.kind == "max" else ops.Min()
     return _tree(taps, merge)
+
+
+def _largest(parts: Sequence[Node], kind: str) -> Node:
+    if len(parts) == 1:
+        return parts[0]
+    return Largest()(*parts) if kind == "max" else ops.Neg()(Largest()(*(ops.Neg()(p) for p in parts)))
 
 
 def _tree(parts: Sequence[Node], merge: Op) -> Node:

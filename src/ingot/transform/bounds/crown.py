@@ -20,7 +20,7 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Hinge
+from ingot.transform.bounds.forms import Hinge, Largest
 from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals, contracted_terms, in_f64, summed_terms
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
@@ -37,18 +37,21 @@ _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 class Walk:
     """What the walks back through one graph share.
 
-    intervals: of all values. alphas: for each hinge the slope of its lower line (see `lines_of_hinge`); a node of the
-    hinge's shape, which `vectorize` may map to rows. lines: of the relaxed nodes so far.
+    intervals: of all values. rows: see `rows_of`. alphas: for each hinge the slope of its lower line (see
+    `lines_of_hinge`); a node of the hinge's shape, which `vectorize` may map to rows. multipliers: for values whose
+    sign is known where bounds are to hold, factors m with m * value >= 0 there. lines: of the relaxed nodes so far.
     """
 
     intervals: Intervals
+    rows: Mapping[Node, int] = field(default_factory=dict)
     alphas: Mapping[Node, Node] = field(default_factory=dict)
+    multipliers: Mapping[Node, Term] = field(default_factory=dict)
     lines: dict[Node, Lines] = field(default_factory=dict)
 
 
 def is_relaxed(node: Node) -> bool:
     """Whether a walk needs bounds of the node's operands."""
-    return isinstance(node.op, Hinge) or function_of(node.op) is not None or is_product(node)
+    return isinstance(node.op, (Hinge, Largest)) or function_of(node.op) is not None or is_product(node)
 
 
 def is_product(node: Node) -> bool:
@@ -60,16 +63,24 @@ def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = Non
     Without alphas no bound is wider than the interval; with them it may be, as no alpha would have a gradient where the
     interval's bound is taken."""
     shape = target.shape
-    count = product(shape)
+    axis = walk.rows.get(target)
+    others = [d for d in range(len(shape)) if d != axis]
+    inner = tuple(shape[d] for d in others)
+    count = product(inner)
     assert isinstance(count, int)
     seed = Input("seed of a walk", TensorType(f64, shape))()
     row = Backward(walk).run(target, Term(seed))
-    rows = t.iota((2 * count, count), 0), t.iota((2 * count, count), 1)
-    plus, minus = rows[0].equals(rows[1]).cast(f64), rows[0].equals(rows[1] + count).cast(f64)
-    seeds = (plus - minus).reshape((2 * count, *shape))
+    at = t.iota((2 * count, count), 0), t.iota((2 * count, count), 1)
+    plus, minus = at[0].equals(at[1]).cast(f64), at[0].equals(at[1] + count).cast(f64)
+    seeds = (plus - minus).reshape((2 * count, *inner)).spread((2 * count, *shape), [0, *(d + 1 for d in others)])
     (found,) = vectorize([row.node], {seed: seeds.node, **(mapped or {})})
     both = Term(found)
-    lower, upper = both.slice(0, 0, count).reshape(shape), -both.slice(0, count, 2 * count).reshape(shape)
+
+    def bounds(first: int) -> Term:
+        part = both.slice(0, first, first + count)
+        return part.reshape(shape) if axis is None else _rows_at(part.reshape((*inner, shape[axis])), axis)
+
+    lower, upper = bounds(0), -bounds(count)
     if walk.alphas:
         return Interval(lower, upper)
     known = walk.intervals.of(target)
@@ -98,20 +109,30 @@ def lower_bounds(walk: Walk, target: Node, mapped: Mapping[Node, Node]) -> tuple
     return lower, dict(zip(leaves, map(Term, coefficients), strict=True))
 
 
+def _rows_at(x: Term, axis: int) -> Term:
+    """With the last axis, of rows, at `axis`."""
+    last = x.rank - 1
+    return x.transpose((*range(axis), last, *range(axis, last)))
+
+
 class Backward:
-    """One walk. leaves: the coefficients that arrive at each perturbed input."""
+    """One walk. leaves: the coefficients that arrive at each perturbed input. costs: for each hinge how much lower the
+    bound is by the offset of its upper line."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.c = walk.intervals
         self.coefficients: dict[Node, Term] = {}
         self.leaves: dict[Node, Term] = {}
+        self.costs: dict[Node, Term] = {}
         self.total: Term | None = None
 
     def run(self, target: Node, seed: Term) -> Term:
-        """A number below the sum of seed * target, of target's shape, for all inputs."""
+        """A number below the sum of seed * target, of target's shape, for all inputs; of each row, where there are."""
         self.coefficients[target] = seed
         for node in reversed(topological([target])):
+            if node in self.walk.multipliers and node in self.coefficients:
+                self.pass_on(node, -self.walk.multipliers[node])  # a bound of f - m * value is one of f
             a = self.coefficients.pop(node, None)
             if a is not None:
                 self.step(node, a)
@@ -125,6 +146,8 @@ class Backward:
             self.stop(node, a)
         elif isinstance(op, Hinge) or function_of(op) is not None:
             self.relax(node, a)
+        elif isinstance(node.op, Largest):
+            self.largest(node, a)
         elif is_product(node) and len(perturbed) == 2:
             self.bilinear(node, a)
         elif self.is_linear(node):
@@ -145,23 +168,25 @@ class Backward:
     def add(self, value: Term) -> None:
         self.total = value if self.total is None else self.total + value
 
-    def dot(self, a: Term, value: Term) -> None:
-        self.add((a * value).sum(tuple(range(a.rank)), False))
+    def dot(self, node: Node, a: Term, value: Term) -> None:
+        """Add what the coefficients of a node contribute."""
+        axis = self.walk.rows.get(node)
+        self.add((a * value).sum([d for d in range(a.rank) if d != axis], False))
 
-    def err(self, a: Term, size: Term, relative: float, absolute: float = 0.0) -> None:
+    def err(self, node: Node, a: Term, size: Term, relative: float, absolute: float = 0.0) -> None:
         """Subtract what elements of `size` err by: relative to it, and by the sums over all of them."""
         count = product(a.shape)
         assert isinstance(count, int)
         factor = relative + (count + _SCALARS) * 2 * OWN_UNIT
-        self.dot(absolute_value(a), -(size * factor + (absolute + self.c.rounding.floor)))
+        self.dot(node, absolute_value(a), -(size * factor + (absolute + self.c.rounding.floor)))
 
     def pass_on(self, x: Node, a: Term) -> None:
         if self.c.is_exact(x):
             return
         known = self.coefficients.get(x)
         if known is not None:
-            self.err(known, self.c.of(x).magnitude, 0.0)
-            self.err(a, self.c.of(x).magnitude, 0.0)
+            self.err(x, known, self.c.of(x).magnitude, 0.0)
+            self.err(x, a, self.c.of(x).magnitude, 0.0)
             a = known + a
         self.coefficients[x] = a
 
@@ -172,16 +197,16 @@ class Backward:
         x = self.c.of(node)
         if isinstance(node.op, Input):
             self.leaves[node] = a
-        self.dot(maximum(a, 0.0), x.lower)
-        self.dot(minimum(a, 0.0), x.upper)
-        self.err(a, x.magnitude, 0.0)
+        self.dot(node, maximum(a, 0.0), x.lower)
+        self.dot(node, minimum(a, 0.0), x.upper)
+        self.err(node, a, x.magnitude, 0.0)
 
     def linear(self, node: Node, a: Term) -> None:
         op = node.op
         if isinstance(op, ops.Convert):
             y = self.c.of(node)
             if y is not self.c.of(node.inputs[0]):
-                self.err(a, y.magnitude, 2 * max(self.c.rounding.unit, _eps(node)))
+                self.err(node, a, y.magnitude, 2 * max(self.c.rounding.unit, _eps(node)))
             self.pass_on(node.inputs[0], a)
             return
         self.offset(node, a)
@@ -198,7 +223,7 @@ class Backward:
             error = self.c.rounding.of_sum(terms)
         else:
             terms, error = 1, 0.0 if isinstance(op, _SUMS) else self.c.rounding.of_function(0.5)
-        self.err(a, self.sizes(node), error, self.c.rounding.floor * terms)
+        self.err(node, a, self.sizes(node), error, self.c.rounding.floor * terms)
 
     def sizes(self, node: Node) -> Term:
         """What each element of a linear node sums, in magnitude."""
@@ -214,8 +239,8 @@ class Backward:
         exact = [x for x in node.inputs if self.c.is_exact(x) and x.dtype.is_float]
         if exact and any(splat_of(x) != 0 for x in exact):
             value = self.node_of(node, lambda x: t.full(x.shape, 0.0, f64).node)
-            self.dot(a, Term(value))
-            self.err(a, absolute_value(Term(value)), 0.0)
+            self.dot(node, a, Term(value))
+            self.err(node, a, absolute_value(Term(value)), 0.0)
 
     def node_of(self, node: Node, operand: Callable[[Node], Node]) -> Node:
         """The node in f64, with `operand` for each perturbed one."""
@@ -229,16 +254,41 @@ class Backward:
         (x,) = node.inputs
         lines, known = self.lines(node), self.c.of(x)
         above, below = maximum(a, 0.0), minimum(a, 0.0)
-        self.dot(above, lines.lower.offset)
-        self.dot(below, lines.upper.offset)
+        self.dot(node, above, lines.lower.offset)
+        self.dot(node, below, lines.upper.offset)
+        if isinstance(node.op, Hinge):
+            self.costs[node] = absolute_value(below * lines.upper.offset)
         slopes = maximum(absolute_value(lines.lower.slope), absolute_value(lines.upper.slope))
         offsets = maximum(absolute_value(lines.lower.offset), absolute_value(lines.upper.offset))
-        self.err(a, slopes * known.magnitude + offsets, 0.0)
+        self.err(node, a, slopes * known.magnitude + offsets, 0.0)
         if self.c.rounding.unit:
             f = function_of(node.op)
             ulps, slack = (1.0, 0.0) if f is None else (f.ulps, f.slack)
-            self.err(a, self.c.of(node).magnitude, self.c.rounding.of_function(ulps), slack)
+            self.err(node, a, self.c.of(node).magnitude, self.c.rounding.of_function(ulps), slack)
         self.pass_on(x, above * lines.lower.slope + below * lines.upper.slope)
+
+    def largest(self, node: Node, a: Term) -> None:
+        """At least the operand whose lower bound is the largest; at most that operand, if no other one may be larger,
+        else the largest upper bound."""
+        xs, y = [self.c.of(x) for x in node.inputs], self.c.of(node)
+        above, below = maximum(a, 0.0), minimum(a, 0.0)
+        chosen: list[Term] = []
+        is_open = y.lower.equals(y.lower)
+        for x in xs:  # the first of those with this bound
+            is_first = is_open & x.lower.equals(y.lower)
+            chosen.append(is_first)
+            is_open = is_open & is_first.map(ops.Not())
+        others = t.full(node.shape, -float("inf"), f64)
+        for x, is_chosen in zip(xs, chosen, strict=True):
+            others = maximum(others, where(is_chosen, -float("inf"), x.upper))
+        is_known = others <= y.lower
+        self.dot(node, below, where(is_known, 0.0, y.upper))
+        self.err(node, a, y.magnitude, 0.0)
+        for x, is_chosen in zip(node.inputs, chosen, strict=True):
+            of_x = where(is_chosen, above + where(is_known, below, 0.0), 0.0)
+            if self.c.is_exact(x):
+                self.dot(node, of_x, self.c.of(x).lower)
+            self.pass_on(x, of_x)
 
     def lines(self, node: Node) -> Lines:
         found = self.walk.lines.get(node)
@@ -258,26 +308,20 @@ class Backward:
         """McCormick's planes: x y >= ly x + lx y - lx ly, and x y <= uy x + lx y - lx uy."""
         op, (x, y) = in_f64(node.op), node.inputs
         bx, by = self.c.of(x), self.c.of(y)
-        above, below = maximum(a, 0.0), minimum(a, 0.0)
-
-        def back(operand: int, value_y: Term, g: Term) -> Term:
-            found = RULES[type(op)](op(bx.lower.node, value_y.node), [g.node])[operand]
-            assert found is not None
-            return Term(found)
-
-        self.pass_on(x, back(0, by.lower, above))
-        self.pass_on(x, back(0, by.upper, below))
-        self.pass_on(y, back(1, by.lower, a))
-        self.dot(above, -Term(op(bx.lower.node, by.lower.node)))
-        self.dot(below, -Term(op(bx.lower.node, by.upper.node)))
+        for at, v in enumerate((x, y)):
+            g = RULES[type(op)](op(bx.center.node, by.center.node), [a.node])[at]
+            assert g is not None
+            self.pass_on(v, Term(g))
+        self.dot(node, a, -Term(op(bx.center.node, by.center.node)))
+        self.dot(node, absolute_value(a), -Term(op(bx.radius.node, by.radius.node)))
         terms = contracted_terms(node) if isinstance(op, _CONTRACTIONS) else 1
         size = Term(op(bx.magnitude.node, by.magnitude.node))
         error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
         # three products of this size, each a sum
         own = (terms + 16) * 8 * OWN_UNIT
-        self.err(a, size, error + own, self.c.rounding.floor * terms)
-        self.err(a, size, 0.0)
-        self.err(a, size, 0.0)
+        self.err(node, a, size, error + own, self.c.rounding.floor * terms)
+        self.err(node, a, size, 0.0)
+        self.err(node, a, size, 0.0)
 
 
 def _eps(node: Node) -> float:

@@ -99,6 +99,24 @@ class Elu(Form):
 
 
 @dataclass(frozen=True)
+class Largest(Op):
+    """The largest of several operands of one type, element by element."""
+
+    name: ClassVar[str] = "largest"
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(set(inputs)) == 1, "expected operands of one type")
+        return inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.maximum.reduce(inputs)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return iter(())
+
+
+@dataclass(frozen=True)
 class Shift(Op):
     """The largest element along `axis`, of size 1 there; where the graph's results depend on no shift, as in a softmax,
     any other number may stand for it."""

@@ -13,7 +13,7 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Elu, Reciprocal, Silu, Softplus, Square
 
-CONVEX, CONCAVE, S_SHAPED, WAVE = "convex", "concave", "s-shaped", "wave"
+CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Function:
     """A function f and its derivative, in f64.
 
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
-    concave. minimum: (where, a number below the least value) of a function that falls and then rises. falls: whether it
-    falls everywhere. positive: whether it is defined above 0 only. curvature: more than the size of the second
-    derivative, of a WAVE. ulps: the error of the program, relative to the value; slack: absolute. error: how far the op
-    is from this function at most, also over the real numbers.
+    concave; PERIODIC: cos(x - peak). minimum: (where, a number below the least value) of a function that falls and then
+    rises. falls: whether it falls everywhere. positive: whether it is defined above 0 only. curvature: more than the
+    size of the second derivative, of a WAVE. ulps: the error of the program, relative to the value; slack: absolute.
+    error: how far the op is from this function at most, also over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -35,6 +35,7 @@ class Function:
     positive: bool = False
     bend: float = 0.0
     curvature: float = 0.0
+    peak: float = 0.0
     ulps: float = 4.0
     slack: float = 0.0
     error: float = 0.0
@@ -116,6 +117,8 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
     ops.Erf: lambda op: Function(_mapped(op), lambda x: t.exp(x * x * -1.0) * (2 / sqrt(pi)), S_SHAPED),
     ops.Atan: lambda op: Function(_mapped(op), lambda x: 1.0 / (x * x + 1.0), S_SHAPED),
+    ops.Sin: lambda op: Function(_mapped(op), lambda x: x.map(ops.Cos()), PERIODIC, peak=pi / 2),
+    ops.Cos: lambda op: Function(_mapped(op), lambda x: -x.map(ops.Sin()), PERIODIC),
     # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
     Silu: lambda op: Function(_silu, _silu_slope, WAVE, (-1.27846, -0.278465), bend=2.39936, curvature=0.51, ulps=6.0),
     ops.Gelu: _gelu,

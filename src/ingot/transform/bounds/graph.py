@@ -23,6 +23,7 @@ from ingot.transform.bounds.canonical import canonical
 from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
+from ingot.transform.bounds.rows import rows_of
 from ingot.transform.vectorize import vectorize
 
 METHODS = ("crown", "auto", "crown-ibp", "ibp")
@@ -45,7 +46,7 @@ class Question:
         """The graph, prepared. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
         sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
-        core = canonical(with_spec(graph, self.spec))
+        core = canonical(with_spec(graph, self.spec), trees=self.method in ("crown", "auto"))
         ends: dict[Node, tuple[Node, Node]] = {}
         for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
             if is_perturbed:
@@ -108,7 +109,13 @@ class Bounded:
         )
 
     def bytes_of(self, target: Node) -> int:
-        return 2 * int(product(target.shape)) * self._widest * 8
+        axis = self.rows.get(target)
+        return 2 * int(product(target.shape)) * self._widest * 8 // (1 if axis is None else int(target.shape[axis]))
+
+    @cached_property
+    def rows(self) -> Mapping[Node, int]:
+        """The axis of rows of each value, if they never meet."""
+        return rows_of(self.core, list(self.ends), self.intervals().is_exact)
 
     @cached_property
     def _widest(self) -> int:
@@ -126,11 +133,11 @@ class Bounded:
         """The bounds of all values. slopes: for each of `walked` those of its walk, by hinge. mapped: those that have a
         value for each row (see `bounds_of`)."""
         c = self.intervals()
-        walk = Walk(c)
+        walk = Walk(c, self.rows if slopes is None else {})
         for node in self.core.nodes():
             c.add([node])
             if node in self.walked and not c.missing:
-                own = walk if slopes is None else Walk(c, slopes[node])
+                own = walk if slopes is None else Walk(c, alphas=slopes[node])
                 c.values[node] = bounds_of(own, node, mapped)
         if c.missing:
             raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds")

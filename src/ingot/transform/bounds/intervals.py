@@ -7,17 +7,18 @@ arithmetic, BIT 39, 1999. Bounds hold for the real numbers or, with a program's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import pi
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Node, Op, Project
+from ingot.ir.node import Node, Op, Project, splat_of
 from ingot.ir.types import boolean, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp
-from ingot.transform.bounds.forms import Hinge, Shift, Square
-from ingot.transform.bounds.functions import Function, function_of
+from ingot.transform.bounds.forms import Hinge, Largest, Reciprocal, Shift, Square
+from ingot.transform.bounds.functions import PERIODIC, Function, function_of
 from ingot.transform.bounds.rounding import OWN_UNIT, Rounding, absolute_value, maximum, minimum, outward, where
 
 _INF = float("inf")
@@ -148,6 +149,14 @@ def _extreme(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
 
 
+@_interval(Largest)
+def _largest(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    lower, upper = xs[0].lower, xs[0].upper
+    for x in xs[1:]:
+        lower, upper = maximum(lower, x.lower), maximum(upper, x.upper)
+    return Interval(lower, upper)
+
+
 @_interval(ops.Convert)
 def _converted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     (x,) = xs
@@ -264,24 +273,32 @@ def _extremes(values: Sequence[Term]) -> tuple[Term, Term]:
 
 
 def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | None:
-    """Of e / sum(e), for e > 0: e is in both, so e / (e + the others' least sum) is the largest."""
-    for e, quotient, x in ((node.inputs[0], node.inputs[1], xs[0]), (node.inputs[1], node.inputs[0], xs[1])):
+    """Of e / sum(e), for e >= 0: e is in both, so e / (e + the others' least sum) is the largest."""
+    for e, quotient, x in ((*node.inputs, xs[0]), (*node.inputs[::-1], xs[1])):
         spread = _behind(quotient)
-        inner = spread.inputs[0] if function_of(spread.op) is not None and spread.inputs else None
-        total = None if inner is None or spread.op.name != "reciprocal" else _behind(inner)
+        total = _behind(spread.inputs[0]) if isinstance(spread.op, Reciprocal) else None
+        if total is not None and isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
+            total = _behind(total.inputs[1])
         if total is None or not isinstance(total.op, ops.Reduce) or total.op.kind != "sum":
             continue
-        if total.inputs[0] is not e or not isinstance(e.op, ops.Exp):
+        if total.inputs[0] is not e or not _is_exponential(e):
             continue
         dims = total.op.dims
         error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
         least, most = x.lower.sum(dims), x.upper.sum(dims)
         above = most * (1 + 2 * error) - x.upper
         below = maximum(least * (1 - 2 * error) - x.lower, 0.0)
-        lower = x.lower / (x.lower + above)
+        lower = where(x.lower > 0.0, x.lower / (x.lower + above), 0.0)
         upper = where(x.upper > 0.0, x.upper / (x.upper + below), 0.0)
         return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
     return None
+
+
+def _is_exponential(node: Node) -> bool:
+    """Whether the node is e^x, or that where a mask lets it through and 0 elsewhere."""
+    if isinstance(node.op, ops.Select) and splat_of(node.inputs[2]) == 0:
+        node = node.inputs[1]
+    return isinstance(node.op, ops.Exp)
 
 
 def _behind(node: Node) -> Node:
@@ -461,6 +478,9 @@ def _function(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interval:
     ends = f.value(x.lower), f.value(x.upper)
     lower, upper = (ends[1], ends[0]) if f.falls else ends
+    if f.shape == PERIODIC:
+        low, high = _extremes(ends)
+        lower, upper = where(_has_peak(f.peak + pi, x), -1.0, low), where(_has_peak(f.peak, x), 1.0, high)
     if f.minimum is not None:
         place, least = f.minimum
         lower, upper = _extremes(ends)
@@ -471,3 +491,10 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
     if f.positive:  # undefined at and below 0: nothing is known
         lower, upper = (where(x.lower > 0.0, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
     return Interval(lower, upper)
+
+
+def _has_peak(place: float, x: Interval) -> Term:
+    """Whether place + 2 pi n, for a whole number n, may lie in an interval."""
+    margin = x.magnitude * (8 * OWN_UNIT) + 1e-9
+    turns = [(v - place) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
+    return t.term(t.ceil(turns[0])) <= t.term(t.floor(turns[1]))

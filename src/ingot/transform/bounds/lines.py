@@ -7,15 +7,19 @@ offsets are found for it as it was rounded, with the error of finding them.
 
 from __future__ import annotations
 
+from math import pi
+
+from ingot import ops
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge
-from ingot.transform.bounds.functions import CONCAVE, CONVEX, S_SHAPED, Function
+from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function
 from ingot.transform.bounds.intervals import Interval
 from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, where
 
 _BISECTIONS = 14
+_PERIODS = (-2 * pi, 0.0, 2 * pi)  # around the center's, which an interval of half a period reaches
 _ERROR = 64 * OWN_UNIT  # of a few operations and two functions
 
 
@@ -68,6 +72,8 @@ def lines_of_function(f: Function, x: Interval) -> Lines:
     if f.shape == CONCAVE:
         mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive, error=f.error)
         return lines_of_function(mirrored, x).swapped
+    if f.shape == PERIODIC:
+        return _periodic(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
 
 
@@ -145,3 +151,26 @@ def _wave(f: Function, x: Interval) -> Lines:
     outer = [gap(critical(-20.0, -f.bend, False)), gap(critical(f.bend, 20.0, False))]
     most = maximum(maximum(*ends), maximum(*outer))
     return Lines(Line(slope, least - error), Line(slope, most + error))
+
+
+def _periodic(f: Function, x: Interval) -> Lines:
+    """Two lines of the chord's slope s through the extremes of cos(v - peak) - s v: at the ends, or where
+    -sin(v - peak) = s. Of an interval wider than half a period, constants."""
+    is_narrow = x.upper - x.lower <= pi
+    slope = where(is_narrow, minimum(maximum(_chord_slope(f, x), -1.0), 1.0), 0.0)
+    turn = t.term(t.round_even((x.center - f.peak) * (0.5 / pi))) * (2 * pi) + f.peak
+    angle = slope.map(ops.Asin())
+    places = [turn + sign * angle + (side + period) for sign, side in ((-1.0, 0.0), (1.0, pi)) for period in _PERIODS]
+    inside = [minimum(maximum(v, x.lower), x.upper) for v in places]
+    gaps = [f.value(v) - slope * v for v in (x.lower, x.upper, *inside)]
+    least, most = gaps[0], gaps[0]
+    for gap in gaps[1:]:
+        least, most = minimum(least, gap), maximum(most, gap)
+    # a place is off by a few units of the numbers that it sums: by its square the gap is
+    error = (absolute_value(slope) * x.magnitude + 1.0) * _ERROR + _square(x.magnitude * _ERROR + 1e-9)
+    low, high = where(is_narrow, least - error, -1.0), where(is_narrow, most + error, 1.0)
+    return Lines(Line(slope, low), Line(slope, high))
+
+
+def _square(x: Term) -> Term:
+    return x * x

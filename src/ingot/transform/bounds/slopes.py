@@ -45,23 +45,38 @@ class Slopes:
         """Lower bounds of the rows over a box: the best of `steps`, or until each is above its limit. deadline: of
         `time.monotonic`."""
         starts = self.starts.run(box) if self.shapes else []
-        alphas = [np.broadcast_to(starts[at], shape).copy() for shape, at in self.shapes]
-        means, squares = [np.zeros_like(a) for a in alphas], [np.zeros_like(a) for a in alphas]
+        ascent = Ascent([np.broadcast_to(starts[at], shape).copy() for shape, at in self.shapes])
         best = np.full(self.rows, -np.inf)
-        for step in range(1, steps + 1):
+        for _ in range(steps):
             weights = (best <= limits).astype(np.float64)
-            lower, *slopes = self.step.run([*box, weights, *alphas])
+            lower, *slopes = self.step.run([*box, weights, *ascent.values])
             best = np.fmax(best, lower)
             if (best > limits).all() or not slopes or time.monotonic() > deadline:
                 break
-            rate = _RATE * _DECAY**step
-            for i, g in enumerate(slopes):
-                g = np.nan_to_num(g)
-                means[i] = _MOMENTS[0] * means[i] + (1 - _MOMENTS[0]) * g
-                squares[i] = _MOMENTS[1] * squares[i] + (1 - _MOMENTS[1]) * g * g
-                mean, square = means[i] / (1 - _MOMENTS[0] ** step), squares[i] / (1 - _MOMENTS[1] ** step)
-                alphas[i] = np.clip(alphas[i] + rate * mean / (np.sqrt(square) + _TINY), 0.0, 1.0)
+            ascent.move(slopes)
+            for alpha in ascent.values:
+                np.clip(alpha, 0.0, 1.0, out=alpha)
         return best
+
+
+class Ascent:
+    """Adam, upwards. values: arrays in f64, which are changed in place."""
+
+    def __init__(self, values: Sequence[np.ndarray]) -> None:
+        self.values = list(values)
+        self._means, self._squares = ([np.zeros_like(v) for v in self.values] for _ in range(2))
+        self._step = 0
+
+    def move(self, slopes: Sequence[np.ndarray]) -> None:
+        self._step += 1
+        rate = _RATE * _DECAY**self._step
+        parts = (1 - moment**self._step for moment in _MOMENTS)
+        of_mean, of_square = parts
+        for value, mean, square, slope in zip(self.values, self._means, self._squares, slopes, strict=True):
+            g = np.nan_to_num(slope)
+            mean += (1 - _MOMENTS[0]) * (g - mean)
+            square += (1 - _MOMENTS[1]) * (g * g - square)
+            value += rate * (mean / of_mean) / (np.sqrt(square / of_square) + _TINY)
 
 
 def slopes_of(bounded: Bounded, options: Options) -> Slopes:
@@ -82,7 +97,7 @@ def slopes_of(bounded: Bounded, options: Options) -> Slopes:
     mapped = {single[key]: node for key, node in slopes.items()} if size <= _MAX_SLOPE_BYTES else {}
     of_walks = {x: {n: (single if mapped else slopes)[x, n] for v, n in pairs if v is x} for x in targets}
     c = bounded.walk(of_walks, mapped).intervals
-    lower, _ = lower_bounds(Walk(c, of_walks[y]), y, mapped)
+    lower, _ = lower_bounds(Walk(c, alphas=of_walks[y]), y, mapped)
     lower = lower_model_ops(Graph((), (lower.node,))).outputs[0]
     weights = Input("weights", TensorType(f64, lower.shape))()
     loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, lower)

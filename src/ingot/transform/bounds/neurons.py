@@ -1,0 +1,218 @@
+"""Splits of neurons: a bound is raised case by case, by the signs of the operands of hinges.
+
+Wang et al., Beta-CROWN: Efficient Bound Propagation with Per-neuron Split Constraints, NeurIPS 2021; the neuron to
+split is the one whose relaxation costs most, as in Bunel et al., JMLR 21, 2020. In a case the signs of some values are
+known: their hinges are linear, and a multiplier for each of them, which is optimized with the slopes of the other
+hinges' lower lines, makes the bound hold there alone. Bounds of the values are those of the whole box.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ingot.autodiff import gradients
+from ingot.driver.compile import Options, compiled_program
+from ingot.ir.dims import product
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, f64, static_shape
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+from ingot.support.dataclass import dataclass
+from ingot.transform.bounds.crown import Backward, Walk
+from ingot.transform.bounds.forms import Hinge
+from ingot.transform.bounds.graph import Bounded
+from ingot.transform.bounds.intervals import Interval
+from ingot.transform.bounds.lines import lines_of_hinge
+from ingot.transform.bounds.rounding import maximum, minimum, where
+from ingot.transform.bounds.slopes import Ascent
+from ingot.transform.vectorize import vectorize
+
+_STEPS = 14  # of the slopes and multipliers of a case
+_MAX_CASES = 128  # at once
+_BATCH_BYTES = 1 << 28  # of the coefficients of all cases of a batch
+_MAX_WAITING_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Neurons:
+    """The compiled bounds of `count` cases at once. result: the shape of the result. ends: the bounds of the hinges'
+    operands over a box. step: (box, those bounds, rows, signs, slopes, multipliers) -> a lower bound of each case's
+    row, what each hinge's relaxation costs it, and the gradients of slopes and multipliers."""
+
+    count: int
+    result: tuple[int, ...]
+    ends: CompiledModel
+    step: CompiledModel
+
+
+def neurons_of(bounded: Bounded, options: Options) -> Neurons | None:
+    """Compile the bounds of cases of a graph of one result; None for one without hinges. Rows are those of factors of
+    the result's elements."""
+    c = bounded.walk().intervals
+    hinges = [n for n in bounded.core.nodes() if isinstance(n.op, Hinge) and not c.is_exact(n)]
+    if not hinges:
+        return None
+    found = [v for n in hinges for v in (c.of(n.inputs[0]).lower.node, c.of(n.inputs[0]).upper.node)]
+    ends = lower_model_ops(Graph(bounded.inputs, tuple(found)))
+    widest = max(int(product(n.shape)) for n in bounded.core.nodes() if len(n.types) == 1 and not n.is_leaf)
+    count = max(2, min(_MAX_CASES, _BATCH_BYTES // (8 * widest)))
+    step = _step(bounded, hinges, count)
+    programs = [CompiledModel(compiled_program(g, options), threads=options.threads) for g in (ends, step)]
+    return Neurons(count, static_shape(bounded.core.results[0].shape), programs[0], programs[1])
+
+
+def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
+    (y,) = bounded.core.results
+    c = bounded.intervals()
+
+    def inputs(label: str, rows: tuple[int, ...] = ()) -> list[Node]:
+        return [Input(f"{label} {i}", TensorType(f64, (*rows, *n.shape)))() for i, n in enumerate(hinges)]
+
+    lows, highs = inputs("lower"), inputs("upper")
+    known = {n.inputs[0]: Interval(Term(a), Term(b)) for n, a, b in zip(hinges, lows, highs, strict=True)}
+    for node in bounded.core.nodes():
+        c.add([node])
+        if node in known:
+            c.values[node] = known[node]
+    labels = ("sign", "slope", "multiplier")
+    singles, batches = [inputs(label) for label in labels], [inputs(label, (count,)) for label in labels]
+    multipliers: dict[Node, Term] = {}
+    walk = Walk(c, multipliers=multipliers)
+    for n, sign, slope, multiplier in zip(hinges, *singles, strict=True):
+        s, x = Term(sign), c.of(n.inputs[0])
+        lower, upper = where(s > 0.0, maximum(x.lower, 0.0), x.lower), where(s < 0.0, minimum(x.upper, 0.0), x.upper)
+        assert isinstance(n.op, Hinge)
+        walk.lines[n] = lines_of_hinge(n.op, Interval(lower, upper), Term(slope))
+        m = s * maximum(Term(multiplier), 0.0)
+        multipliers[n.inputs[0]] = multipliers[n.inputs[0]] + m if n.inputs[0] in multipliers else m
+    seed = Input("row", TensorType(f64, y.shape))()
+    rows = Input("rows", TensorType(f64, (count, *y.shape)))()
+    backward = Backward(walk)
+    total = backward.run(y, Term(seed))
+    costs = [backward.costs[n] if n in backward.costs else t.full(n.shape, 0.0, f64) for n in hinges]
+    mapped = dict(zip([v for group in singles for v in group], [v for group in batches for v in group], strict=True))
+    lower, *outputs = vectorize([total.node, *(v.node for v in costs)], {seed: rows, **mapped})
+    lowered = lower_model_ops(Graph((), (lower, *outputs))).outputs
+    learned = [v for group in batches[1:] for v in group]
+    found = gradients(Term(lowered[0]).sum((0,), False).node, learned)
+    arguments = (*bounded.inputs, *(v for pair in zip(lows, highs, strict=True) for v in pair), rows)
+    return lower_model_ops(Graph((*arguments, *(v for group in batches for v in group)), (*lowered, *found)))
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Some of the inputs of a box: those for which values have these signs. row: of factors of the result, whose sum
+    should be above `limit`. signs: -1, 1 or, for an open one, 0, of each element of each hinge's operand. lower: the
+    bound so far. split: the hinge and the element to split next."""
+
+    row: np.ndarray
+    limit: float
+    lower: float
+    signs: tuple[np.ndarray, ...]
+    slopes: tuple[np.ndarray, ...]
+    multipliers: tuple[np.ndarray, ...]
+    split: tuple[int, int] | None = field(default=None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(v.nbytes for group in (self.signs, self.slopes, self.multipliers) for v in group)
+
+
+class Cases:
+    """A search over cases. bounded: how many were bounded so far."""
+
+    def __init__(self, neurons: Neurons, box: Sequence[np.ndarray]) -> None:
+        self.neurons, self.box = neurons, list(box)
+        self.ends = [np.asarray(v) for v in neurons.ends.run(self.box)]
+        self.bounded = 0
+
+    def root(self, row: np.ndarray, limit: float) -> Case:
+        lows, highs = self.ends[::2], self.ends[1::2]
+        signs = tuple(np.zeros(v.shape, np.int8) for v in lows)
+        slopes = tuple((high > -low).astype(np.float32) for low, high in zip(lows, highs, strict=True))
+        return Case(row, limit, -np.inf, signs, slopes, tuple(np.zeros(v.shape, np.float32) for v in lows))
+
+    def prove(self, row: np.ndarray, limit: float, deadline: float) -> str:
+        """An empty text if row . y > limit for all inputs of the box, else the reason why that is open. deadline: of
+        `time.monotonic`."""
+        order, waiting = 0, [(-np.inf, 0, self.root(row, limit))]
+        cases = [waiting.pop()[2]]
+        while True:
+            for case in self.bound(cases, deadline):
+                order += 1
+                if case.split is None:
+                    return "a case with all signs known has bounds on both sides of a limit"
+                heapq.heappush(waiting, (case.lower, order, case))
+            if not waiting:
+                return ""
+            if time.monotonic() > deadline or len(waiting) * waiting[0][2].nbytes > _MAX_WAITING_BYTES:
+                return f"{len(waiting)} cases are left"
+            worst = [heapq.heappop(waiting)[2] for _ in range(min(len(waiting), self.neurons.count // 2))]
+            cases = [half for case in worst for half in _halves(case)]
+            progress.report(f"{self.bounded} cases, {len(waiting)} left")
+
+    def bound(self, cases: Sequence[Case], deadline: float) -> list[Case]:
+        """The cases that are not decided, with better bounds and the next split."""
+        count = self.neurons.count
+        self.bounded += len(cases)
+        full = [*cases, *[cases[0]] * (count - len(cases))]
+        rows = np.stack([c.row for c in full]).astype(np.float64)
+        limits = np.asarray([c.limit for c in cases])
+        signs = [np.stack(parts).astype(np.float64) for parts in zip(*(c.signs for c in full), strict=True)]
+        learned = [
+            np.stack(parts).astype(np.float64)
+            for group in (zip(*(c.slopes for c in full), strict=True), zip(*(c.multipliers for c in full), strict=True))
+            for parts in group
+        ]
+        ascent, hinges = Ascent(learned), len(signs)
+        best = np.full(len(cases), -np.inf)
+        costs: list[np.ndarray] = []
+        for step in range(_STEPS):
+            lower, *others = self.neurons.step.run([*self.box, *self.ends, rows, *signs, *ascent.values])
+            best = np.fmax(best, lower[: len(cases)])
+            costs = others[:hinges]
+            if (best > limits).all() or time.monotonic() > deadline or step == _STEPS - 1:
+                break
+            ascent.move(others[hinges:])
+            for slope, multiplier in zip(ascent.values[:hinges], ascent.values[hinges:], strict=True):
+                np.clip(slope, 0.0, 1.0, out=slope)
+                np.clip(multiplier, 0.0, None, out=multiplier)
+        slopes, multipliers = ascent.values[:hinges], ascent.values[hinges:]
+        left: list[Case] = []
+        for i in np.flatnonzero(~(best > limits)):
+            case = cases[i]
+            split = self.next_split([v[i] for v in costs], case.signs)
+            parts = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
+            left.append(Case(case.row, case.limit, float(best[i]), case.signs, *parts, split))
+        return left
+
+    def next_split(self, costs: Sequence[np.ndarray], signs: Sequence[np.ndarray]) -> tuple[int, int] | None:
+        """The element of most cost among those whose sign is open; of the widest if none costs anything."""
+        found: tuple[int, int] | None = None
+        most = -np.inf
+        for i, (cost, sign, low, high) in enumerate(zip(costs, signs, self.ends[::2], self.ends[1::2], strict=True)):
+            is_open = (sign == 0) & (low < 0) & (high > 0)
+            if not is_open.any():
+                continue
+            score = np.where(is_open, np.nan_to_num(cost) + 1e-30 * np.minimum(-low, high), -np.inf).reshape(-1)
+            at = int(score.argmax())
+            if score[at] > most:
+                found, most = (i, at), float(score[at])
+        return found
+
+
+def _halves(case: Case) -> Iterator[Case]:
+    assert case.split is not None
+    hinge, element = case.split
+    for sign in (-1, 1):
+        signs = [v.copy() if i == hinge else v for i, v in enumerate(case.signs)]
+        signs[hinge].reshape(-1)[element] = sign
+        yield Case(case.row, case.limit, case.lower, tuple(signs), case.slopes, case.multipliers)
