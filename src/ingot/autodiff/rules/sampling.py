@@ -146,10 +146,9 @@ def _sum_of_taps(g: Term, axis: int, table: np.ndarray, factors: np.ndarray) -> 
     return total
 
 
-def _through(node: Node, g: Node) -> list[Node | None]:
-    """The cotangent through what the op is lowered to."""
-    lowered = node.op.lower(*node.inputs)  # type: ignore[attr-defined]
-    return pull_back_cotangents([(lowered, g)], [node.inputs[0]])
+def _through(lowered: Node, x: Node, g: Node) -> list[Node | None]:
+    """The cotangent of `x` through what its op is lowered to."""
+    return pull_back_cotangents([(lowered, g)], [x])
 
 
 @reverse(ops.PadMode)
@@ -158,11 +157,11 @@ def _pad_mode(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.PadMode)
     axes = [d for d, pads in enumerate(zip(op.low, op.high, strict=True)) if pads != (0, 0)]
     if not all(is_static((x.shape[d], node.shape[d])) for d in axes):
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for d in axes:
         sources = np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d]))
-        total = _axis_map(x.shape[d], [(sources, np.ones(len(sources)))]).transposed(total, d)
+        total = _axis_map(int(x.shape[d]), [(sources, np.ones(len(sources)))]).transposed(total, d)
     return [total.cast(g.dtype).node]
 
 
@@ -173,11 +172,11 @@ def _resize(node: Node, g: Node) -> list[Node | None]:
     changed = [(i, d) for i, d in enumerate(op.axes) if not op.is_identity(i, x.shape[d])]
     is_known = all(is_static((x.shape[d], op.sizes[i])) for i, d in changed)
     if not is_known or op.coordinates == "tf_crop_and_resize":
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for i, d in changed:
         reads = op.reads(i, x.shape[d], f64 if x.dtype == f64 else f32)
-        total = _axis_map(x.shape[d], [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(total, d)
+        total = _axis_map(int(x.shape[d]), [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(total, d)
     return [total.cast(g.dtype).node]
 
 
@@ -187,7 +186,7 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.AdaptiveAvgPool)
     regular, irregular = op.split_dims(x.shape)
     if not all(is_static((x.shape[d], g.shape[d])) for d in irregular):
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for d in irregular:
         total = _means_of(op.spans(x.shape, d)).transposed(total, d)

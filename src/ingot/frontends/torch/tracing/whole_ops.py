@@ -80,6 +80,7 @@ def _by_factors(op: Any) -> Callable[..., Tensor]:
     def resize(x: Tensor, size: Sequence[int] | None, *corners_and_factors: Any) -> Tensor:
         *corners, factors = corners_and_factors
         sizes = upsample_compute_output_size(x.size(), size, factors)
+        assert sizes is not None
         return op.default(x, sizes, *corners, *(factors or [None] * len(sizes)))
 
     return resize
