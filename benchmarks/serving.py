@@ -140,7 +140,12 @@ class Described:
                   openapi.response_schema_conformance]  # fmt: skip
 
         def ask(operation: Any) -> None:
-            @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(
+                max_examples=20,
+                deadline=None,
+                database=None,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            )
             @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
             def run(case: Any) -> None:
                 if time.monotonic() < end:

@@ -337,7 +337,7 @@ class TensorRt(Engine):
 
     def _dtype(self, name: str) -> Any:
         names = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
-        kind = self.engine.get_tensor_dtype(name).name
+        kind: str = self.engine.get_tensor_dtype(name).name
         return getattr(self.torch, names.get(kind, kind.lower()))
 
     def _context(self) -> tuple[Callable[[], object], dict[str, Any]]:

@@ -92,8 +92,10 @@ def compile_(
         is_c = target == "c"
         suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
         path = output or model.with_suffix(suffix)
-        check_writable([None if target in ("wasm", "verilog") else path, weights], [model])  # they write folders
         _check_c(path, weights, example, settings.target)
+        if example:  # a folder of files
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable([None if target in ("wasm", "verilog") else path, weights], [model])  # they write folders
         sizes = file_sizes(source.path, source.request, settings.target)
         source = replace(source, dims={**source.dims, **sizes})
         start = time.perf_counter()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingot.ir.kernel import Kernel
+from ingot.ir.types import i16
 from ingot.pipeline.cpu import POLICY, cpu_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.runtime import plan_json
@@ -14,7 +15,7 @@ from ingot.runtime.expr import show
 from ingot.runtime.program import Program, TensorSpec
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
-from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.machine import PAIR_RATE, Machine
 from ingot.support import flags, progress
 from ingot.support.errors import CompileError, InputError
 from ingot.support.files import atomic_write
@@ -29,8 +30,11 @@ from ingot.targets.wasm.package import Tensor, files
 
 # what all browsers have had since 2023; there is no fused multiply-add
 _FEATURES = ("bulk-memory", "mutable-globals", "nontrapping-fptoint", "sign-ext", "simd128")
-# of an engine on a x86-64 or AArch64 core; fma: a product and a sum
-MACHINE = Machine(vector_bits=128, registers=16, fma_per_cycle=1, gflops=15.0, l2=512 << 10, l3=8 << 20)
+# of an engine on a x86-64 or AArch64 core; fma: a product and a sum, as of pairs of 16 bits
+MACHINE = Machine(
+    vector_bits=128, registers=16, fma_per_cycle=1, gflops=15.0, l2=512 << 10, l3=8 << 20, int8_dot=i16,
+    int8_rate=PAIR_RATE,
+)  # fmt: skip
 _NODES_PER_KERNEL = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ INTEGERS = f"""<ir_version: 8, {Y}> g (int8[1, 3, 9, 8] x) => (float[1, 5, 9, 8]
 MODELS = {"qdq": QDQ, "qlinear": QLINEAR, "integers": INTEGERS}
 
 
-def model_of(text: str) -> onnx.ModelProto:
+def model_of(text: str) -> Any:
     model, rng = onnx.parser.parse_model(text), np.random.default_rng(4)
     w5, w60 = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((5, 3, 3, 3), (5, 60)))
     arrays = {

@@ -80,7 +80,33 @@ def products() -> Graph:
     return Graph((x,), (y, ops.DotGeneral(((), ()), ((3,), (0,)))(x, _weights(5, 7)), ops.Softmax(3)(x)))
 
 
-FLOAT = {f.__name__: f for f in (pools, lines, upsampling, pointwise, products, residual_network, transformer)}
+def lookups() -> Graph:
+    """Places from both ends, vectors of places, functions without an operator, sums so far."""
+    x = _input(3, 4, 5)
+    last = ops.Take(1)(x, const(np.array([-1, 0, 2])))
+    diagonal = ops.GatherND()(x, const(np.array([[0, -1], [2, 1]])))
+    functions = [f()(x) for f in (ops.Erf, ops.Tan, ops.RoundAway, ops.IsFinite)]
+    near = ops.Log1p()(ops.mul(ops.Abs()(x), 1e-4))
+    return Graph(
+        (x,), (last, diagonal, *functions, near, ops.CumReduce("sum", 1, reverse=True)(x), ops.Windows(2, 3, 2)(x))
+    )
+
+
+def loops() -> Graph:
+    """x <- sin(x) + x[i] while i < 3, and one of two branches."""
+    x, i, y = _input(4, 5), Input("i", TensorType(i32))(), Input("y", TensorType(f32, (4, 5)))()
+    row = ops.DynamicSlice((1, 5))(y, i, const(np.int32(0)))
+    body = Graph((i, y), (ops.add(i, 1), ops.DynamicUpdateSlice()(ops.Sin()(y), row, i, const(np.int32(0)))))
+    loop = ops.While(Graph((i, y), (ops.compare("LT", i, 3),)), body)(const(np.int32(0)), x)
+    branches = tuple(Graph((y,), (f()(y),)) for f in (ops.Exp, ops.Neg))
+    is_above = ops.cast(ops.compare("GT", ops.reduce_sum(x, (0, 1)), 0.0), i32)
+    return Graph((x,), (loop.results[1], ops.Case(branches)(is_above, loop.results[1])))
+
+
+FLOAT = {
+    f.__name__: f
+    for f in (lookups, loops, pools, lines, upsampling, pointwise, products, residual_network, transformer)
+}
 INT8 = {f.__name__: f for f in (pools, lines, residual_network, transformer)}
 
 

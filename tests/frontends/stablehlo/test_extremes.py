@@ -49,6 +49,6 @@ def test_batch_dimensions_that_there_are_not(batch: int) -> None:
 
 @pytest.mark.parametrize("declared", ["tensor<i64>", "tensor<4xf32>", "tensor<3x1xf32>"])
 def test_a_result_of_another_type_than_declared(declared: str) -> None:
-    text = f"func.func public @main(%x: tensor<3xf32>) -> {declared} {{ return %x : {declared} }}"
+    text = f"func.func public @main(%x: tensor<3xf32>) -> {declared} {{\n  return %x : {declared}\n}}"
     with pytest.raises(IngotError, match="result of @main"):
         ingot.compile(text, cache=False, threads=1)

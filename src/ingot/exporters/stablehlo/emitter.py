@@ -18,6 +18,7 @@ from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import Dim, DimLike, is_static, postfix, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, size_elements, topological
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32
+from ingot.passes.core.signs import unpack_signs
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
@@ -52,6 +53,7 @@ def emit(graph: Graph, inline: bool = False) -> Emitted:
 
     inline: keep all constants in the text. Raises UnsupportedOpError naming every op that has no form in StableHLO.
     """
+    graph = unpack_signs(graph)  # there are no products of words
     constants = [] if inline else [n for n in graph.nodes() if isinstance(n.op, Const) and n.op.array.nbytes > _WEIGHT]
     names = _unique([_label(n) for n in graph.inputs] + [n.loc or "weight" for n in constants])
     arguments = [(f"%arg{i}", n) for i, n in enumerate((*graph.inputs, *constants))]

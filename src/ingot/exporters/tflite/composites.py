@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.exporters.tflite.emitter import Emitter, row, shape_of
+from ingot.exporters.tflite.rows import places_within
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.kernel.math.coefficients import ERF_F32
 from ingot.ir.node import Node, Op, Project, const
@@ -85,7 +86,9 @@ def cumulative(e: Emitter, n: Node) -> int:
 
 @row(ops.GatherND)
 def gather_nd(e: Emitter, n: Node) -> int:
-    return e.add("GATHER_ND", [e.get(x) for x in n.inputs], shape_of(n), node=n)
+    x, at = n.inputs
+    sizes = np.array(shape_of(x)[: shape_of(at)[-1]])
+    return e.add("GATHER_ND", [e.get(x), places_within(e, at, sizes)], shape_of(n), node=n)
 
 
 # --- places that the run computes

@@ -21,6 +21,8 @@ def convolution(e: Emitter, n: Node) -> Node:
     """conv(x in N, C, ...), and its result in the order that is asked for; a dilated image is a transposed one."""
     assert isinstance(n.op, ops.Convolution)
     op, (x, w), letters = n.op, n.inputs, n.op.spatial
+    if op.of_signs:
+        raise Unsupported("of words of signs")
     if len(letters) == 1:
         return _of_lines(n, op)
     if constant_of(w) is None or op.batch_groups > 1 or len(letters) != 2:
@@ -91,19 +93,19 @@ def reduce_window(e: Emitter, n: Node) -> Node:
     if rank == 3:
         x = ops.expand_dims(n.inputs[0], 1)
         pads: list[tuple[int, int]] = [(0, 0), *op.padding]
-        wide = ((*values[:1], 1, *values[1:]) for values in (op.window, op.strides))
-        image = ops.ReduceWindow(
-            op.kind, *wide, (pads[1], pads[0], *pads[2:]), (1, *op.dilation), (1, *op.base_dilation)
-        )
+        window, strides = (op.window[0], 1, *op.window[1:]), (op.strides[0], 1, *op.strides[1:])
+        padding, ones = (pads[1], pads[0], *pads[2:]), (1, *op.base_dilation)
+        image = ops.ReduceWindow(op.kind, window, strides, padding, (1, *op.dilation), ones)
         return ops.Reshape(n.shape)(image(x, loc=n.loc))
     moved = [d for d in range(rank) if op.window[d] > 1 or op.strides[d] > 1 or any(op.padding[d])]
     last = tuple(range(2, rank))
     order = tuple(range(rank)) if set(moved) <= set(last) else (0, rank - 1, *range(1, rank - 1))
     if not {order.index(d) for d in moved} <= set(last):
         raise Unsupported(f"over dimensions {moved}")
-    window, strides, padding, dilation = (
-        tuple(values[order[d]] for d in last) for values in (op.window, op.strides, op.padding, op.dilation)
+    window, strides, dilation = (
+        tuple(values[order[d]] for d in last) for values in (op.window, op.strides, op.dilation)
     )
+    padding = tuple(op.padding[order[d]] for d in last)
     if set(dilation) != {1}:
         raise Unsupported("with holes")
     x = _transposed(n.inputs[0], order)

@@ -118,8 +118,9 @@ class _Given(Conversion):
             self.wanted[x] = grid
 
     def _rounds(self, op: Operator | None, grid: Grid) -> bool:
-        is_rounding = op is not None and op.name == "QUANTIZE"
-        return is_rounding and self._grid_of(self.model.tensors[op.outputs[0]]) == grid
+        if op is None or op.name != "QUANTIZE":
+            return False
+        return self._grid_of(self.model.tensors[op.outputs[0]]) == grid
 
     def _grid_of(self, t: Tensor) -> Grid | None:
         """The levels that a tensor holds, as signed ones; None for others, and for scales by channel."""

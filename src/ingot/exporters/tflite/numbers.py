@@ -41,7 +41,7 @@ def constant_of(n: Node) -> np.ndarray | None:
 
 @lru_cache(maxsize=256)
 def _value(n: Node) -> np.ndarray:
-    return n.op.reference(*map(value_of, n.inputs))
+    return np.asarray(n.op.reference(*map(value_of, n.inputs)))
 
 
 def levels_of(n: Node) -> Quantization | None:

@@ -212,11 +212,22 @@ def _constant(n: Node) -> Node:
     return ops.Reshape(n.type.shape)(const(n.op.reference()))
 
 
+def places_within(e: Emitter, at: Node, sizes: np.ndarray) -> int:
+    """Indices, of which known ones count from the start: TFLite's kernels take no others."""
+    value = constant_of(at)
+    if value is None:
+        return e.get(at)
+    return e.model.constant(
+        np.clip(np.where(value < 0, value + sizes, value), 0, sizes - 1).astype(value.dtype), at.loc
+    )
+
+
 @row(ops.Take)
 def take(e: Emitter, n: Node) -> int:
     assert isinstance(n.op, ops.Take)
-    table, indices = (e.get(x) for x in n.inputs)
-    return e.add("GATHER", [table, indices], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
+    x, at = n.inputs
+    sizes = np.array(shape_of(x)[n.op.axis])
+    return e.add("GATHER", [e.get(x), places_within(e, at, sizes)], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
 
 
 # --- levels
@@ -311,6 +322,8 @@ def _fully_connected(e: Emitter, n: Node, x: Node, weights: int) -> int:
 def dot_general(e: Emitter, n: Node) -> Node:
     """Operands as [batch, free, contracted] and [batch, contracted, free]."""
     assert isinstance(n.op, ops.DotGeneral)
+    if n.op.of_signs:
+        raise Unsupported("of words of signs")
     a, b = n.inputs
     parts: list[Node] = []
     free: list[int] = []

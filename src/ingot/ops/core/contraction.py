@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from typing import ClassVar
 
 import ml_dtypes
@@ -323,7 +324,7 @@ class Convolution(CoreOp):
         w = w.transpose([self.rhs_layout.index(c) for c in "OI" + letters])
         low, high = ([0, 0, *(p[side] for p in self.padding)] for side in (0, 1))
         x = pad_array(x, low, high, (0, 0, *(d - 1 for d in self.lhs_dilation)), np.zeros((), x.dtype))
-        bits = w[0].size * 32
+        bits = prod(w.shape[1:]) * 32
         if self.of_signs:
             x, w = (_signs(words.astype(np.uint32), 1) for words in (x, w))
         sizes = dict(zip(self.out_layout, (int(d) for d in out.shape), strict=True))

@@ -22,6 +22,7 @@ from ingot.ir.node import Graph, Node, const, rebuild, splat_of
 from ingot.ir.types import boolean, f32, i32, static_shape, u32
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
+from ingot.passes.constants import value_of
 from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
@@ -29,6 +30,7 @@ WORD = 32
 MIN_SIGNS = 32  # of a position: fewer leave most of a word empty
 MAX_TERMS = 1 << 24  # of a sum: f32 holds it
 MAX_BORDER_BYTES = 1 << 20
+_MAX_WEIGHT_OPS = 16
 _MAX_STEPS = 64  # from a product back to the signs
 
 
@@ -55,6 +57,8 @@ def pack_signs(graph: Graph) -> Graph:
 
 def unpack_signs(graph: Graph) -> Graph:
     """Products of words of signs as such of floats, for targets that do not count bits."""
+    if not any(isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.of_signs for n in graph.nodes()):
+        return graph
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         op = n.op
@@ -94,7 +98,7 @@ def _unpacked(words: Node, axis: int) -> Node:
 def _product(n: Node) -> Node | None:
     """The product `n` on bits; None where it is not one of signs."""
     x, w = n.inputs
-    if w.constant is None or (x.dtype, w.dtype, n.dtype) != (f32, f32, f32):
+    if (x.dtype, w.dtype, n.dtype) != (f32, f32, f32):
         return None
     axes = _summed_axes(n)
     if axes is None:
@@ -104,9 +108,11 @@ def _product(n: Node) -> Node | None:
     signs = _signs(padded, _MAX_STEPS)
     if signs is None:
         return None
-    weights = _levels(w.constant.value, out_axis)
-    depth = w.type.size // max(1, w.constant.value.shape[out_axis])
-    if weights is None or not 0 < depth < MAX_TERMS or w.shape[b_axis] < MIN_SIGNS:  # type: ignore[operator]
+    value = _value(w)
+    if value is None:
+        return None
+    weights, depth = _levels(value, out_axis), value.size // max(1, value.shape[out_axis])
+    if weights is None or not 0 < depth < MAX_TERMS or value.shape[b_axis] < MIN_SIGNS:
         return None
     levels, scale = weights
     a_planes = [ops.compare("LT", padded, 0.0), *([ops.compare("LE", padded, 0.0)] if signs.has_zero else [])]
@@ -150,6 +156,21 @@ def _summed_axes(n: Node) -> tuple[int, int, int] | None:
 
 def _column_dim(n: Node) -> int:
     return n.op.out_layout.index("C") if isinstance(n.op, ops.Convolution) else n.type.rank - 1
+
+
+def _value(w: Node) -> np.ndarray | None:
+    """The value of weights that a few ops make of constants, which stay unfolded where these are smaller."""
+    seen: set[Node] = set()
+    stack = [w]
+    while stack:
+        n = stack.pop()
+        if n in seen or n.constant is not None:
+            continue
+        if not n.inputs or not is_static(n.shape) or len(seen) == _MAX_WEIGHT_OPS:
+            return None
+        seen.add(n)
+        stack += n.inputs
+    return value_of(w)
 
 
 def _levels(w: np.ndarray, out_axis: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -231,7 +252,11 @@ def _signs(x: Node, steps: int) -> _Signs | None:
     if not steps or x.dtype != f32:
         return None
     if isinstance(x.op, ops.Sign):
-        return _Signs(1.0, has_zero=not _is_away_from_zero(x.inputs[0]), has_nan=True)
+        return _Signs(1.0, has_zero=_moved_signs(x.inputs[0], steps) is None, has_nan=True)
+    if isinstance(x.op, ops.Sub) and all(isinstance(i.op, ops.Convert) for i in x.inputs):
+        a, b = (i.inputs[0] for i in x.inputs)
+        if a.dtype == b.dtype == boolean:
+            return _Signs(1.0, has_zero=not _is_one_true(a, b, steps))
     if isinstance(x.op, View) and x.op.rearranges:
         return _signs(x.inputs[0], steps - 1)
     if isinstance(x.op, ops.Pad):
@@ -245,18 +270,30 @@ def _signs(x: Node, steps: int) -> _Signs | None:
         return _Signs(high) if high == -low and 0 < high < np.inf else None
     if isinstance(x.op, ops.Mul):
         for signs, factor in (x.inputs, x.inputs[::-1]):
-            by, inner = splat_of(factor), _signs(signs, steps - 1)
+            by = splat_of(factor)
+            inner = None if by is None else _signs(signs, steps - 1)
             if by is not None and inner is not None and 0 < float(by) * inner.magnitude < np.inf:
                 return replace(inner, magnitude=float(np.float32(by) * np.float32(inner.magnitude)))
     return None
 
 
-def _is_away_from_zero(x: Node) -> bool:
-    """Whether x is a sign moved by less than 1, as Larq has it: never 0."""
-    if not isinstance(x.op, ops.Add):
+def _moved_signs(x: Node, steps: int) -> _Signs | None:
+    """The signs that x moves by less than their magnitude, as Larq does, so that x is never 0; None of others."""
+    for inner, number in (x.inputs, x.inputs[::-1]) if isinstance(x.op, ops.Add) else ():
+        by = splat_of(number)
+        signs = None if by is None else _signs(inner, steps - 1)
+        if by is not None and signs is not None and 0 < abs(float(by)) < signs.magnitude:
+            return signs
+    return None
+
+
+def _is_one_true(a: Node, b: Node, steps: int) -> bool:
+    """Whether always one of y > 0 and y < 0 is true: y is neither 0 nor NaN."""
+    if not isinstance(a.op, ops.Compare) or not isinstance(b.op, ops.Compare) or a.inputs != b.inputs:
         return False
-    by = next((v for v in map(splat_of, x.inputs) if v is not None), None)
-    return by is not None and 0 < abs(float(by)) < 1 and any(isinstance(i.op, ops.Sign) for i in x.inputs)
+    signs = _moved_signs(a.inputs[0], steps)
+    is_split = {a.op.direction, b.op.direction} == {"GT", "LT"} and splat_of(a.inputs[1]) == 0
+    return is_split and signs is not None and not signs.has_nan
 
 
 def _ends(x: Node, steps: int) -> tuple[float, float] | None:

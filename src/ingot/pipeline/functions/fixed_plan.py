@@ -26,7 +26,7 @@ def fixed_plan(program: Program, shares_halos: bool = False) -> Plan:
             "C functions for a model with symbolic sizes",
             expected="fixed sizes",
             got=names,
-            fix="fix them: --dim NAME=SIZE",
+            fix="fix them: --dim NAME=SIZE" + "".join(f", as in --dim {s.name}=1" for s in program.symbols[:1]),
         )
     if any(step.collective is not None for step in program.steps):
         raise InputError("C functions for a program of several ranks", expected="one rank", got="collectives")

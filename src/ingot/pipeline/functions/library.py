@@ -42,9 +42,9 @@ def export(program: Program, path: Path, weights: Path | None = None) -> None:
         raise CompileError("a native library", expected="a program for a CPU", got=", ".join(program.code))
     plan, code = fixed_plan(program), program.code["cpu"]
     if code.features.arch not in MACHINES:
-        known = " or ".join(f"a program for {arch}" for arch in MACHINES)
+        machines = " or ".join(f"a program for {arch}" for arch in MACHINES)
         fix = "save it as an artifact (.ingot), or compile portable C (--target c)"
-        raise InputError("a native library", expected=known, got=code.features.arch, fix=fix)
+        raise InputError("a native library", expected=machines, got=code.features.arch, fix=fix)
     baseline = Features(code.features.arch)  # what looks whether the processor is fit runs on any
     helper, offsets = helpers(code.features)
     start = -(-len(code.blob) // 64) * 64

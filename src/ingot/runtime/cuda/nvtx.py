@@ -6,9 +6,11 @@ See NVIDIA's NVTX reference (C interface, version 2 and 3): nvtxRangePushA, nvtx
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ingot.runtime.cuda.driver import Driver
 from ingot.runtime.cuda.launch import Exchange, Node, Places
@@ -53,9 +55,8 @@ def ranges_of(program: Program, driver: Driver) -> Ranges | None:
 def _functions() -> tuple[Callable[[str], object], Callable[[], object]]:
     """What begins a range of a name, and what ends the last one: of the package nvtx, or of the library."""
     if importlib.util.find_spec("nvtx") is not None:
-        import nvtx  # type: ignore[import-not-found]
-
-        return nvtx.push_range, nvtx.pop_range
+        package: Any = importlib.import_module("nvtx")
+        return package.push_range, package.pop_range
     spec = importlib.util.find_spec("nvidia.nvtx") if importlib.util.find_spec("nvidia") else None
     folders = [] if spec is None else [Path(f) / "lib" for f in spec.submodule_search_locations or ()]
     for name in [*(str(folder / _LIBRARY) for folder in folders), _LIBRARY]:

@@ -90,7 +90,7 @@ def _with_bodies(graph: Graph) -> Iterator[Node]:
 
 
 def _is_kept(node: Node) -> bool:
-    return isinstance(node.op, ops.PerDevice) or rule(node) is not None
+    return node.op.count > 1 if isinstance(node.op, ops.PerDevice) else rule(node) is not None
 
 
 def _manual(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:

@@ -338,3 +338,12 @@ def test_whether_all_or_any_are_true(value: bool) -> None:
     aten = torch.ops.aten
     for x in (torch.full((3, 4), value), torch.eye(3).bool(), torch.zeros(0, dtype=torch.bool)):
         agree(lambda x: (aten._is_all_true(x), aten._is_any_true(x)), x)
+
+
+def test_the_sign_of_a_quotient_of_0() -> None:
+    zeros = torch.tensor([0.0, -0.0, 0.5, -0.0, 0.0, 1e-42])
+    divisors = torch.tensor([1.0, 1.0, 3.0, -2.0, -torch.inf, torch.inf])
+    compiled = torch.compile(lambda a, b: torch.floor_divide(a, b), backend="ingot", fullgraph=True)
+    with torch.no_grad():
+        got, want = compiled(zeros, divisors), torch.floor_divide(zeros, divisors)
+    assert torch.equal(got, want) and torch.equal(got.signbit(), want.signbit())

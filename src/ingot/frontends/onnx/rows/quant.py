@@ -152,3 +152,13 @@ def channels_second(x: Node) -> Node:
 
 def channels_last(x: Node) -> Node:
     return ops.transpose(x, (0, *range(2, len(x.shape)), 1))
+
+
+@onnx_op("BipolarQuant", domain="onnx.brevitas")
+@onnx_op("BipolarQuant", domain="qonnx.custom_op.general")
+@onnx_op("BipolarQuant", domain="finn.custom_op.general")
+def bipolar_quant(c: Call) -> Result:
+    """QONNX's quantization to two levels: scale where x / scale >= 0, else -scale (Pappalardo et al. 2022)."""
+    x, scale = c.x(0), c.x(1)
+    signs = ops.where(ops.compare("GE", ops.div(x, scale), 0.0), 1.0, -1.0)
+    return ops.mul(ops.cast(signs, x.dtype), scale)

@@ -67,7 +67,9 @@ def floor_div(a: Node, b: Node) -> Node:
     floored = ops.Floor()(quotient)
     short = ops.Compare("GT")(ops.Sub()(quotient, floored), half)
     floored = ops.Select()(short, ops.Add()(floored, one), floored)
-    return ops.Select()(ops.Compare("EQ")(b, zero), ops.Div()(a, b), floored)
+    exact = ops.Div()(a, b)
+    floored = ops.Select()(ops.Compare("EQ")(quotient, zero), ops.Mul()(exact, zero), floored)  # with a / b's sign
+    return ops.Select()(ops.Compare("EQ")(b, zero), exact, floored)
 
 
 def _signs_differ(a: Node, b: Node) -> Node:

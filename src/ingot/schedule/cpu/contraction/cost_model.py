@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, gcd, lcm, prod
+from math import ceil, gcd, lcm
 
 from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.types import bf16, i16
+from ingot.ir.types import i16
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.cpu.contraction.plan import (
@@ -23,9 +23,12 @@ from ingot.schedule.cpu.contraction.plan import (
     PREFETCH_DISTANCE_BYTES,
     Plan,
     a_span,
+    entry_count,
     needs_transpose,
     panel_vectors,
     partial_sums_bytes,
+    splits_dots,
+    uses_dot,
 )
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
@@ -34,8 +37,7 @@ from ingot.support.dataclass import dataclass
 def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vectors: float = 0) -> float:
     """Return the cycles per k of a register tile of `m` rows and `nv` vectors, or per lane of k with dot instructions.
 
-    latency: of the dot instruction. 0: multiply-adds. widened_vectors: vectors that are converted by one more
-    instruction.
+    latency: of the dot instruction; 0: multiply-adds. widened_vectors: each is converted by one more instruction.
     """
     if not m * nv:
         return 0.0
@@ -50,20 +52,16 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vec
 
 def _cycles_per_k(c: Contraction, m: int, nv: int, machine: Machine) -> float:
     """Cycles per k, including the conversion of narrow operands, or their split into halves with a product each."""
-    if _uses_dot(c, machine):
+    if uses_dot(c, machine):
         if c.a == i16:  # only sums wait for sums, for a cycle; B is widened
             return tile_cycles(m, nv, machine, 1, nv / 2) / 2
         splits = 2 * (m + nv) + m * nv if machine.in_order and c.k_per_lane == 4 else 0.0
-        if machine.int8_rate < 4:  # of several instructions
+        if splits_dots(c, machine):
             splits = m * nv * (4 / machine.int8_rate - 1) + m + nv
         return tile_cycles(m, nv, machine, machine.dot_latency, splits) / c.k_per_lane
     # a shift and a mask split pairs; other narrow operands are converted as they are loaded
     widened_vectors = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
     return tile_cycles(m, nv, machine, widened_vectors=widened_vectors)
-
-
-def _uses_dot(c: Contraction, machine: Machine) -> bool:
-    return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot == c.a)
 
 
 def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
@@ -73,13 +71,13 @@ def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
         return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
     if c.of_signs:  # counting bits takes some
         return max_tile_rows(nv, replace(machine, registers=machine.registers * 5 // 8))
-    if c.k_per_lane == 4 and machine.int8_rate < 4:  # halves of B's vectors and of A's, and a product of them
+    if splits_dots(c, machine):
         return (machine.registers - 8) // nv - 2
-    if c.k_per_lane == 1 or _uses_dot(c, machine):
+    if c.k_per_lane == 1 or uses_dot(c, machine):
         splits = c.k_per_lane == 4 and machine.in_order  # words to halves
         registers = machine.registers // (1 + splits) - (c.a == i16)  # of pairs a product before it is added
         return max_tile_rows(nv, replace(machine, registers=registers))
-    return (machine.registers - 8) // nv - 2
+    return (machine.registers - 2) // nv - 2
 
 
 def fits_registers(m: int, nv: int, machine: Machine) -> bool:
@@ -209,7 +207,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
-    is_split = c.k_per_lane == 4 and (machine.in_order or machine.int8_rate < 4)
+    is_split = (machine.in_order and c.k_per_lane == 4) or splits_dots(c, machine)
     factors = () if is_split else (2, 3)  # measured: more gains nothing
     unroll = c.k_per_lane * next((u for u in factors if is_static and run % u == 0), 1)
     lanes = machine.lanes(c.acc)
@@ -324,23 +322,18 @@ def _tile_cost(
         total *= 1.1  # every tile reads a panel from L3 if L2 does not hold it
     if rows == 1:
         total *= 1 + 0.02 * max(0, 8 - nv)  # wide panels stream better from memory
-        chunks = (panels + bool(last_vectors)) * _entry_count(c)
+        chunks = (panels + bool(last_vectors)) * entry_count(c)
         hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * lanes)
         if total / hertz > 8 * _CLAIM_SECONDS:  # worth splitting: too few panels leave threads idle
             total *= -(-chunks // machine.threads) * machine.threads / chunks
     return total * _conflict_factor(c, lines * width)
 
 
-def _entry_count(c: Contraction) -> int:
-    """The number of batch entries times outer columns."""
-    return prod(estimate(x.extent) for x in (*c.batch, *c.cols[:-1]))
-
-
 def _conflict_factor(c: Contraction, m: int) -> float:
     """Return the slowdown from rows of a tile that map to the same sets of the L1 cache and evict each other.
 
-    Measured on a 12-way cache of 64 sets: none up to 3 rows in a set, 20% at 5, 40% at 7. Layouts whose row stride is
-    an odd number of cache lines have no conflicts.
+    Measured on a 12-way cache of 64 sets: none up to 3 rows in a set, 20% at 5, 40% at 7; none at all where the row
+    stride is an odd number of cache lines.
     """
     stride = c.rows[-1].a
     if not isinstance(stride, int) or stride == 0 or stride * c.a.nbytes % 64:
@@ -378,7 +371,7 @@ class _Grid:
         inner = max(1, estimate(c.rows[-1].extent))
         tiles_per_line = -(-inner // width)
         tiles = -(-max(1, rows // inner) // lines) * tiles_per_line
-        return _Grid(_entry_count(c), tiles_per_line, tiles, -(-max(1, estimate(c.cols[-1].extent)) // panel))
+        return _Grid(entry_count(c), tiles_per_line, tiles, -(-max(1, estimate(c.cols[-1].extent)) // panel))
 
 
 def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) -> list[tuple[int, int, int]]:
@@ -394,7 +387,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     entries, line_tiles, row_tiles, panels = g.entries, g.tiles_per_line, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
     a_bytes, b_bytes = a_span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    seconds = c.flops / (machine.gflops * 1e9 * (c.k_per_lane if _uses_dot(c, machine) else 1))
+    seconds = c.flops / (machine.gflops * 1e9 * (c.k_per_lane if uses_dot(c, machine) else 1))
     inner_seconds, inner_bytes = 0.0, 0
     if c.inner is not None:
         inner_seconds = c.inner.flops / (machine.gflops * 1e9)

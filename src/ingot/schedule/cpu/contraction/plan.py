@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.types import f32
+from ingot.ir.types import bf16, f32
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
@@ -121,7 +122,22 @@ def a_span(c: Contraction) -> int:
     return total
 
 
+def uses_dot(c: Contraction, machine: Machine) -> bool:
+    """Whether register tiles use the machine's dot products."""
+    return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot == c.a)
+
+
+def splits_dots(c: Contraction, machine: Machine) -> bool:
+    """Whether a dot product is several instructions, on halves of its operands."""
+    return c.k_per_lane == 4 and machine.int8_rate < 4
+
+
+def entry_count(c: Contraction) -> int:
+    """The number of batch entries times outer columns."""
+    return prod(estimate(x.extent) for x in (*c.batch, *c.cols[:-1]))
+
+
 __all__ = [
-    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "a_span", "level_vectors", "needs_transpose",
-    "panel_vectors", "partial_sums_bytes", "scattered_run",
+    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "a_span", "entry_count", "level_vectors", "needs_transpose",
+    "panel_vectors", "partial_sums_bytes", "scattered_run", "splits_dots", "uses_dot",
 ]  # fmt: skip

@@ -114,7 +114,9 @@ def winograd_shape_of(anchor: Node, x: Layout, w: Layout, packed: bool = True) -
 def is_faster_by_winograd(anchor: Node, machine: Machine) -> bool:
     """Whether a convolution takes less time by Winograd's algorithm in f32 than in integers."""
     op = anchor.op
-    shape = _shape_of(anchor, op, True) if isinstance(op, ops.Convolution) and machine.winograd else None
+    if machine.int8_rate >= 4 or not machine.winograd:  # four products in the place of one
+        return False
+    shape = _shape_of(anchor, op, True) if isinstance(op, ops.Convolution) else None
     if shape is None or shape.ci == 1:
         return False
     seconds = min((t for t, _ in _timed_candidates(replace(shape, dtype=f32), machine)), default=inf)

@@ -146,8 +146,9 @@ def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes:
 
 def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     kind, pairs = vector_of("i32", lanes), f"<{2 * lanes} x i16>"
-    if _has_pair_products(b, lanes):
-        total = b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
+    is_wasm = b.features.arch == "wasm32" and lanes == 4
+    if is_wasm or _has_pair_products(b, lanes):
+        total = b.call("llvm.wasm.dot" if is_wasm else _PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
         return b.emit(f"add {kind} {z}, {total}", (z, total))
     p, q = (b.emit(f"bitcast {pairs} {v} to {kind}", (v,)) for v in (x, y))
     sixteen = b.splat("16", "i32", lanes)
@@ -156,7 +157,7 @@ def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         for value in (p, q):
             top = b.emit(f"shl {kind} {value}, {sixteen}", (value,)) if is_even else value
             halves.append(b.emit(f"ashr {kind} {top}, {sixteen}", (top,)))
-        z = fma(b, *halves, z, i32, lanes)
+        z = fma(b, halves[0], halves[1], z, i32, lanes)
     return z
 
 

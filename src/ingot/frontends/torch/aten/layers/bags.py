@@ -63,7 +63,8 @@ def embedding_bag(
     # what the backward pass reads: the bag of each index, the sizes of bags, and where maxima come from
     of_index, of_bag, of_maximum = c.results[1:]
     whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
-    maxima = _maxima(total, rows, bag, counts, indices) if mode == 2 else filled(of_maximum.shape, 0, i64)
+    has_maxima = mode == 2 and count != 0
+    maxima = _maxima(total, rows, bag, counts, indices) if has_maxima else filled(of_maximum.shape, 0, i64)
     saved = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
     if mode == 0:
         return cast(total, c.dtype), *saved

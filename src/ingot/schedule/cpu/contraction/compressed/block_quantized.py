@@ -205,8 +205,10 @@ class BlockQuantizedPanels:
                                 i = integer(r * count + v)
                                 y.store(part, i, k.dot(quad, x4, k.load(part, i)))
 
-                is_short = form.part // 4 * len(cells) <= _MAX_UNROLLED_DOTS
-                self._words(x, at, t, (ZERO, 1), word, ahead=self._is_read_once(starts), unroll=is_short)
+                ahead, is_short = self._is_read_once(starts), form.part // 4 * len(cells) <= _MAX_UNROLLED_DOTS
+                # a stream of bytes, with little to do for each word, comes faster word by word than in bursts
+                unroll = is_short and not (ahead and self.b.planes == (8,))
+                self._words(x, at, t, (ZERO, 1), word, ahead=ahead, unroll=unroll)
                 integers = self._factor(x, at, t, scales[0], i32) if scales else []
                 for _, v, i in cells if scales else ():
                     x.store(whole, i, k.add(k.load(whole, i), k.mul(k.load(part, i), integers[v])))

@@ -1,7 +1,8 @@
-"""Products of levels on AArch64 without dot products: bytes, exact, in qemu."""
+"""Products of levels where no instruction sums four bytes: AArch64 in qemu (bytes), WebAssembly in node (pairs)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,22 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, i8, u8
 from ingot.pipeline.cpu import TARGET
 from tests.conformance.emulated import missing, run_emulated
+from tests.conformance.wasm import NODE, run_wasm
 
-ABSENT = missing("aarch64")
-PLAIN = TARGET.features("cortex-a72")
+
+def _on_neon(graph: Graph, given: np.ndarray, folder: Path) -> np.ndarray:
+    return run_emulated(graph, [given], folder, TARGET.features("cortex-a72"), "cortex-a72")[0]
+
+
+def _in_node(graph: Graph, given: np.ndarray, folder: Path) -> np.ndarray:
+    return run_wasm(graph, [given], folder)[0]
+
+
+Run = Callable[[Graph, np.ndarray, Path], np.ndarray]
+RUNS = [
+    pytest.param(_on_neon, id="neon", marks=pytest.mark.skipif(bool(missing("aarch64")), reason=missing("aarch64"))),
+    pytest.param(_in_node, id="wasm", marks=pytest.mark.skipif(NODE is None, reason="no node")),
+]
 RNG = np.random.default_rng(2)
 
 
@@ -34,27 +48,25 @@ def extremes(dtype: DType, *shape: int) -> np.ndarray:
     return np.where(RNG.random(shape) < 0.4, np.asarray(info.min, x.dtype), x)
 
 
-@pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(("dtype", "zero"), [(u8, 131), (i8, -128), (i8, 0)])
 @pytest.mark.parametrize("least", [-127, -128])
-def test_products(dtype: DType, zero: int, least: int, tmp_path: Path) -> None:
-    """Of -128 with -128 two do not fit 16 bits: such weights are multiplied in floats, as exactly."""
+def test_products(dtype: DType, zero: int, least: int, run: Run, tmp_path: Path) -> None:
+    """Of -128 with -128 two do not fit 16 bits: with NEON such weights are multiplied in floats, as exactly."""
     for rows, k, columns in ((1, 33, 7), (9, 64, 21), (5, 3, 4)):
         x = Input("x", TensorType(dtype, (rows, k)))()
         w = ops.Dequantize()(const(weights(columns, k, least=least)), const(np.int8(0)))
         graph = Graph((x,), (ops.linear(moved(x, zero), w),))
         given = extremes(dtype, rows, k)
-        (got,), (want,) = run_emulated(graph, [given], tmp_path, PLAIN, "cortex-a72"), interpret(graph, [given])
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(run(graph, given, tmp_path), interpret(graph, [given])[0])
 
 
-@pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(("channels", "groups", "window"), [(3, 1, 3), (16, 1, 1), (8, 8, 3), (16, 4, 2)])
-def test_convolutions(channels: int, groups: int, window: int, tmp_path: Path) -> None:
+def test_convolutions(channels: int, groups: int, window: int, run: Run, tmp_path: Path) -> None:
     x = Input("x", TensorType(i8, (1, channels, 6, 7)))()
     conv = ops.Conv((1, 2), ((1, 1), (1, 0)), (1, 1), groups)
     w = ops.Dequantize()(const(weights(8, channels // groups, window, window)), const(np.int8(0)))
     graph = Graph((x,), (conv.lower(moved(x, -7), w),))
     given = extremes(i8, 1, channels, 6, 7)
-    (got,), (want,) = run_emulated(graph, [given], tmp_path, PLAIN, "cortex-a72"), interpret(graph, [given])
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(run(graph, given, tmp_path), interpret(graph, [given])[0])
