@@ -40,6 +40,8 @@ CASES: list[tuple[str, Node, Node]] = [
     ("concats", ops.concat([Y, ops.concat([Y, ops.full((0, 6), 0.0)]), Y]), ops.Concat(0)(Y, Y, Y)),
     ("pad nothing", ops.pad(Y, (0, 0), (0, 0)), Y),
     ("pads", ops.pad(ops.pad(Y, (1, 0), (0, 2)), (1, 1), (1, 1)), ops.pad(Y, (2, 1), (1, 3))),
+    ("pad that crops", ops.pad(Y, (-1, 2), (1, -3)), ops.pad(ops.Slice((1, 0), (8, 3), (1, 1))(Y), (0, 2), (1, 0))),
+    ("crop", ops.pad(Y, (-1, 0), (0, -3)), ops.Slice((1, 0), (8, 3), (1, 1))(Y)),
     ("reverses", ops.Reverse((0, 1))(ops.Reverse((1,))(Y)), ops.Reverse((0,))(Y)),
     ("converts", ops.Convert(f16)(ops.Convert(f64)(X)), ops.Convert(f16)(X)),
     ("there and back", ops.Convert(f32)(ops.Convert(f64)(X)), X),
@@ -74,7 +76,8 @@ KEPT: list[Node] = [
     ops.mul(X, 0.0),
     ops.Slice((0, 0), (2, 6), (1, 1))(ops.Slice((0, 0), (8, 6), (3, 1))(Y)),
     ops.Slice((7, 0), (9, 6), (1, 1))(ops.concat([Y, ops.Neg()(Y)])),
-    ops.pad(ops.pad(Y, (1, 0), (0, 2)), (-1, 1), (1, 1)),
+    ops.pad(Y, (-9, 0), (2, 0)),  # crops the other side's padding, too
+    ops.pad(X, (-1, 0, 0), (0, 0, 0)),
     ops.pad(ops.pad(Y, (1, 0), (0, 2), 1.0), (1, 1), (1, 1)),
     ops.Reduce("max", (1,))(ops.Reduce("min", (1,))(X)),
     ops.Add()(ops.broadcast_to(Y, (3, 8, 6)), arg("z", 3, 8, 6)),

@@ -32,6 +32,36 @@ MAX_RUNS = 4
 
 
 @dataclass(frozen=True)
+class Run:
+    """Results first, first + 1, ... that are sources as they are: side by side (step 1), backwards (-1) or one of them
+    repeated (0). low, high: the sources."""
+
+    first: int
+    count: int
+    step: int
+    low: int
+    high: int
+
+    def added(self, g: Term, axis: int, begin: int, end: int) -> Term:
+        """What the results add to the elements begin ... end - 1, some of which are sources."""
+        low, high, first = max(begin, self.low), min(end, self.high), self.first
+        if self.step == 0:
+            part = _summed(g.slice(axis, first, first + self.count), axis, self.count)
+        elif self.step == 1:
+            part = g.slice(axis, first + low - self.low, first + high - self.low)
+        else:
+            part = g.slice(axis, first + self.high - high, first + self.high - low).map(ops.Reverse((axis,)))
+        return part.pad(axis, low - begin, end - high, 0)
+
+
+def _summed(x: Term, axis: int, count: int) -> Term:
+    """The sum along `axis`, of `count` elements: of few, term by term, as no kernel of its own is worth them."""
+    if count > MAX_TAPS:
+        return x.sum((axis,))
+    return reduce(Term.__add__, (x.slice(axis, i, i + 1) for i in range(count)))
+
+
+@dataclass(frozen=True)
 class AxisMap:
     """A map along an axis of `size` elements: result results[n] gets weights[n] times element sources[n]."""
 
@@ -43,13 +73,13 @@ class AxisMap:
     def transposed(self, g: Term, axis: int) -> Term:
         """The sums, for each element, of the weighted results that it is in. g: one slice along `axis` a result."""
         runs = self._runs()
-        if runs is not None:
+        if runs is not None and self.size > 0:
             return _moved_runs(g, axis, runs, self.size)
         order = np.lexsort((self.results, self.sources))
         results, weights = self.results[order], self.weights[order]
         counts = np.bincount(self.sources, minlength=self.size)
         taps = int(counts.max(initial=0))
-        if taps == 0 or g.shape[axis] == 0:
+        if taps == 0:
             return t.full((*g.shape[:axis], self.size, *g.shape[axis + 1 :]), 0, g.dtype)
         # an element of fewer taps reads its last result again, by halves of its weight: exact for every number, while
         # a weight of 0 would turn infinite gradients of others into NaN
@@ -65,12 +95,12 @@ class AxisMap:
         is_read = t.as_term(counts > 0).spread(out.shape, (axis,))
         return t.term(t.where(is_read, out, 0))
 
-    def _runs(self) -> list[tuple[int, int, int, int]] | None:
-        """(first result, first source, step, count) of the runs in which the results, in order, are sources as they
-        are, side by side, backwards or repeated; None for other maps and for more than `MAX_RUNS`."""
+    def _runs(self) -> list[Run] | None:
+        """The runs in which the results, in order, are sources as they are, side by side, backwards or repeated; None
+        for other maps and for more than `MAX_RUNS`."""
         if not np.array_equal(self.results, np.arange(len(self.results))) or (self.weights != 1).any():
             return None
-        runs: list[tuple[int, int, int, int]] = []
+        runs: list[Run] = []
         steps = np.diff(self.sources)
         start = 0
         while start < len(self.sources):
@@ -80,30 +110,22 @@ class AxisMap:
             step = step if abs(step) <= 1 else 1
             other = np.flatnonzero(steps[start:] != step)
             count = int(other[0]) + 1 if len(other) else len(self.sources) - start
-            runs.append((start, int(self.sources[start]), step, count))
+            ends = int(self.sources[start]), int(self.sources[start + count - 1])
+            runs.append(Run(start, count, step, min(ends), max(ends) + 1))
             start += count
         return runs
 
 
-def _moved_runs(g: Term, axis: int, runs: Sequence[tuple[int, int, int, int]], size: int) -> Term:
-    """The sum of runs of g, each at its place along an axis of `size` elements, piece by piece between their ends."""
-    spans = [(min(s, s + step * (n - 1)), max(s, s + step * (n - 1)) + 1) for _, s, step, n in runs]
-    ends = sorted({0, size, *(e for span in spans for e in span)})
+def _moved_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> Term:
+    """The sum of runs of g, each at its place along an axis of `size` elements: of the longest stretch that the same
+    runs cover, and of what is before and behind it."""
+    ends = sorted({0, size, *(e for r in runs for e in (r.low, r.high))})
+    longest = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
     pieces: list[Term] = []
-    for low, high in pairwise(ends):
-        parts: list[Term] = []
-        for (first, source, step, count), span in zip(runs, spans, strict=True):
-            if not span[0] <= low < span[1]:
-                continue
-            if step == 0:
-                parts.append(g.slice(axis, first, first + count).sum((axis,)))
-            elif step == 1:
-                parts.append(g.slice(axis, first + low - source, first + high - source))
-            else:
-                backwards = g.slice(axis, first + source - high + 1, first + source - low + 1)
-                parts.append(backwards.map(ops.Reverse((axis,))))
-        none = (*g.shape[:axis], high - low, *g.shape[axis + 1 :])
-        pieces.append(reduce(Term.__add__, parts) if parts else t.full(none, 0, g.dtype))
+    for begin, end in pairwise(sorted({0, *longest, size})):
+        parts = [r.added(g, axis, begin, end) for r in runs if r.low < end and begin < r.high]
+        none = t.full((*g.shape[:axis], end - begin, *g.shape[axis + 1 :]), 0, g.dtype)
+        pieces.append(reduce(Term.__add__, parts) if parts else none)
     return t.concat(pieces, axis)
 
 
@@ -124,10 +146,9 @@ def _sum_of_taps(g: Term, axis: int, table: np.ndarray, factors: np.ndarray) -> 
     return total
 
 
-def _through(node: Node, g: Node) -> list[Node | None]:
-    """The cotangent through what the op is lowered to."""
-    lowered = node.op.lower(*node.inputs)  # type: ignore[attr-defined]
-    return pull_back_cotangents([(lowered, g)], [node.inputs[0]])
+def _through(lowered: Node, x: Node, g: Node) -> list[Node | None]:
+    """The cotangent of `x` through what its op is lowered to."""
+    return pull_back_cotangents([(lowered, g)], [x])
 
 
 @reverse(ops.PadMode)
@@ -136,11 +157,11 @@ def _pad_mode(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.PadMode)
     axes = [d for d, pads in enumerate(zip(op.low, op.high, strict=True)) if pads != (0, 0)]
     if not all(is_static((x.shape[d], node.shape[d])) for d in axes):
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for d in axes:
         sources = np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d]))
-        total = _axis_map(x.shape[d], [(sources, np.ones(len(sources)))]).transposed(total, d)
+        total = _axis_map(int(x.shape[d]), [(sources, np.ones(len(sources)))]).transposed(total, d)
     return [total.cast(g.dtype).node]
 
 
@@ -151,11 +172,11 @@ def _resize(node: Node, g: Node) -> list[Node | None]:
     changed = [(i, d) for i, d in enumerate(op.axes) if not op.is_identity(i, x.shape[d])]
     is_known = all(is_static((x.shape[d], op.sizes[i])) for i, d in changed)
     if not is_known or op.coordinates == "tf_crop_and_resize":
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for i, d in changed:
         reads = op.reads(i, x.shape[d], f64 if x.dtype == f64 else f32)
-        total = _axis_map(x.shape[d], [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(total, d)
+        total = _axis_map(int(x.shape[d]), [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(total, d)
     return [total.cast(g.dtype).node]
 
 
@@ -165,7 +186,7 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.AdaptiveAvgPool)
     regular, irregular = op.split_dims(x.shape)
     if not all(is_static((x.shape[d], g.shape[d])) for d in irregular):
-        return _through(node, g)
+        return _through(op.lower(x), x, g)
     total = t.widen_narrow(g)
     for d in irregular:
         total = _means_of(op.spans(x.shape, d)).transposed(total, d)

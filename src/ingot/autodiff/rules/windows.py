@@ -120,7 +120,6 @@ def _block_extremes(op: ops.ReduceWindow, x: Node, y: Node, g: Node) -> Node:
     found = _number_of_extreme(op, x, y, pieces, weight)
     total = ops.cast(g, f32) if g.dtype.bits == 16 else g
     around = tuple(pieces[d] - 1 if d in pieces else 0 for d in range(len(g.shape)))
-    found, total = ops.pad(found, around, around, -1), ops.pad(total, around, around)
     counts = tuple(n + a for n, a in zip(g.shape, around, strict=True))  # of blocks
     wide, at = list[DimLike](), list[int]()
     for d, n in enumerate(counts):
@@ -132,14 +131,12 @@ def _block_extremes(op: ops.ReduceWindow, x: Node, y: Node, g: Node) -> Node:
         own = part if own is None else ops.add(own, part)
     parts: list[Node] = []
     for offsets in combinations(*(range(pieces[d]) for d in axes)):
-        begin = list(around)
-        for d, j in zip(axes, offsets, strict=True):
-            begin[d] -= j
-        end = tuple(b + n for b, n in zip(begin, counts, strict=True))
+        before = tuple(dict(zip(axes, offsets, strict=True)).get(d, 0) for d in range(len(around)))
+        behind = tuple(a - b for a, b in zip(around, before, strict=True))
         first = sum(j * op.strides[d] * weight[d] for d, j in zip(axes, offsets, strict=True))
         chosen, part = (
-            ops.BroadcastInDim(tuple(wide), tuple(at))(ops.Slice(tuple(begin), end, (1,) * len(begin))(v))
-            for v in (found, total)
+            ops.BroadcastInDim(tuple(wide), tuple(at))(ops.pad(v, before, behind, none))
+            for v, none in ((found, -1), (total, 0))
         )
         number = ops.full(tuple(wide), first, i32) if own is None else ops.add(own, first)
         parts.append(ops.where(ops.compare("EQ", chosen, number), part, ops.full(tuple(wide), 0, part.dtype)))
@@ -174,6 +171,16 @@ def _number_of_extreme(op: ops.ReduceWindow, x: Node, y: Node, pieces: dict[int,
     return found
 
 
+def _least(op: ops.ReduceWindow, key: Node) -> Node:
+    """The least of each window; a window over all of an axis is a reduction."""
+    rows = zip(op.window, op.padding, key.shape, strict=True)
+    whole = tuple(d for d, (w, pads, n) in enumerate(rows) if w == n != 1 and pads == (0, 0))
+    if not whole:
+        return replace(op, kind="min")(key)
+    window = tuple(1 if d in whole else w for d, w in enumerate(op.window))
+    return replace(op, kind="min", window=window)(ops.reduce("min", key, whole, keepdims=True))
+
+
 def _number_in_block(op: ops.ReduceWindow, x: Node, y: Node, weight: dict[int, int]) -> Node:
     """`_number_of_extreme` of windows that do not meet: the least number of what equals the extreme of its window."""
     number, extreme = ops.full(x.shape, 0, i32), y
@@ -185,7 +192,7 @@ def _number_in_block(op: ops.ReduceWindow, x: Node, y: Node, weight: dict[int, i
     none = ops.full(x.shape, (1 << 31) - 1, i32)
     key = ops.where(ops.compare("EQ", x, extreme), number, none)
     key = ops.where(ops.IsNan()(x), ops.sub(-1, number), key)
-    found = replace(op, kind="min")(key)
+    found = _least(op, key)
     found = ops.where(ops.compare("LT", found, 0), ops.sub(-1, found), found)
     return ops.where(ops.compare("EQ", found, (1 << 31) - 1), ops.full(found.shape, -1, i32), found)
 

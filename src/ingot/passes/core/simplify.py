@@ -207,11 +207,13 @@ def _merged_slices(a: Node, b: Node, axis: int) -> Node | None:
 
 
 def _pad(n: Node) -> Node | None:
-    """pad by nothing -> x; pad(pad(x, v), v) -> pad(x, v)"""
+    """pad by nothing -> x; pad(pad(x, v), v) -> pad(x, v); pad that also crops -> pad(slice(x)), unchecked"""
     op, (x, value) = n.op, n.inputs
     assert isinstance(op, ops.Pad)
     if not any(d != 0 for d in (*op.low, *op.high, *op.interior)):
         return x
+    if any(isinstance(d, int) and d < 0 for d in (*op.low, *op.high)) and not any(op.interior):
+        return _cropped_first(op, x, value)
     inner = x.op
     if not isinstance(inner, ops.Pad) or x.inputs[1] is not value or any((*op.interior, *inner.interior)):
         return None
@@ -220,6 +222,16 @@ def _pad(n: Node) -> Node | None:
         return None
     low, high = _sums(op.low, inner.low), _sums(op.high, inner.high)
     return ops.Pad(low, high, op.interior)(x.inputs[0], value)
+
+
+def _cropped_first(op: ops.Pad, x: Node, value: Node) -> Node | None:
+    low, high = (tuple(-d if isinstance(d, int) and d < 0 else 0 for d in side) for side in (op.low, op.high))
+    for n, a, b in zip(x.shape, low, high, strict=True):
+        if (a or b) and not (isinstance(n, int) and a + b <= n):
+            return None  # a side may crop what the other one pads
+    limits = tuple(n - b for n, b in zip(x.shape, high, strict=True))
+    cropped = ops.Slice(low, limits, (1,) * len(low))(x)
+    return ops.Pad(_sums(op.low, low), _sums(op.high, high), op.interior)(cropped, value)
 
 
 def _sums(a: Shape, b: Shape) -> Shape:

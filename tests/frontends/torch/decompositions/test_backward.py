@@ -248,10 +248,13 @@ def test_images_are_no_scatter_and_keep_their_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reflect", "replicate", "bilinear", "means", "maxima", "groups"])
-def test_images_of_open_sizes(name: str) -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_images_of_open_sizes(name: str, dynamic: bool | None) -> None:
+    """Sizes that change from the second call on: batches alone, or all of them."""
     op = IMAGE_OPS[name]
-    compiled = compile_whole(op, dynamic=True)
-    for shape in ((2, 6, 8, 10), (3, 6, 12, 6), (1, 6, 9, 7)):
+    compiled = compile_whole(op, dynamic=dynamic)
+    shapes = ((2, 6, 8, 10), (3, 6, 12, 6), (1, 6, 9, 7)) if dynamic else ((2, 6, 8, 10), (3, 6, 8, 10), (5, 6, 8, 10))
+    for shape in shapes:
         x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
         found, want = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, op))
         close(found, want, 1e-5)

@@ -159,7 +159,7 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]
 
     def backward(grad: Tensor, output_size: Ints, input_size: Ints, *more: Any) -> Any:
         rank = len(output_size)
-        if _is_static(*output_size, *input_size[2:]):
+        if _is_static(*output_size, *input_size):  # torch has no meta function for open batches
             return NotImplemented
         align, scales = (more[:1], more[1:]) if corners else ((), more)
         for i in range(rank):
@@ -180,16 +180,17 @@ def maximum_pool(
     rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
     indices: Tensor,
 ) -> Any:  # fmt: skip
-    """The same op, which finds the maxima of small windows again, so that forward makes no places and keeps none: the
-    gradient, which has their shape, stands for them. Of others each gradient is added where the maximum was."""
-    if indices is grad:
+    """The same op, which finds the places of the maxima of small windows again, so that forward makes and keeps none:
+    the maxima stand for them. Of others each gradient is added where the maximum was."""
+    if indices.is_floating_point():
         return NotImplemented
     sizes, steps = _for_all(kernel, rank), _for_all(stride or kernel, rank)
     meet = any(n > s for n, s in zip(sizes, steps, strict=True)) or set(dilation) != {1}
     if (meet and math.prod(sizes) > MAX_SEARCHED_TAPS) or not _is_static(*x.shape[-rank:], *grad.shape[-rank:]):
         return _scattered(grad, x, indices, rank)
-    backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
-    return backward(grad, x, kernel, stride, padding, dilation, ceil_mode, grad)
+    pool = (_aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices)[rank - 2]
+    window = kernel, stride, padding, dilation, ceil_mode
+    return _searched(rank, grad, x, window, pool(x, *window)[0])
 
 
 def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:
@@ -198,8 +199,14 @@ def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -
     if not _is_static(*sizes, *counts) or any(m == 0 or n % m for n, m in zip(sizes, counts, strict=True)):
         return _scattered(grad, x, indices, rank)
     kernel = [n // m for n, m in zip(sizes, counts, strict=True)]
+    pool = (_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d)[rank - 2]
+    return _searched(rank, grad, x, (kernel, kernel, [0] * rank, [1] * rank, False), pool(x, counts)[0])
+
+
+def _searched(rank: int, grad: Tensor, x: Tensor, window: Sequence[Any], maxima: Tensor) -> Tensor:
+    """The backward pass of a pool with its maxima: a call equal to forward's, and a graph computes equal calls once."""
     backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
-    return backward(grad, x, kernel, kernel, [0] * rank, [1] * rank, False, grad)
+    return backward(grad, x, *window, maxima)
 
 
 def _is_static(*sizes: object) -> bool:

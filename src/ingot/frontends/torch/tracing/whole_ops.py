@@ -80,6 +80,7 @@ def _by_factors(op: Any) -> Callable[..., Tensor]:
     def resize(x: Tensor, size: Sequence[int] | None, *corners_and_factors: Any) -> Tensor:
         *corners, factors = corners_and_factors
         sizes = upsample_compute_output_size(x.size(), size, factors)
+        assert sizes is not None
         return op.default(x, sizes, *corners, *(factors or [None] * len(sizes)))
 
     return resize
@@ -105,7 +106,7 @@ def _install_resizes() -> None:
 
 def _whole_or(whole: Callable[..., Tensor], composed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def select(x: Tensor, size: Sequence[int] | None, *args: Any, **kwargs: Any) -> Tensor:
-        is_static = all(isinstance(n, int) for n in (*x.shape[2:], *(size or ())))
+        is_static = all(isinstance(n, int) for n in (*x.shape, *(size or ())))
         return (whole if whole_resizes.on and is_static else composed)(x, size, *args, **kwargs)
 
     return select

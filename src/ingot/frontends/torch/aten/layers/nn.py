@@ -167,9 +167,9 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
 
 def _max_pool_backward(n: int) -> Callable[..., Node]:
     def backward(c: Context, grad: Node, x: Node, *window_and_indices: Any) -> Node:
-        """The gradient of pools that `decompositions.backward.maximum_pool` leaves, which have no indices."""
-        *window, _ = window_and_indices
-        return pullback(lambda v: _max_pool(n)(c, v, *window), x, grad)
+        """The gradient of pools that `decompositions.backward.maximum_pool` leaves: the maxima stand for indices."""
+        *window, maxima = window_and_indices
+        return pullback(lambda v: _max_pool(n)(c, v, *window), x, grad, maxima)
 
     return backward
 
