@@ -1,7 +1,8 @@
 """What the application of `ingot serve` adds to a request, and how it bears load.
 
     python -m benchmarks.serving latency                   beside an echo of the same server, by turns
-    python -m benchmarks.serving load --seconds 600        good and malformed requests, a failing model, killed clients
+    python -m benchmarks.serving load --seconds 600        good, malformed and generated requests, a failing model,
+                                                           killed clients
 
 latency: medians of one client on one connection, 384 floats in binary. load: every answer must be right or a clear
 error; prints the answers by status, and the resident memory over time.
@@ -18,6 +19,8 @@ import statistics
 import threading
 import time
 from collections import Counter
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +110,59 @@ class Fragile:
         return self._run(inputs)
 
 
-def load(seconds: float) -> None:
-    address, found = served(capacity=4)
+def fragile_server(address: Connection) -> None:
+    """A server in this process, whose memory is its own, of a model that fails at times."""
+    told, found = served(capacity=4)
     found._scheduler._run = Fragile(found.model.run)  # the rows are compared with the model that does not fail
+    address.send(told)
+    threading.Event().wait()
+
+
+class Described:
+    """Requests generated from the server's own description by schemathesis, valid ones and invalid ones."""
+
+    def __init__(self, address: str, counts: Counter[str]) -> None:
+        from schemathesis import openapi  # pyright: ignore[reportMissingImports]
+
+        self._counts = counts
+        operations = openapi.from_url(f"http://{address}/openapi.json").get_all_operations()
+        self._operations = [found.ok() for found in operations]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def run(self, end: float, pause: float) -> None:
+        """Until `end`, each operation in turn."""
+        from hypothesis import HealthCheck, given, settings
+        from hypothesis import strategies as st
+        from schemathesis.checks import not_a_server_error  # pyright: ignore[reportMissingImports]
+        from schemathesis.generation.modes import GenerationMode  # pyright: ignore[reportMissingImports]
+        from schemathesis.specs.openapi import checks as openapi  # pyright: ignore[reportMissingImports]
+
+        checks = [openapi.status_code_conformance, openapi.content_type_conformance,
+                  openapi.response_schema_conformance]  # fmt: skip
+
+        def ask(operation: Any) -> None:
+            @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
+            def run(case: Any) -> None:
+                if time.monotonic() < end:
+                    is_infer = operation.path.endswith("/infer")  # whose model may fail, and whose queue may be full
+                    response = case.call_and_validate(checks=checks if is_infer else [*checks, not_a_server_error])
+                    self._counts[f"described {response.status_code}"] += 1
+                    time.sleep(pause)
+
+            run()
+
+        while time.monotonic() < end:
+            for operation in self._operations:
+                ask(operation)
+
+
+def load(seconds: float, rate: float | None) -> None:
+    """rate: requests a second of each client; None: as many as it can."""
+    pause = 0.0 if rate is None else 1 / rate
+    ours, theirs = Pipe()
+    server = get_context("spawn").Process(target=fragile_server, args=(theirs,), daemon=True)
+    server.start()
+    address = ours.recv()
     end, counts, resident = time.monotonic() + seconds, Counter[str](), list[int]()
 
     def request(first: float) -> bytes:
@@ -119,6 +172,7 @@ def load(seconds: float) -> None:
     def client(seed: int) -> None:
         chance = random.Random(seed)
         while time.monotonic() < end:
+            time.sleep(pause)
             kind = chance.choices(("good", "fails", "malformed", "large", "killed"), (50, 15, 15, 2, 18))[0]
             body = {"good": request(1.0), "fails": request(-1.0), "large": bytes(2 << 20)}.get(kind, request(1.0))
             if kind == "malformed":
@@ -138,27 +192,33 @@ def load(seconds: float) -> None:
             said = json.loads(answer)
             assert said["outputs"][0]["data"] == [-1.0] + [-2.0] * (WIDTH - 1) if status == 200 else said["error"]
 
+    wrong: list[BaseException] = []
+    threading.excepthook = lambda args: wrong.append(args.exc_value or AssertionError())
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(CLIENTS)]
+    threads.append(threading.Thread(target=Described(address, counts).run, args=(end, pause)))
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         time.sleep(seconds / 10)
-        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20)
+        resident.append(int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096 >> 20)
+    for error in wrong:
+        raise error
     print(json.dumps(dict(sorted(counts.items()))))
-    print("resident MiB:", *resident)
+    print("the server's resident MiB:", *resident)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["latency", "load"])
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--rate", type=float, help="requests a second of each client of the load")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     print(f"ingot {ingot.__version__}")
     if args.what == "latency":
         latency(args.rounds)
     else:
-        load(args.seconds)
+        load(args.seconds, args.rate)
 
 
 if __name__ == "__main__":

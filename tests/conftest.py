@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden texts instead of comparing with them")
     parser.addoption("--every", type=int, default=1, metavar="N", help="every Nth of the chosen tests")
+
+
+_cases = Counter[tuple[str, str]]()  # of each sampled test, as far as they are collected
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`sampled(n)`: every nth case of a test is fast, from the first on; the others are slow."""
+    if mark := item.get_closest_marker("sampled"):
+        test = str(item.path), item.name.partition("[")[0]
+        if _cases[test] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        _cases[test] += 1
 
 
 @pytest.hookimpl(trylast=True)

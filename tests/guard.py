@@ -260,11 +260,11 @@ def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int
     return found
 
 
-def check_all(cases: Mapping[str, Case]) -> None:
+def check_all(cases: Mapping[str, Case], ends: Sequence[End] = ENDS) -> None:
     """Fail with the first cases that do."""
-    found = failures(cases)
+    found = failures(cases, ends)
     text = "\n".join(f"{name}: {how}" for name, how in [*found.items()][:9])
-    assert not found, f"{len(found)} of {2 * len(cases)}:\n{text}"
+    assert not found, f"{len(found)} of {len(ends) * len(cases)}:\n{text}"
 
 
 def _in_child(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int) -> tuple[dict[str, str], int]:

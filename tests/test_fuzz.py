@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from tests.guard import check_all
+from tools import mutations
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,6 +54,50 @@ def test_damaged_files_of_other_formats_are_refused_or_read(kind: str) -> None:
     for seed in (*range(25), *FOUND.get(kind, ())):
         what, where, _ = fuzz.outcome(fuzz.CASES[kind], seed)
         assert what in ("accepted", "refused"), f"seed {seed}: {where}"
+
+
+def _refused_or_answered(kind: str, seed: int) -> None:
+    what, where, _ = fuzz.outcome(fuzz.CASES[kind], seed)
+    assert what in ("accepted", "refused"), where
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("stablehlo", 40),
+        ("tflite", 20),
+        ("ingot", 20),
+        ("tensorflow", 3),
+        pytest.param("onnx", 80, marks=pytest.mark.slow),
+    ],
+)
+def test_what_damaged_files_compile_to_stays_in_its_buffers(kind: str, count: int, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert") if kind == "tflite" else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGOT_CACHE_DIR", str(tmp_path))
+        check_all({f"seed {s}": partial(_refused_or_answered, f"{kind}-called", s) for s in range(count)}, ["last"])
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 100, 20))])
+def test_random_graphs_beside_onnx_runtime(first: int) -> None:
+    pytest.importorskip("onnxruntime")
+    for seed in range(first, first + 20):
+        what, where, _ = fuzz.outcome(fuzz.CASES["onnx-graphs"], seed)
+        assert what in ("accepted", "refused"), f"seed {seed}: {where}"
+
+
+def test_damaged_numbers_leave_the_rest_as_it_is() -> None:
+    """A text has its words, and a message its other fields, with lengths that fit."""
+    text = b"slice [1:3, 0:9] : tensor<4x9xf32> -> %r"
+    found: set[bytes] = set()
+    for seed in range(60):
+        changed = mutations.mutate_text(text, random.Random(seed))
+        assert re.sub(rb"-?\d+", b"0", changed) == re.sub(rb"-?\d+", b"0", text)
+        found.add(mutations.mutate_wire(b"\x0a\x02\x08\x07\x18\x09", random.Random(seed)))
+    assert all(
+        fields is not None and [tag for tag, _, _ in fields] == [1, 3] for fields in map(mutations._fields, found)
+    )
+    assert len(found) > 9
 
 
 def test_a_seed_is_always_the_same_case() -> None:

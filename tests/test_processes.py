@@ -54,6 +54,7 @@ def entries(folder: Path) -> list[Path]:
     return [p for p in (folder / "cache").rglob("*") if p.is_file() and p.read_bytes().startswith(MAGIC)]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_leaves_no_file(folder: Path) -> None:
     def small_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more is then EFBIG, as a full disk is ENOSPC
@@ -66,6 +67,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(folder: Path) -> None:
     assert call(folder, "compile", "m.onnx")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_entry_is_built_again(folder: Path) -> None:
     ask = ("run", "m.onnx", "--random", "--json")
     first = call(folder, *ask)
@@ -87,6 +89,7 @@ def test_processes_that_compile_at_once_agree(folder: Path) -> None:
         ingot.load(folder / f"{i}.ingot")
 
 
+@pytest.mark.slow
 def test_a_killed_compile_leaves_nothing_half_written(folder: Path) -> None:
     begin = time.monotonic()
     assert call(folder, "compile", "m.onnx", "--no-cache")[0] == 0

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot import ops
-from ingot.ir.dims import Dim, symbol
+from ingot.ir.dims import Dim, dim_max, dim_min, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.parse import parse
@@ -158,3 +158,37 @@ def test_a_size_of_joined_parts() -> None:
     model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for n in (1, 3, 200):
         agree(model, g, rng.standard_normal(n).astype(np.float32))
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 3), (-2, 3), (1 << 30, 1 << 30), (-(1 << 61), 1), (0, -5)])
+def test_a_product_of_numbers(a: int, b: int) -> None:
+    agree(_products(), _product_graph(), EIGHT, np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(1 << 33, 1 << 31), (1 << 61, 8), (-(1 << 32), 1 << 33), (3037000500, 3037000500)]
+)
+def test_a_product_that_overflows_ends_the_run(a: int, b: int) -> None:
+    """2^64 would be 0."""
+    model = _products()
+    with pytest.raises(InputError, match="overflow"):
+        model(EIGHT, np.asarray(a), np.asarray(b))
+    agree(model, _product_graph(), EIGHT, np.asarray(2), np.asarray(3))
+
+
+EIGHT = np.arange(8, dtype=np.float32)
+
+
+def _product_graph() -> Graph:
+    """The first $a * $b elements of x[8], as many as there are."""
+    x = Input("x", TensorType(f32, (8,)))()
+    inputs = [Input(name, TensorType(i64))() for name in "ab"]
+    a, b = (symbol(f"$number.{name}") for name in "ab")
+    cut = first(x, dim_min(dim_max(a * b, 0), 8))
+    numbers = [ops.add(ops.mul(n, 3), ops.mul(n, -2)) for n in inputs]
+    sizes = (("$number.a", 1 << 62), ("$number.b", 1 << 62))
+    return Graph((x, *inputs), (ops.Exp()(cut), *numbers), sizes=sizes)
+
+
+def _products() -> CompiledModel:
+    return CompiledModel(build_program(_product_graph(), host_features(), 1))

@@ -3,14 +3,18 @@
     python tools/fuzz.py onnx 0:200000            # mutated ONNX files: read, then compiled up to kernel IR
     python tools/fuzz.py tflite 0:20000           # and so stablehlo, bytecode, tensorflow, torchscript, keras, gguf,
                                                   # safetensors: files of these formats: read
+    python tools/fuzz.py onnx-called 0:20000      # the same files, compiled and called under guard pages; and so
+                                                  # tflite, stablehlo, tensorflow, gguf, safetensors, ingot
     python tools/fuzz.py ingot 0:200000           # mutated programs: raw bytes, and plans under right digests: loaded
     python tools/fuzz.py graphs 0:20000           # random graphs: compiled, run, compared with the interpreter
+    python tools/fuzz.py onnx-graphs 0:10000      # random ONNX graphs: compiled, run, compared with ONNX Runtime
     python tools/fuzz.py models 0:10000 --folder F   # SEED.onnx and SEED.npz of a folder (tools/nnsmith_models.py):
                                                   # compiled, run, compared with ONNX Runtime
     python tools/fuzz.py onnx 1234:1235 --show    # one seed again, with its traceback
 
 A seed always makes the same case, whatever was run before. Results lie in --state (fuzz-KIND.json), after every hundred
-seeds, so that a run goes on where it was stopped. What all seeds need is prepared once; a worker is forked from there,
+seeds, so that a run goes on where it was stopped; what is found is also a line of fuzz-KIND.findings, which is
+only added to. What all seeds need is prepared once; a worker is forked from there,
 with limits, and replaced after twenty thousand seeds. A seed that ends it, or is silent for --patience seconds, is
 counted as `killed`, and the next worker goes on behind it.
 """
@@ -31,104 +35,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tools.mutations import mutate_bytes, mutate_json, mutate_message  # noqa: E402
+
 SECONDS, MEGABYTES = 2.0, 500  # of processor time, and of memory beyond what the worker had
 _SEEDS = 100  # between two messages of progress
 _SHARE = 20_000  # seeds of one worker: what it keeps counts as memory of the seeds behind
+_SHARE_CALLED = 500  # where it keeps code, too
 Case = Callable[[int], None]  # runs a seed; an IngotError is a refusal, anything else a fault
-
-
-# --- mutations
-
-
-def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, lost, repeated or moved, or the end cut off."""
-    out = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        at = rng.randrange(len(out) + 1)
-        size = min(rng.choice((1, 1, 2, 8, 64)), len(out) - at)
-        match rng.randrange(6):
-            case 0 if size:
-                out[at] = rng.randrange(256)
-            case 1 if size:
-                out[at] ^= 1 << rng.randrange(8)
-            case 2:
-                del out[at : at + size]
-            case 3:
-                out[at:at] = out[at : at + size] * rng.choice((1, 2, 100))
-            case 4:
-                out[at : at + size] = rng.choice((b"\xff", b"\0", b"\x80", b"\x7f")) * size
-            case _:
-                del out[max(at, len(out) // 2) :]
-    return bytes(out)
-
-
-_NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 62) + 1, -(1 << 63), (1 << 63) - 1)
-_TEXTS = (
-    "", "x", "?", "a-b", "n//0", "n%0", "((((n))))", "max(n,", "2*n+1", "\x1b[2J", "\0", "é" * 300, "../../w", "NOTSET",
-    "SAME_UPPER", "linear", "ij,jk->ik",
-)  # fmt: skip
-
-
-def mutate_message(message: object, rng: random.Random, names: list[str]) -> None:
-    """One field somewhere in a protobuf message changed to a value of its type that is hard to bear."""
-    place = message
-    while True:
-        fields = [(f, v) for f, v in place.ListFields()]  # type: ignore[attr-defined]
-        if not fields:
-            return
-        found, value = rng.choice(fields)
-        many = isinstance(value, MutableSequence)
-        if many and rng.random() < 0.15:
-            _mutate_list(value, rng)
-            return
-        item = rng.choice(list(value)) if many and len(value) else value
-        if hasattr(item, "ListFields"):
-            place = item
-            continue
-        new = _value_like(item, rng, names)
-        try:
-            if many:
-                value[rng.randrange(len(value))] = new
-            else:
-                setattr(place, found.name, new)
-        except (TypeError, ValueError):
-            return
-        return
-
-
-def _mutate_list(value: object, rng: random.Random) -> None:
-    items = list(value)  # type: ignore[call-overload]
-    if not items:
-        return
-    match rng.randrange(3):
-        case 0:
-            items.pop(rng.randrange(len(items)))
-        case 1:
-            items.append(rng.choice(items))
-        case _:
-            rng.shuffle(items)
-    copies = [type(i).FromString(i.SerializeToString()) if hasattr(i, "SerializeToString") else i for i in items]
-    del value[:]  # type: ignore[attr-defined]
-    value.extend(copies)  # type: ignore[attr-defined]
-
-
-def _value_like(item: object, rng: random.Random, names: list[str]) -> object:
-    if isinstance(item, int):
-        return rng.choice((*_NUMBERS, item + 1, item - 1, -item))
-    if isinstance(item, float):
-        return rng.choice((0.0, -0.0, float("nan"), float("inf"), -1e30, 1e-45, 0.5))
-    if isinstance(item, bytes):
-        return mutate_bytes(item, rng) if item else b"\0\1\2\3"
-    return rng.choice((*_TEXTS, *names))
 
 
 # --- cases
@@ -243,31 +166,6 @@ def _replanned(data: bytes, rng: random.Random) -> bytes:
     return b"".join((first, text, *parts.values(), bytes(padding), weights))
 
 
-def mutate_json(value: object, rng: random.Random) -> None:
-    """One value somewhere inside changed, lost or repeated."""
-    place = value
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))  # type: ignore[arg-type]
-        if not keys:
-            return
-        key = rng.choice(keys)
-        item = place[key]  # type: ignore[index]
-        if isinstance(item, dict | list) and item and rng.random() < 0.9:
-            place = item
-            continue
-        if rng.random() < 0.2:
-            del place[key]  # type: ignore[attr-defined]
-        elif isinstance(item, bool) or item is None:
-            place[key] = rng.choice((None, True, 0, [], "x"))  # type: ignore[index]
-        elif isinstance(item, int | float):
-            place[key] = rng.choice((*_NUMBERS, 0.5, None, "n", [], float("nan")))  # type: ignore[index]
-        elif isinstance(item, str):
-            place[key] = rng.choice((*_TEXTS, None, 3, []))  # type: ignore[index]
-        else:
-            place[key] = rng.choice((None, 0, [], {}, "x", [[]]))  # type: ignore[index]
-        return
-
-
 def run_ingot(seed: int) -> None:
     from ingot.runtime import artifact
     from ingot.runtime.executor import CompiledModel
@@ -290,9 +188,44 @@ class Fault(Exception):
 
 
 def run_model(folder: Path, seed: int) -> None:
-    """A file as it is, on its inputs, beside ONNX Runtime without optimizations (where that lacks a kernel, PyTorch).
+    """A file as it is, on its inputs, beside ONNX Runtime (where that lacks a kernel, PyTorch)."""
+    import numpy as np
 
-    Where their results are apart and float64 tells that rounding alone decides there, neither is to blame.
+    from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+
+    path = folder / f"{max(seed, 0)}.onnx"
+    if not path.exists():
+        raise ImportModelError(f"there is no {path}")
+    with np.load(path.with_suffix(".npz")) as file:
+        given = {name.removeprefix("input/"): file[name] for name in file.files if name.startswith("input/")}
+        results = [file[name] for name in file.files if name.startswith("output/")]
+    try:
+        _compare(path, given, results)
+    except (InputError, UnsupportedOpError) as error:
+        raise Fault(f"refused: {error}") from error
+
+
+def run_onnx_graph(seed: int) -> None:
+    """A random graph beside ONNX Runtime. One of open sizes may be refused."""
+    from ingot.support.errors import IngotError
+    from tools.onnx_graphs import random_model
+
+    model, given = random_model(seed)
+    path = _scratch(os.getpid()) / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        _compare(path, given, None)
+    except IngotError as error:
+        if any(d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim):
+            raise
+        raise Fault(f"refused: {error}") from error
+
+
+def _compare(path: Path, given: Mapping[str, Any], results: Sequence[Any] | None) -> None:
+    """Raise Fault where a model's results are not those of ONNX Runtime without optimizations, or, where that lacks a
+    kernel, `results`; without them there is nothing to compare.
+
+    Where they are apart and float64 tells that rounding alone decides there, neither is to blame.
     """
     import numpy as np
 
@@ -302,22 +235,15 @@ def run_model(folder: Path, seed: int) -> None:
     from ingot.debug.comparison.tolerance import agree
     from ingot.frontends.onnx import import_onnx
     from ingot.ir.node import Input
-    from ingot.support.errors import ImportModelError, IngotError, InputError, UnsupportedOpError
+    from ingot.support.errors import IngotError
 
-    path = folder / f"{max(seed, 0)}.onnx"
-    if not path.exists():
-        raise ImportModelError(f"there is no {path}")
-    with np.load(path.with_suffix(".npz")) as file:
-        given = {name.removeprefix("input/"): file[name] for name in file.files if name.startswith("input/")}
-        results = [file[name] for name in file.files if name.startswith("output/")]
     try:
         want = session(str(path))(given)
     except IngotError:  # it lacks many kernels of other types than f32
+        if results is None:
+            return
         want = results
-    try:
-        out = ingot.compile(path, threads=1, cache=False)(**given)
-    except (InputError, UnsupportedOpError) as error:
-        raise Fault(f"refused: {error}") from error
+    out = ingot.compile(path, threads=1, cache=False)(**given)
     got = out if isinstance(out, tuple) else (out,)
     apart = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not agree(np.asarray(a), b).ok]
     if not apart:
@@ -348,12 +274,41 @@ def run_format(kind: str, seed: int) -> None:
 
 _FORMATS = ("stablehlo", "bytecode", "tensorflow", "tflite", "torchscript", "keras", "gguf", "safetensors")
 CASES: dict[str, Case] = {
-    "onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph,
+    "onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph, "onnx-graphs": run_onnx_graph,
     **{kind: partial(run_format, kind) for kind in _FORMATS},
 }  # fmt: skip
 
 
-def case_of(kind: str, folder: Path) -> Case:
+def call_onnx(seed: int) -> None:
+    from ingot.frontends.onnx import import_onnx
+    from tools.fuzz_calls import call
+
+    path = _scratch(os.getpid()) / "m.onnx"
+    path.write_bytes(mutated_onnx(seed))
+    call(import_onnx, path, seed)
+
+
+def call_ingot(seed: int) -> None:
+    from tools.fuzz_calls import call_program
+
+    path = _scratch(os.getpid()) / "m.ingot"
+    path.write_bytes(mutated_program(seed))
+    call_program(path, seed)
+
+
+def call_format(kind: str, seed: int) -> None:
+    from tools import fuzz_calls
+
+    fuzz_calls.call_format(kind, seed)
+
+
+_CALLED = ("tflite", "stablehlo", "tensorflow", "gguf", "safetensors")
+CASES |= {"onnx-called": call_onnx, "ingot-called": call_ingot}
+CASES |= {f"{kind}-called": partial(call_format, kind) for kind in _CALLED}
+
+
+def case_of(kind: str, folder: Path = Path()) -> Case:
+    """folder: where models lie."""
     return partial(run_model, folder) if kind == "models" else CASES[kind]
 
 
@@ -406,29 +361,49 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} at {place}"
 
 
+def _is_called(kind: str) -> bool:
+    return kind.endswith("-called")
+
+
 def _limited_memory(kind: str) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + (_MORE.get(kind, MEGABYTES) << 20)
+    megabytes = _CALLED_MEGABYTES if _is_called(kind) else _MORE.get(kind, MEGABYTES)
+    most = pages * resource.getpagesize() + (megabytes << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 _MORE = {"keras": 4096}  # megabytes of addresses: JAX traces there, with threads of its own
+_CALLED_MEGABYTES = 6144  # code and arenas of programs lie there, too
 
 _IMPORTED = {  # kinds that run what they compile, and so start threads: only imports are prepared
     "graphs": ("ingot.targets.cpu.codegen", "tests.conformance.test_dags"),
+    "onnx-graphs": ("ingot.targets.cpu.codegen", "ingot.debug.comparison.exact", "onnxruntime", "tools.onnx_graphs"),
     "models": ("ingot.targets.cpu.codegen", "ingot.frontends.onnx", "ingot.debug.comparison.exact", "onnxruntime"),
 }
+_IMPORTED_CALLED = ("ingot.targets.cpu.codegen", "tests.guard", "tools.fuzz_calls")
 
 
 def prepare(kind: str, case: Case) -> None:
     """What every worker needs, once: imports, files to mutate. Without threads, which a fork would leave behind."""
     os.environ["INGOT_WORKERS"] = "0"
-    for module in _IMPORTED.get(kind, ()):
+    imported = _IMPORTED_CALLED if _is_called(kind) else _IMPORTED.get(kind, ())
+    for module in imported:
         importlib.import_module(module)
-    if kind not in _IMPORTED:
+    if not imported:
         outcome(case, -1)
+    elif _is_called(kind):
+        _prepare_files(kind.removesuffix("-called"))
     gc.collect()
     gc.freeze()
+
+
+def _prepare_files(kind: str) -> None:
+    if kind == "onnx":
+        onnx_corpus()
+    elif kind == "ingot":
+        programs()
+    else:
+        importlib.import_module("tools.fuzz_calls").models(kind)
 
 
 def _work(kind: str, case: Case, seeds: range, pipe: Connection) -> None:
@@ -446,23 +421,34 @@ def run(tally: Tally, last: int, patience: float, state: Path, folder: Path = Pa
     prepare(tally.kind, case)
     while tally.next < last:
         ours, theirs = context.Pipe(False)
-        share = range(tally.next, min(tally.next + _SHARE, last))
+        share = range(tally.next, min(tally.next + (_SHARE_CALLED if _is_called(tally.kind) else _SHARE), last))
         worker = context.Process(target=_work, args=(tally.kind, case, share, theirs), daemon=True)
         worker.start()
         theirs.close()
+        how = f"silent for {patience} s"
         try:
             while ours.poll(patience) and (message := ours.recv()) is not None:
                 _count(tally, *message)
+                if message[1] == "fault":
+                    _append(state, tally, message[0], message[2])
                 if tally.next % _SEEDS == 0:
                     tally.save(state)
         except EOFError:
-            pass
-        if tally.next < share.stop:
-            tally.killed.append(tally.next)
-            tally.next += 1
+            worker.join()
+            how = f"ended with {worker.exitcode}"
         worker.kill()
         worker.join()
+        if tally.next < share.stop:
+            tally.killed.append(tally.next)
+            _append(state, tally, tally.next, how)
+            tally.next += 1
         tally.save(state)
+
+
+def _append(state: Path, tally: Tally, seed: int, what: str) -> None:
+    """A line of the findings beside the state, which are only added to."""
+    with state.with_suffix(".findings").open("a") as file:
+        file.write(json.dumps({"kind": tally.kind, "seed": seed, "what": what}) + "\n")
 
 
 def _count(tally: Tally, seed: int, what: str, where: str, seconds: float) -> None:

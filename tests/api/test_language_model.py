@@ -320,9 +320,15 @@ def test_a_saved_model_answers_alike_without_the_compiler(lm: ingot.LanguageMode
     loaded = ingot.load(path, threads=1)
     assert isinstance(loaded, ingot.LanguageModel) and loaded.context == CONTEXT and loaded.name == "tiny"
     assert loaded.chat("Hi", max_tokens=20, **GREEDY) == lm.chat("Hi", max_tokens=20, **GREEDY)
-    assert np.allclose(loaded.score("Hello there").logprobs, lm.score("Hello there").logprobs, atol=1e-4)
+    assert np.array_equal(loaded.score("Hello there").logprobs, lm.score("Hello there").logprobs)
+    assert np.array_equal(loaded.embed(["Hi", "Hello"]), lm.embed(["Hi", "Hello"]))
     with pytest.raises(InputError, match="the file that it was compiled from"):
-        loaded.embed("Hi")
+        loaded.engine()
+    loaded.save(tmp_path / "again.ingot", embeds=False)
+    again = ingot.load(tmp_path / "again.ingot", threads=1)
+    assert np.array_equal(again.score("Hello there").logprobs, lm.score("Hello there").logprobs)
+    with pytest.raises(InputError, match=r"saved without the program to embed.*embeds=True"):
+        again.embed("Hi")
     code = (
         "import sys, ingot; lm = ingot.load(sys.argv[1], threads=1)\n"
         "print(lm.generate([72, 105], max_tokens=4, seed=1))\n"

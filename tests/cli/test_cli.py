@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner, Result
 import ingot
 from ingot import cli
 from ingot.cli.console import print_json
+from ingot.cli.look import bench as look_bench
 from tests.debug import models
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,6 +67,16 @@ def test_help_teaches_with_examples(command: str):
 def test_help_tells_the_exit_codes_and_version_is_one_word():
     assert "130 interrupted" in " ".join(call("--help").output.split())
     assert call("--version").output.strip() == ingot.__version__
+
+
+def test_the_version_imports_nothing_beside_the_package():
+    script = (
+        "import sys, ingot; before = {*sys.modules}; from ingot.cli import main; sys.argv = ['ingot', '--version']; "
+        "main(); print(sorted({*sys.modules} - before))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split("\n")[:2] == [ingot.__version__, "['ingot.cli']"]
 
 
 def test_wrong_usage():
@@ -526,6 +538,7 @@ def test_explain_writes_a_table_a_trace_and_a_page(model: Path, tmp_path: Path):
     result = call("explain", model, "--repeats", 1, "--html", page, "--trace", trace, "--size", "batch=2")
     assert result.exit_code == 0, result.output
     assert "floor" in result.output and "relu" in result.output
+    assert str(page) in result.output and str(trace) in result.output
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads(trace.read_text())["traceEvents"]
     facts = told(call("explain", model, "--repeats", 1, "--json"))
@@ -590,6 +603,25 @@ def test_bench_says_which_engine_cannot_run(model: Path):
     assert "engines of" in refused(2, "bench", model, "--against", "abacus")
 
 
+def test_bench_goes_without_an_engine_that_nobody_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch):
+    """As after README's installation."""
+    monkeypatch.setitem(look_bench.DEFAULT_ENGINES, "onnx", "eager")
+    result = call("bench", model, "--rounds", 1, "--seconds", 0.01)
+    assert result.exit_code == 0 and "eager" in result.stderr
+
+
+def test_a_command_that_is_mistyped_is_guessed():
+    assert "Did you mean 'tune'" in refused(2, "tun")
+
+
+def test_an_output_that_is_not_there_is_refused_with_where_names_are(model: Path):
+    assert "--all-values" in refused(2, "run", model, "--random", "--outputs", "nope")
+
+
+def test_what_a_model_lacks_for_a_target_is_a_mistake_of_use(model: Path, tmp_path: Path):
+    assert "--dim NAME=SIZE" in refused(2, "compile", model, "-o", tmp_path / "m.so")
+
+
 def test_the_command_in_a_process_of_its_own(model: Path):
     """Standard output carries JSON alone, no progress is drawn where standard error is no terminal."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -599,6 +631,27 @@ def test_the_command_in_a_process_of_its_own(model: Path):
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads(done.stdout)["outputs"][0]["name"] == "probability"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
+@pytest.mark.parametrize("option", ["", "--quiet", "--json"])
+def test_progress_is_shown_on_a_terminal_unless_asked_not_to(model: Path, tmp_path: Path, option: str):
+    import pty
+
+    own, other = pty.openpty()
+    command = [sys.executable, "-m", "ingot", "prune", str(model), "--sparsity", "0.5", "-o", str(tmp_path / "p.ingot")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "TERM": "xterm"}
+    done = subprocess.run(
+        [*command, *filter(None, [option])], stdout=subprocess.PIPE, stderr=other, env=environment, timeout=120,
+        check=True,
+    )  # fmt: skip
+    os.close(other)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(own, 1 << 16):
+            shown += part
+    os.close(own)
+    assert done.stdout and (b"0:00:0" in shown) == (option == ""), shown
 
 
 # --- tune

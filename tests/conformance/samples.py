@@ -21,7 +21,8 @@ from ingot.support.errors import IngotError
 BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}
 Arrays = tuple[np.ndarray, ...]
 # sources without operands, constants' forms, and ops that hold graphs of static shapes, have nothing to make symbolic
-STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.RandomKey, ops.Densify)
+STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.RandomKey, ops.Densify,
+               ops.PerDevice)  # fmt: skip
 # a group is what the pipeline makes, not what it takes; what users register has samples of theirs
 _OTHERS = Const | Input | Project | ops.Group | Custom | HostCall
 OPS = [c for c in Op.REGISTRY.values() if not issubclass(c, _OTHERS) and c.__module__.startswith("ingot.ops")]

@@ -137,7 +137,10 @@ TARGETS: dict[str, Runner] = {
         )
         for target, name, cpu, quick in (
             ("cpu:riscv64", "vlen128", RISCV.format(128), 1),
+            ("cpu:riscv64", "vlen256", RISCV.format(256), 0),
             ("cpu:riscv64", "vlen512", RISCV.format(512), 0),
+            ("cpu:riscv64-zvl256b", "vlen256", RISCV.format(256), 0),
+            ("cpu:riscv64-zvl512b", "vlen512", RISCV.format(512), 0),
             ("cpu:aarch64", "cortex-a72", "cortex-a72", 0),
             ("cpu:neoverse-v2", "max", "max", 1),
         )

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from ingot.frontends.gguf import GGUFFile, GGUFWeights
-from ingot.frontends.language.adapters import read_adapter
+from ingot.frontends.language.adapters import in_gguf, read_adapter
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
+from ingot.language.config import from_config
 from ingot.language.lora import LowRank, MergedWeights
-from ingot.language.weights import ArrayWeights
+from ingot.language.metadata import from_metadata
+from ingot.language.weights import ArrayWeights, Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
 from tests.frontends.gguf.builder import F32, STRING, key, of_tensors, random_blocks, scalar, text
+from tests.language.models import SIZES
+from tests.language.test_metadata import metadata, stored
 
 RNG = np.random.default_rng(0)
 A, B = (RNG.normal(size=shape).astype(np.float32) for shape in ((4, 64), (48, 4)))
@@ -30,7 +34,7 @@ def adapter(path: Path, alpha: float = 8.0, name: str = "blk.0.attn_q.weight") -
     return path
 
 
-def value(weights: MergedWeights, name: str) -> np.ndarray:
+def value(weights: Weights, name: str) -> np.ndarray:
     return interpret(Graph((), (weights.matrix(name),)), [])[0]
 
 
@@ -68,6 +72,40 @@ def test_folders_of_peft(tmp_path: Path, config: dict[str, object], factor: floa
     weights = MergedWeights(ArrayWeights({name: base, "other": base}), [adapter, adapter])
     assert np.allclose(value(weights, name), base + 2 * delta, atol=1e-4)
     assert np.array_equal(value(weights, "other"), base)
+
+
+PARTS = {
+    "llama": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj"),
+    "olmo2": ("self_attn.q_proj", "mlp.up_proj"),
+    "phi3": ("self_attn.qkv_proj", "mlp.gate_up_proj"),
+    "gpt2": ("attn.c_attn", "mlp.c_fc"),
+}
+
+
+@pytest.mark.parametrize("family", PARTS)
+@pytest.mark.parametrize("has_head", [True, False])
+def test_folders_of_peft_on_a_gguf_file(tmp_path: Path, family: str, has_head: bool) -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64} if family == "gpt2" else SIZES
+    old = from_config({"model_type": family, **sizes, "num_key_value_heads": 4 if family == "gpt2" else 2})
+    new = from_metadata(metadata(family, old))
+    head = "transformer.h" if family == "gpt2" else "model.layers"
+    arrays, merged, parts = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for part in PARTS[family]:
+        outputs = 16 if part.endswith(("k_proj", "v_proj")) else 32
+        name, a, b = f"{head}.1.{part}", RNG.normal(size=(4, 48)), RNG.normal(size=(outputs, 4))
+        own = name if has_head else name.partition(".")[2]
+        parts[f"base_model.model.{own}.lora_A.weight"] = a.astype(np.float32)
+        parts[f"base_model.model.{own}.lora_B.weight"] = b.astype(np.float32)
+        delta = (b @ a).T if family == "gpt2" else b @ a
+        arrays[f"{name}.weight"] = RNG.normal(size=delta.shape).astype(np.float32)
+        merged[f"{name}.weight"] = arrays[f"{name}.weight"] + 2 * delta
+    base = ArrayWeights(stored(arrays, old, new))
+    folder = peft(tmp_path / "lora", {"fan_in_fan_out": family == "gpt2"}, **parts)
+    weights = MergedWeights(base, [in_gguf(read_adapter(folder), base, new)])
+    expected = stored(merged, old, new)
+    assert expected.keys() == {*base.names} and len(expected) == len(PARTS[family])
+    for name, array in expected.items():
+        assert np.allclose(value(weights, name), array, atol=1e-4) and not np.allclose(array, value(base, name))
 
 
 def test_what_is_not_merged_is_refused(tmp_path: Path) -> None:

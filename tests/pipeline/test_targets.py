@@ -87,7 +87,16 @@ def test_vectors_of_an_unknown_length_are_refused_by_name(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cpu:aarch64", "cpu:neoverse-v2", "cpu:riscv64", "cpu:x86-64-v2", "cpu:x86-64-v4", "cpu:znver4"]
+    "text",
+    [
+        "cpu:aarch64",
+        "cpu:neoverse-v2",
+        "cpu:riscv64",
+        "cpu:riscv64-zvl512b",
+        "cpu:x86-64-v2",
+        "cpu:x86-64-v4",
+        "cpu:znver4",
+    ],
 )
 def test_any_machine_compiles_for_any_other(text: str, tmp_path: Path) -> None:
     features = features_of(text)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ingot
 from ingot import ops
+from ingot.driver.open import Request, open_model
+from ingot.frontends.tflite.file import read
 from ingot.ir.array import Array
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
@@ -22,7 +26,10 @@ from ingot.pipeline.target import features_of
 from ingot.pipeline.verilog import TARGET
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import CompileError, InputError
+from ingot.transform.quantize.tflite import write_levels
 from tests.passes.check import arg, graph
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 needs_verilator = pytest.mark.skipif(shutil.which("verilator") is None, reason="no verilator")
 
@@ -106,6 +113,48 @@ def test_a_network_is_exact_on_a_thousand_inputs(target: str, tmp_path: Path) ->
     np.testing.assert_array_equal(want[:20], [interpret(g, [x])[0].ravel() for x in inputs[:20]])
     assert len(np.unique(want)) > 50
     np.testing.assert_array_equal(got, want)
+
+
+def sounds() -> tuple[Graph, Sequence[np.ndarray]]:
+    """MLPerf Tiny's ad01, a dense autoencoder, with random weights; samples as its spectrograms are spread."""
+    widths, rng = (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640), np.random.default_rng(0)
+    y = x = arg("x", 1, widths[0])
+    for i, (k, n) in enumerate(pairwise(widths)):
+        y = ops.linear(y, const(rng.standard_normal((n, k), np.float32) * np.float32((2 / k) ** 0.5)))
+        y = ops.add(y, const(rng.standard_normal(n, np.float32) * np.float32(0.1)))
+        y = ops.Relu()(y) if i < len(widths) - 2 else y
+    return Graph((x,), (y,)), [rng.normal(-20, 9, (1, 640)).astype(np.float32) for _ in range(1000)]
+
+
+def digits() -> tuple[Graph, Sequence[np.ndarray]]:
+    """The network of examples/digits.py on the images that it is for."""
+    pytest.importorskip("onnx")
+    images = pytest.importorskip("sklearn.datasets").load_digits().images[:1000]
+    graph = open_model(EXAMPLES / "digits.onnx", Request(dynamic={"batch": 1})).graph
+    return graph, [(image / 16).astype(np.float32).reshape(1, 1, 8, 8) for image in images]
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [sounds, digits])
+def test_quantized_networks_are_exact_on_a_thousand_inputs(
+    make: Callable[[], tuple[Graph, Sequence[np.ndarray]]], tmp_path: Path
+) -> None:
+    """Floats to int8 TFLite to Verilog."""
+    pytest.importorskip("flatbuffers")
+    g, samples = make()
+    path = tmp_path / "m.tflite"
+    write_levels(g, [(x,) for x in samples[:50]], path)
+    tensor = read(path).subgraphs[0].tensors[read(path).subgraphs[0].inputs[0]]
+    q = tensor.quantization
+    assert q is not None
+    inputs = [np.clip(np.rint(x / q.scale) + q.zero, -128, 127).astype(np.int8) for x in samples]
+    levels = open_model(path, Request()).graph
+    model = ingot.compile(path, threads=1, cache=False)
+    want = np.array([model.run([x])[0].ravel() for x in inputs])
+    np.testing.assert_array_equal(want[:3], [interpret(levels, [x])[0].ravel() for x in inputs[:3]])
+    assert len(np.unique(want)) > 50 and len(np.unique(want, axis=0)) > 500
+    np.testing.assert_array_equal(simulated(levels, inputs, tmp_path, "verilog:lanes16"), want)
 
 
 @needs_verilator

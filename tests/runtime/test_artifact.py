@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,7 @@ class Refuse:
         if name.split(".")[0] in ("llvmlite", "ml_dtypes", "torch", "onnx"):
             raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
+from dataclasses import replace
 from pathlib import Path
 import numpy as np
 from ingot.runtime import artifact
@@ -186,3 +188,23 @@ others = [m for m in sys.modules if m.startswith("ingot.") and m.split(".")[1] n
 assert not others, others
 """
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, env=models.environment())
+
+
+def test_programs_that_share_weights(tmp_path: Path):
+    main, alike, other = models.static(70_000), models.static(70_000), models.static(500)
+    other = sealed(replace(other, weights=other.weights + 1))
+    whole = artifact.with_others(main, {"alike": alike, "other": other})
+    assert main.weights.nbytes < whole.weights.nbytes < main.weights.nbytes + 2 * other.weights.nbytes + 128
+    artifact.save(whole, tmp_path / "m.ingot")
+    loaded = artifact.load(tmp_path / "m.ingot")
+    assert [*loaded.others] == ["alike", "other"]
+    for program, own, n in ((loaded.others["alike"], alike, 70_000), (loaded.others["other"], other, 500)):
+        assert np.shares_memory(program.weights, loaded.weights) and not program.stages
+        x = np.ones(n, np.float32)
+        assert np.array_equal(CompiledModel(program)(x), CompiledModel(own)(x))  # type: ignore[arg-type]
+    data = bytearray((tmp_path / "m.ingot").read_bytes())
+    at = bytes(data).rindex(artifact.MAGIC)  # of the last program that is within
+    data[at + 70] ^= 1
+    (tmp_path / "m.ingot").write_bytes(data)
+    with pytest.raises(ArtifactError, match="corrupted"):
+        artifact.load(tmp_path / "m.ingot")

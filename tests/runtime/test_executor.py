@@ -273,7 +273,7 @@ def test_profile_explain_plan_and_dump():
     with pytest.raises(InputError, match="dump: expected one of model, kernel, plan, got 'llvm'"):
         model.dump("llvm")
     total, _, head, *steps = model.explain(vector(1000)).splitlines()
-    assert total.endswith(" ms in kernels") and head.split() == ["us", "share", "step", "kernel", "label"]
+    assert total.endswith(" ms in kernels on cpu") and head.split() == ["us", "share", "step", "kernel", "label"]
     assert sorted(int(line.split()[2]) for line in steps) == [0, 1, 2, 3]
     assert [float(line.split()[0]) for line in steps] == sorted((float(s.split()[0]) for s in steps), reverse=True)
     moving = CompiledModel(models.dynamic(), threads=1)

@@ -275,6 +275,29 @@ def test_examples(language: str, tmp_path: Path) -> None:
     assert done.stdout == "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n"
 
 
+@pytest.mark.skipif(shutil.which("go") is None, reason="no go")
+def test_the_go_example(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 3] y) { y = Softmax (x) }'
+    ingot.compile(onnx.parser.parse_model(text)).save(tmp_path / "softmax.ingot")
+    shutil.copy(EXAMPLES / "softmax.go", tmp_path)
+    (tmp_path / "go.mod").write_text("module softmax\n\ngo 1.19\n")
+    flags = {"CGO_CFLAGS": f"-O2 -I{FOLDER}", "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-mod=mod"}
+    shutil.copy(FOLDER / "libingot.c", tmp_path)  # cgo compiles what lies beside
+    environment = {**os.environ, **flags}
+    made = subprocess.run(
+        ["go", "build", "-o", "softmax", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert made.returncode == 0, made.stderr[:3000]
+    done = subprocess.run(["./softmax", "softmax.ingot"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n", done.stderr
+
+
 @pytest.mark.slow
 def test_an_arm_processor(tmp_path: Path) -> None:
     """In an emulator: an artifact for AArch64, with two threads, and one whose instructions are not there."""

@@ -163,8 +163,15 @@ def test_the_backend_answers_each_request_by_itself(tmp_path: Path, monkeypatch:
             self.name, self.array = name, array
 
         @staticmethod
-        def from_dlpack(name, array):
-            return Tensor(name, np.from_dlpack(array))
+        def from_dlpack(name, capsule):
+            class Given:
+                def __dlpack__(self, **options):
+                    return capsule
+
+                def __dlpack_device__(self):
+                    return 1, 0  # a CPU
+
+            return Tensor(name, np.from_dlpack(Given()))
 
         def __dlpack__(self, **options):
             return self.array.__dlpack__(**options)

@@ -1,4 +1,4 @@
-from ingot.support.native import Features, capabilities, host, parse_cpuinfo
+from ingot.support.native import Features, capabilities, host, parse_cpuinfo, with_vector_length
 
 
 def test_cpuinfo_counts_only_what_every_core_has():
@@ -18,6 +18,9 @@ def test_capabilities_of_the_kernel():
     )
     assert capabilities("riscv64", 0x20112D) == ("a", "c", "d", "f", "m", "v")
     assert capabilities("riscv64", 0x112D) == ("a", "c", "d", "f", "m")
+    assert with_vector_length(("m", "v"), 128) == ("m", "v")
+    assert with_vector_length(("m", "v"), 512) == ("m", "v", "zvl256b", "zvl512b")
+    assert with_vector_length(("m",), 512) == ("m",)
 
 
 def test_missing_features():

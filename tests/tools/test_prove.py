@@ -38,6 +38,7 @@ def check(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", FAST, ids=str)
 def test_identities_hold_for_all_values(dtype: DType) -> None:
     check(identities.verdicts(IDENTITIES, (dtype,)))
@@ -61,6 +62,7 @@ def test_fast_math_has_counterexamples() -> None:
     assert len(found) == len(FAST_MATH) and all(v.witness for v in found)
 
 
+@pytest.mark.slow
 def test_structural_rules_hold_for_all_sizes() -> None:
     proved = {v.rule.split(",")[0] for v in check(instances.verdicts((f16, bf16, f32, i8, i32, u8, boolean)))}
     expected = {r.name for s in (SHAPES, VIEW_CHAINS, GELU, mask_rules(Positions()), Positions().rules()) for r in s}

@@ -95,6 +95,7 @@ def test_equal_layers_are_one_site():
     assert sum(s.share for s in spots) == pytest.approx(1.0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_every_choice_gives_the_same_results():
     for graph, sizes in ((chain(), {}), (chain(symbol("n")), {"n": 37}), (convolution(), {})):
         work = bench(graph, **sizes)

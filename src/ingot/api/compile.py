@@ -44,6 +44,7 @@ def compile(
     shard: Marks | None = None,
     rank: int | None = None,
     device_memory: int | None = None,
+    placement: str = "strict",
     limits: Limits | None = None,
 ) -> CompiledModel:
     """Compile a trained model to one native program.
@@ -79,6 +80,9 @@ def compile(
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
         device_memory: the bytes of a GPU's memory that the program may take; see `ingot.load`.
+        placement: "strict": every step runs on the target. "measured": ops whose weights do not fit into device_memory
+            run on the CPU where this machine takes less time for that than for copying the weights to the GPU in each
+            call; `plan` and `explain` show where each part runs and what is copied.
         limits: bounds on time, memory and sizes, beyond which the model is refused: `ingot.Limits(seconds=3600)`.
         weights: arguments whose values never change. They become constants, and calls leave them out. Either a mapping
             from names (or indices) to arrays, {"axes": np.array([1])}, or the path of a safetensors file. For a JAX
@@ -95,7 +99,8 @@ def compile(
             without being named.
         mesh: several devices, {"dp": 2, "tp": 4}: each is a process of a group (`ingot.launch`, torchrun), which gets
             the program of its rank; `ingot.simulate(mesh)` has all of them in this process
-            (docs/how-to/several-devices.md).
+            (docs/how-to/several-devices.md). The axis "pp" alone is a pipeline: a stage for each
+            device.
         shard: tensors that are split over the mesh, by patterns of the names of weights, inputs and outputs:
             {"*.q_proj.weight": ("tp", 0)} splits dimension 0 over the axis tp. Others follow from these.
         rank: compile another rank's program than that of this process, to save it.
@@ -117,6 +122,14 @@ def compile(
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
             options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory, activations)
+            if placement not in ("strict", "measured"):
+                raise InputError("placement", expected="strict or measured", got=repr(placement))
+            if placement == "measured":
+                if mesh is not None:
+                    raise InputError('placement="measured"', expected="one device", got="a mesh")
+                from ingot.transform.placement import compile_placed
+
+                return compile_placed(model, request, options)
             if mesh is None:
                 if shard is not None or rank is not None:
                     raise InputError("shard and rank", expected="a mesh, too", got="none", fix='mesh={"tp": 2}')

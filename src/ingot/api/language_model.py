@@ -6,6 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,7 +17,7 @@ from ingot.language.engine import Answer, Engine, Stepper, open_engine
 from ingot.language.engine.paging import Steps, page_count
 from ingot.language.session import SAMPLING, Sampling, Session
 from ingot.language.text.arguments import is_several, stop_texts, token_ids
-from ingot.language.text.generation import Request, generate, log_softmax, parts, whole
+from ingot.language.text.generation import Request, generate, parts, whole
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
 from ingot.language.text.tokenizer import Tokenizer
@@ -424,10 +425,6 @@ class LanguageModel:
         ids = self._prompt_ids(text)
         if not 2 <= len(ids) <= self.context + 1:
             raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids))
-        if self._program_of is None:  # a saved model has the one program, which tells the logits of its last token
-            session = self._generating()
-            rows = [log_softmax(session.logits(ids[: i + 1]))[ids[i + 1]] for i in range(len(ids) - 1)]
-            return Score(ids, np.array(rows))
         parts: list[np.ndarray] = []
         for start in range(0, len(ids) - 1, _SCORED):
             end = min(start + _SCORED, len(ids) - 1)
@@ -435,10 +432,20 @@ class LanguageModel:
             parts.append(np.asarray(self._scorer.run([np.array(x) for x in inputs])[0])[0])
         return Score(ids, np.concatenate(parts).astype(np.float64))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, embeds: bool = True, scores: bool = True) -> None:
         """Write one file that `ingot.load` reads, and `ingot chat`: the program with its weights, the tokenizer, the
-        chat template. It runs on CPUs with the same vector extensions."""
-        artifact.save(self._model.program, Path(path))
+        chat template. It runs on CPUs with the same vector extensions.
+
+        embeds, scores: whether what is loaded has the programs of `embed` and `score`, which are compiled now; they
+        read the same weights. An encoder only embeds.
+        """
+        names: list[Literal["embed", "score"]] = [*(["embed"] if embeds else []), *(["score"] if scores else [])]
+        program, programs = self._model.program, self._program_of
+        if programs is None:
+            program = replace(program, others={n: other for n, other in program.others.items() if n in names})
+        elif not self.is_encoder:
+            program = artifact.with_others(program, {name: programs(name) for name in names})
+        artifact.save(program, Path(path))
 
     @property
     def program(self) -> CompiledModel:
@@ -472,13 +479,6 @@ class LanguageModel:
                 raise self._model.refused
             raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
 
-    def _generating(self) -> Session:
-        self._check_generates()
-        if self._session is None:
-            fix = "LanguageModel(...) without sequences"
-            raise InputError("a model of several sequences does not score texts when it was saved", fix=fix)
-        return self._session
-
     @cached_property
     def _embedder(self) -> CompiledModel:
         return self._other("embed")
@@ -492,7 +492,9 @@ class LanguageModel:
         return Grammars(self.tokenizer, self.vocabulary)
 
     def _other(self, what: Literal["embed", "score"]) -> CompiledModel:
-        if self._program_of is None:
-            fix = "LanguageModel(the file that it was compiled from)"
-            raise InputError(f"a saved model has the program that generates, and none to {what}", fix=fix)
-        return CompiledModel(self._program_of(what), threads=self._threads)
+        if (program := self._model.program.others.get(what)) is None:
+            if self._program_of is None:
+                fix = f"save it with {what}s=True, or LanguageModel(the file that it was compiled from)"
+                raise InputError(f"{self.name} was saved without the program to {what}", fix=fix)
+            program = self._program_of(what)
+        return CompiledModel(program, threads=self._threads)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runtime import artifact
+from ingot.runtime.executable import LoadedProgram
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from ingot.runtime.training import META, TrainingStep
 from ingot.support.errors import InputError
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None, device_memory: int | None = None) -> Any:
-    """Load a saved program. It takes milliseconds and needs numpy alone.
+    """Load a saved program. It takes milliseconds and needs numpy alone; to save it as a native library (`.so`, `.o`,
+    `.a`) takes llvmlite, too.
 
     Returns a `CompiledModel`; of a file saved from `ingot.train`, a `TrainingStep`, which continues the training; of
     one saved from an `ingot.LanguageModel`, that.
@@ -34,4 +37,13 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, device_mem
         return LanguageModel._of_program(program, threads)
     if META in program.meta:
         return TrainingStep(program, threads=threads)
-    return CompiledModel(program, threads=threads, device_memory=device_memory)
+    return CompiledModel(LoadedProgram(program, threads, device_memory, _export))
+
+
+def _export(program: Program, path: Path, weights: Path | None) -> None:
+    """Write a native library, which takes the compiler."""
+    try:
+        from ingot.driver.compile import export_library
+    except ImportError as error:
+        raise InputError("a native library", expected="llvmlite", got=str(error), fix="pip install llvmlite") from error
+    export_library(program, path, weights)

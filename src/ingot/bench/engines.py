@@ -290,6 +290,90 @@ class Xla(Engine):
         return results
 
 
+class TensorRt(Engine):
+    """TensorRT on an ONNX file, sizes fixed at the inputs'. float32 is multiplied as such (no TF32), as in Ingot.
+    Inputs and results are PyTorch's, on the GPU."""
+
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        if not _is_gpu(target):
+            fix = "--target cuda:sm_90a, where there is such a GPU"
+            raise InputError("engine tensorrt", expected="a target of NVIDIA GPUs", got=target, fix=fix)
+        _needs_onnx(source, "tensorrt")
+        self.library, self.torch = _extra("tensorrt", "tensorrt"), _extra("torch", "tensorrt")
+        from ingot.frontends.torch.convert import to_torch
+
+        arrays = {**feeds, **source.weights}
+        logger = self.library.Logger(self.library.Logger.ERROR)
+        self.engine = self._built(logger, source.path, arrays, precision)
+        names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
+        is_input = {n: self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT for n in names}
+        self.inputs = {n: to_torch(arrays[n]).to(self._dtype(n)).cuda() for n in names if is_input[n]}
+        self.outputs = list(source.outputs or [n for n in names if not is_input[n]])
+        self.results = [n for n in names if not is_input[n]]
+        self.call_own, self.arrays = self._context()
+
+    def _built(self, logger: Any, path: Path, arrays: Feeds, precision: str) -> Any:
+        builder = self.library.Builder(logger)
+        network = builder.create_network(0)  # version 10: sizes of batches are explicit
+        parser = self.library.OnnxParser(network, logger)
+        if not parser.parse_from_file(str(path)):
+            raise RuntimeError("; ".join(parser.get_error(i).desc() for i in range(parser.num_errors)))
+        config, flags = builder.create_builder_config(), self.library.BuilderFlag
+        config.clear_flag(flags.TF32)
+        if precision != "float32":
+            config.set_flag({"float16": flags.FP16, "bfloat16": flags.BF16}[precision])
+        profile = builder.create_optimization_profile()
+        for i in range(network.num_inputs):
+            tensor = network.get_input(i)
+            if -1 in tensor.shape:
+                profile.set_shape(tensor.name, *[tuple(arrays[tensor.name].shape)] * 3)  # least, usual, most
+        config.add_optimization_profile(profile)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise RuntimeError("TensorRT could not build the network; its log says why")
+        return self.library.Runtime(logger).deserialize_cuda_engine(plan)
+
+    def _dtype(self, name: str) -> Any:
+        names = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+        kind = self.engine.get_tensor_dtype(name).name
+        return getattr(self.torch, names.get(kind, kind.lower()))
+
+    def _context(self) -> tuple[Callable[[], object], dict[str, Any]]:
+        """A call that has its memory and its stream for itself, and where it writes the results."""
+        context, stream = self.engine.create_execution_context(), self.torch.cuda.Stream()
+        for name, x in self.inputs.items():
+            context.set_input_shape(name, tuple(x.shape))
+            context.set_tensor_address(name, x.data_ptr())
+        results: dict[str, Any] = {}
+        for name in self.results:
+            shape = tuple(context.get_tensor_shape(name))
+            if -1 in shape:
+                raise InputError("engine tensorrt", expected="results of known sizes", got=f"{name} {list(shape)}")
+            results[name] = self.torch.empty(shape, dtype=self._dtype(name)).cuda()
+            context.set_tensor_address(name, results[name].data_ptr())
+
+        def call() -> None:
+            if not context.execute_async_v3(stream.cuda_stream):
+                raise RuntimeError("TensorRT could not run the network; its log says why")
+            stream.synchronize()
+
+        return call, results
+
+    def run(self) -> list[np.ndarray]:
+        from ingot.frontends.torch.convert import to_numpy
+
+        self.call_own()
+        return [to_numpy(self.arrays[name]) for name in self.outputs]
+
+    def call(self) -> object:
+        return self.call_own()
+
+    def stream(self) -> Callable[[], object]:
+        return self._context()[0]
+
+
 ENGINES: dict[str, type[Engine]] = {
     "ingot": Ingot,
     "ort": OnnxRuntime,
@@ -298,6 +382,7 @@ ENGINES: dict[str, type[Engine]] = {
     "inductor": Inductor,
     "tflite": LiteRt,
     "jax": Xla,
+    "tensorrt": TensorRt,
 }
 
 
@@ -307,7 +392,9 @@ def _is_gpu(target: str) -> bool:
 
 def _needs_cpu(target: str, engine: str) -> None:
     if _is_gpu(target):
-        raise InputError(f"engine {engine} runs on CPUs here", expected="eager or inductor beside a GPU", got=target)
+        raise InputError(
+            f"engine {engine} runs on CPUs here", expected="eager, inductor or tensorrt beside a GPU", got=target
+        )
 
 
 def _extra(module: str, engine: str) -> Any:

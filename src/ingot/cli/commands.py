@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
+from inspect import Parameter
 from typing import Annotated, Any
 
 try:
@@ -15,7 +18,7 @@ except ImportError as error:
 from typer.core import TyperGroup
 
 from ingot import __version__
-from ingot.cli.console import CODES
+from ingot.cli import console
 
 # need -> command -> its module below ingot.cli, and the function of another name than the command's
 GROUPS: Mapping[str, Mapping[str, str]] = {
@@ -46,6 +49,10 @@ _PLACES = {name: (need, place) for need, commands in GROUPS.items() for name, pl
 
 
 class _Commands(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(_PLACES)  # names that may be meant by others
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_PLACES]
 
@@ -59,17 +66,33 @@ class _Commands(TyperGroup):
             command: Any = typer.main.get_command(found)
         else:
             single = typer.Typer(add_completion=False, rich_markup_mode=app.rich_markup_mode)
-            single.command(cmd_name)(found)
+            single.command(cmd_name)(_with_quiet(found))
             command = typer.main.get_command(single)
         command.rich_help_panel, command.name = need, cmd_name
         return command
+
+
+def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with --quiet, which all have: `console.command_context` asks for it."""
+
+    @wraps(command)
+    def call(*, quiet: bool, **arguments: Any) -> None:
+        console.quiet.set(quiet)
+        command(**arguments)
+
+    hint = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+    option = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=hint)
+    parameters = [*inspect.signature(command, eval_str=True).parameters.values(), option]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
 
 
 app = typer.Typer(
     name="ingot",
     cls=_Commands,
     help="Ingot compiles a trained model to one native program, for a CPU, an NVIDIA GPU or in C.",
-    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in CODES.items()) + ".",
+    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in console.CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},

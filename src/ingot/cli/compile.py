@@ -14,7 +14,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.cli.console import check_writable, command_context, err, escape, machine_line, out, print_json
 from ingot.cli.language.options import CACHE_OPTION, CacheMemory, Context, Sequences
-from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
+from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import Source, compile_source, open_source
@@ -24,6 +24,7 @@ from ingot.driver.recognize import LANGUAGE
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
 from ingot.pipeline.target import features_of
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
@@ -32,7 +33,7 @@ from ingot.support.errors import InputError
 
 @grouped
 def compile_(
-    model: Uncompiled,
+    model: Model,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .ingot.")
     ] = None,
@@ -68,14 +69,16 @@ def compile_(
     ingot compile model.gguf --context 8192         a language model, for ingot chat; --sequences 8: for ingot serve
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     ingot compile model.onnx -o net.so              a native library and its header, for C and others (also .o, .a)
+    ingot compile model.ingot -o net.so             the same, of a compiled program
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     ingot compile model.onnx --target wasm -o net   a folder for browsers and node: WebAssembly in an ES module
     ingot compile model.tflite --target c:cortex-m4 -o net/net.c --example      then: make -C net run
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
-        if source.kind == "artifact":
-            raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
+        if source.kind == "artifact" and (output is None or output.suffix not in LIBRARY_SUFFIXES):
+            fix = f"ingot run; it may become a native library: -o FILE{LIBRARY_SUFFIXES[0]}"
+            raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix=fix)
         of_language = (context, cache_type, sequences, cache_memory)
         if of_language != (None,) * 4 and source.kind not in LANGUAGE:
             raise InputError(
@@ -227,7 +230,7 @@ def _print_facts(compiled: CompiledModel) -> None:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})
     sizes = f"{bytes_text(program.code_bytes)} of code, {bytes_text(program.weights.nbytes)} of weights"
-    threads = f", {compiled.threads} threads" if program.device == "cpu" else ""
+    threads = f", {threads_text(compiled.threads)}" if program.device == "cpu" else ""
     if program.features.target_name == "c":
         sizes = "one function"
     out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}{threads}", highlight=False)

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from ingot.support import progress
 from ingot.support.errors import (
     ArtifactError,
     CompileError,
+    DeviceError,
     ImportModelError,
     IngotError,
     InputError,
@@ -37,11 +39,13 @@ OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
     OK: "done",
     MISMATCH: "compare found a difference, or certify no proof",
-    BAD_INPUT: "wrong usage, or an invalid input, model or file",
+    BAD_INPUT: "wrong usage, an invalid input, model or file, or something missing on this machine",
     UNSUPPORTED: "the model has unsupported ops, or an engine of bench could not run it",
     FAILED: "internal error of Ingot: please report it",
     INTERRUPTED: "interrupted",
 }
+
+quiet: ContextVar[bool] = ContextVar("ingot.quiet", default=False)  # whether the command was given --quiet
 
 # a file or pipe has no width: 160 columns are wide enough not to wrap the rows of tables
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
@@ -55,10 +59,12 @@ def escape(text: str) -> str:
 
 @contextmanager
 def command_context(as_json: bool, limits: Sequence[str] | None = None, *, has_progress: bool = True) -> Iterator[None]:
-    """Run a command within `limits`: show progress on a terminal's standard error, and Ingot's errors as one message
-    and an exit code instead of a traceback. has_progress: not for a command that writes to the terminal meanwhile."""
+    """Run a command within `limits`: show progress on a terminal's standard error, but not with --json or --quiet, and
+    Ingot's errors as one message and an exit code instead of a traceback. has_progress: not for a command that writes
+    to the terminal meanwhile."""
+    is_shown = has_progress and not as_json and not quiet.get()
     try:
-        with limited(parse_limits(limits or ())), _shown_progress() if has_progress else nullcontext():
+        with limited(parse_limits(limits or ())), _shown_progress() if is_shown else nullcontext():
             yield
     except IngotError as error:
         code = _code(error)
@@ -89,7 +95,7 @@ def command_context(as_json: bool, limits: Sequence[str] | None = None, *, has_p
 def _code(error: IngotError) -> int:
     if isinstance(error, UnsupportedOpError):
         return UNSUPPORTED
-    usable = InputError | ImportModelError | ArtifactError | ShapeError | LimitError
+    usable = InputError | ImportModelError | ArtifactError | ShapeError | LimitError | DeviceError
     return BAD_INPUT if isinstance(error, usable) and not isinstance(error, CompileError) else FAILED
 
 

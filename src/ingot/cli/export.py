@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from ingot.cli.console import check_writable, command_context, out, print_json
 from ingot.cli.options import Json, ModelOptions, Uncompiled, grouped
 from ingot.debug.feeds import read_archive
 from ingot.debug.npu import NpuReport, npu_report
-from ingot.debug.source import open_source, read_graph
+from ingot.debug.source import Source, open_source, read_graph
 from ingot.exporters.stablehlo import write
 from ingot.ir.node import Graph
 from ingot.support.errors import InputError
@@ -35,6 +35,9 @@ def export(
     float_edges: Annotated[
         bool, typer.Option("--float-edges", help="Keep inputs and outputs of int8 TFLite in floats.")
     ] = False,
+    activations: Annotated[
+        str, typer.Option(metavar="TYPE", help="With --samples: the type of values between operators, int8 or int16.")
+    ] = "int8",
     npu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Have Vela compile the TFLite file (ethos-u55-128) and say what it made."),
@@ -55,14 +58,15 @@ def export(
     ingot export model.onnx -o model.tflite --samples data.npz --npu ethos-u55-128
     """
     with command_context(as_json):
-        graph = read_graph(open_source(model, about.words))
+        source = open_source(model, about.words)
+        graph = read_graph(source)
         path = output or model.with_suffix(".mlir")
-        if path.suffix != ".tflite" and (samples or npu or float_edges):
-            raise InputError("--samples, --float-edges, --npu", expected="-o FILE.tflite", got=path.name)
+        if path.suffix != ".tflite" and (samples or npu or float_edges or activations != "int8"):
+            raise InputError("--samples, --float-edges, --activations, --npu", expected="-o FILE.tflite", got=path.name)
         check_writable([path], [model, *([samples] if samples else [])])
         report: NpuReport | None = None
         if path.suffix == ".tflite":
-            weights = _write_tflite(graph, path, samples, float_edges)
+            weights = _write_tflite(source, graph, path, samples, float_edges, activations)
             report = None if npu is None else npu_report(path, npu)
         else:
             weights = write(graph, path, inline)
@@ -75,14 +79,20 @@ def export(
         _print_report(report)
 
 
-def _write_tflite(graph: Graph, path: Path, samples: Path | None, float_edges: bool) -> None:
+def _write_tflite(
+    source: Source, graph: Graph, path: Path, samples: Path | None, float_edges: bool, activations: str
+) -> None:
+    """Sizes that the model leaves open are the samples'."""
     from ingot.exporters.tflite import content
-    from ingot.transform.quantize.tflite import write_int8
+    from ingot.transform.quantize.tflite import sizes_of, write_levels
 
     if samples is None:
         atomic_write(path, [content(graph)])
     else:
-        write_int8(graph, read_samples(graph, read_archive(samples), None, 1).calls, path, float_edges)
+        calls = read_samples(graph, read_archive(samples), None, 1).calls
+        if sizes := sizes_of(graph, calls[0]):
+            graph = read_graph(replace(source, dims={**sizes, **source.dims}))
+        write_levels(graph, calls, path, float_edges, activations)
 
 
 def _print_report(report: NpuReport) -> None:

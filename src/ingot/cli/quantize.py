@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
 from ingot.transform.quantize.run import SearchOptions, quantize_model
+from ingot.transform.quantize.workers.fleet import Fleet
+from ingot.tune.fleet import workers_of
 
 
 def quantize(
@@ -37,6 +40,10 @@ def quantize(
     table: Annotated[
         Path | None, typer.Option(help="A file that stores measurements, to continue or repeat a search.")
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|ray|ray://HOST:PORT", help="Processes, or nodes of Ray, that measure candidates."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one self-contained page.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="Also write the ONNX model with its formats.")] = None,
     threads: Threads = None,
@@ -53,6 +60,7 @@ def quantize(
     ingot quantize model.onnx --samples data.npz
     ingot quantize model.onnx --samples data.npz --at-least 0.998 --latency-ms 5 --html report.html
     ingot quantize model.onnx --samples data.npz --size-mb 20 --table measured.json
+    ingot quantize model.onnx --samples data.npz --workers ray://head:10001   nodes of the same kind
     """
     with command_context(as_json, limit):
         source = open_source(model, Words(dim or []))
@@ -60,10 +68,19 @@ def quantize(
         check_writable([path, html, onnx, table], [model, samples])
         format_names = None if formats is None else tuple(formats.split(","))
         asked = SearchOptions(None, at_least, latency_ms, size_mb, energy_mj, seconds, format_names, threads, seed)
-        dims = source.dynamic
-        quantized = quantize_model(
-            source.path, read_archive(samples), dynamic=dims, batch=batch, table=table, options=asked
-        )
+        task = {
+            "model": str(source.path.resolve()), "words": {"dims": dim or []}, "samples": str(samples.resolve()),
+            "batch": batch, "options": asdict(asked),
+        }  # fmt: skip
+        fleet = Fleet(workers_of(workers, "ingot.transform.quantize.workers.worker"), task) if workers else None
+        try:
+            quantized = quantize_model(
+                source.path, read_archive(samples), dynamic=source.dynamic, batch=batch, table=table, options=asked,
+                fleet=fleet,
+            )  # fmt: skip
+        finally:
+            for worker in fleet.workers if fleet is not None else ():
+                worker.close()
         quantized.save(path)
         if onnx is not None:
             quantized.save_onnx(onnx)
@@ -73,4 +90,5 @@ def quantize(
         print(quantized.report.to_json())
         return
     out.print(escape(quantized.report.text()), highlight=False)
-    out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
+    for written in filter(None, (path, onnx, html)):
+        out.print(f"[bold]{escape(str(written))}[/]", highlight=False)

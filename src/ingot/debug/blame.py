@@ -67,9 +67,9 @@ def find_blame(
     judge = Judge(build.graph, arrays, tolerance)
     if reference is not None:
         progress.report(f"check the import against {reference.name}")
-        apart = judge.worst(meaning, reference.run(feeds))
-        if not apart.ok:
-            blame = _blame_import(source, feeds, apart, reference.name, tolerance)
+        difference = judge.worst(meaning, reference.run(feeds))
+        if not difference.ok:
+            blame = _blame_import(source, feeds, difference, reference.name, tolerance)
             if blame.stage == "import" or judge.worst(_run(build.model(), arrays), meaning).ok:
                 return blame
     blame = _blame_passes(build, arrays, meaning, judge, tolerance)
@@ -87,10 +87,10 @@ def _worst(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance:
     return worst([agree(np.asarray(a), b, tolerance) for a, b in zip(got, expected, strict=True)])
 
 
-def _blame_import(source: Source, feeds: Feeds, apart: Agreement, other: str, tolerance: float | None) -> Blame:
+def _blame_import(source: Source, feeds: Feeds, difference: Agreement, other: str, tolerance: float | None) -> Blame:
     """For ONNX: make every value an output, in Ingot's interpreter and in ONNX Runtime; the first that differs. Where
     Ingot has what ONNX defines, and the other has not, it is the other's fault."""
-    unknown = Blame("import", "import", "", str(source.path), str(apart))
+    unknown = Blame("import", "import", "", str(source.path), str(difference))
     if source.kind != "onnx":
         return unknown
     import onnx  # an extra, installed where the model could be read
@@ -98,22 +98,22 @@ def _blame_import(source: Source, feeds: Feeds, apart: Agreement, other: str, to
     from ingot.frontends.onnx import import_onnx
 
     model = with_all_values(onnx.load(source.path))
-    given = {**feeds, **source.weights}
+    feeds_and_weights = {**feeds, **source.weights}
     try:
-        expected = session(model.SerializeToString())(given)
+        expected = session(model.SerializeToString())(feeds_and_weights)
         graph = import_onnx(model, dynamic=source.dynamic, weights=source.weights)
         arrays = [feeds[n.op.label] for n in graph.inputs if isinstance(n.op, Input)]
         got = interpret(graph, arrays)
     except IngotError as error:  # some values cannot be outputs, sequences for one: say so, the mismatch stands
-        return replace(unknown, text=f"{apart}; which op cannot be told: {error}")
+        return replace(unknown, text=f"{difference}; which op cannot be told: {error}")
     names = [o.name for o in model.graph.output]
     ours, theirs = dict(zip(names, got, strict=True)), dict(zip(names, expected, strict=True))
     judge = Judge(graph, arrays, tolerance)
     for i, (name, a) in enumerate(ours.items()):
-        agreement = judge.apart(i, a, theirs[name])
+        agreement = judge.difference(i, a, theirs[name])
         if agreement.ok:
             continue
-        node, defined = Definitions(model, given).guilty(name, ours, theirs, tolerance)
+        node, defined = Definitions(model, feeds_and_weights).culprit(name, ours, theirs, tolerance)
         exact = judge.exact.judge(i, a, theirs[name], tolerance) == "ours"
         text = f"value {name!r}: {agreement}{'; Ingot has what its graph gives in float64' if exact else ''}"
         stage, who = ("framework", other) if exact and defined else ("import", "import")
@@ -128,9 +128,9 @@ def _blame_passes(
     for name, run in target_of(build.features).passes(build.features, options):
         progress.report(f"check pass {name}")
         after = build.after(name)
-        apart = judge.worst(interpret(after, arrays), meaning)
-        if not apart.ok:
-            return _blame_pass(build, name, run, before, arrays, meaning, tolerance, apart)
+        difference = judge.worst(interpret(after, arrays), meaning)
+        if not difference.ok:
+            return _blame_pass(build, name, run, before, arrays, meaning, tolerance, difference)
         before = after
     return None
 
@@ -143,7 +143,7 @@ def _blame_pass(
     arrays: Sequence[np.ndarray],
     meaning: Sequence[np.ndarray],
     tolerance: float | None,
-    apart: Agreement,
+    difference: Agreement,
 ) -> Blame:
     """Within a pass: the first node whose prefix of the graph the pass breaks, and the rewrite rule that does it."""
 
@@ -162,7 +162,7 @@ def _blame_pass(
     at = _first(range(len(nodes)), lambda i: breaks(_prefix(before, nodes[: i + 1]))[0])
     node = None if at is None else nodes[at]
     op, where = ("", "") if node is None else (node.op.name, node.loc)
-    return Blame("pass", name, op, where, str(apart), rule)
+    return Blame("pass", name, op, where, str(difference), rule)
 
 
 def _prefix(graph: Graph, nodes: Sequence[Node]) -> Graph:
@@ -184,17 +184,17 @@ def _first(places: range, bad: Callable[[int], bool]) -> int | None:
 
 def _blame_threads(build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], judge: Judge) -> Blame:
     """Every group is right on its own: run the whole program with one thread, then repeatedly with all of them."""
-    alone = judge.worst(_run(CompiledModel(build.program, threads=1), arrays), meaning)
-    if not alone.ok:
-        return Blame("unknown", "", "", "", f"the whole program on one thread differs, though no step does: {alone}")
-    together = build.model()
+    serial = judge.worst(_run(CompiledModel(build.program, threads=1), arrays), meaning)
+    if not serial.ok:
+        return Blame("unknown", "", "", "", f"the whole program on one thread differs, though no step does: {serial}")
+    parallel_model = build.model()
     for _ in range(20):
-        apart = judge.worst(_run(together, arrays), meaning)
-        if not apart.ok:
-            return Blame("threads", "", "", "", f"right on one thread, wrong on {build.threads}: {apart}")
+        difference = judge.worst(_run(parallel_model, arrays), meaning)
+        if not difference.ok:
+            return Blame("threads", "", "", "", f"right on one thread, wrong on {build.threads}: {difference}")
     return Blame("unknown", "", "", "", "the difference did not come back")
 
 
 def _run(model: CompiledModel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    out = model(*arrays)
-    return [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+    results = model(*arrays)
+    return [np.asarray(o) for o in (results if isinstance(results, tuple) else (results,))]

@@ -34,8 +34,8 @@ class Build:
     def launches(self) -> list[Launch]:
         return self.trace.launches
 
-    def model(self) -> CompiledModel:
-        return CompiledModel(self.program, threads=self.threads)
+    def model(self, device_memory: int | None = None) -> CompiledModel:
+        return CompiledModel(self.program, threads=self.threads, device_memory=device_memory)
 
     def after(self, stage: str) -> Graph:
         """The graph after a pass, or "model" for the imported one. Raises InputError that lists the passes."""

@@ -92,7 +92,7 @@ class Explanation:
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
     what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
-    applied."""
+    applied. notes: which weights are copied to the GPU in each call."""
 
     model: str
     sizes: dict[str, int]
@@ -111,6 +111,7 @@ class Explanation:
     graphs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -118,11 +119,14 @@ class Explanation:
         return sum(r.bytes for r in self.rows)
 
 
-def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
+def explain(
+    name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None,
+    device_memory: int | None = None,
+) -> Explanation:  # fmt: skip
     """Run the model on `feeds` `repeats` times with a clock on each step, then without; measure the machine before and
     after."""
     progress.report("measure the machine")
-    model = build.model()
+    model = build.model(device_memory)
     model(**feeds)
     moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
     before = rates or _measured(build, moved)
@@ -136,7 +140,7 @@ def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rat
     after = rates or _measured(build, moved)
     # the better of two: a neighbour may have disturbed one
     limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
-    return _explanation(name, build, feeds, times, call_seconds, limits)
+    return replace(_explanation(name, build, feeds, times, call_seconds, limits), notes=tuple(model.notes()))
 
 
 def _called(model: CompiledModel, feeds: Feeds) -> float:
@@ -230,7 +234,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
     sizes, total = instance.upper_bounds, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
-    apart, ops_at = reasons(build), _model_ops(build.graph)
+    apart, ops_at = reasons(build), model_ops(build.graph)
     together = Counter((launch.first, launch.last) for launch in build.launches)
     rows: list[Row] = []
     for i, launch in enumerate(build.launches):
@@ -244,7 +248,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
         rows.append(
             Row(
                 index=i,
-                label=_title(group.body, ops_at),
+                label=title(group.body, ops_at),
                 where=launch.node.loc,
                 kind=group.kind,
                 kernels=tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last)),
@@ -293,7 +297,7 @@ _QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 _MAX_NAMES = 4  # of a group's title
 
 
-def _model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
+def model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
     """By place, the names of the model's ops there: the main one alone, as a convolution with its bias, or else all."""
     found: dict[str, list[Node]] = {}
     for n in graph.nodes():
@@ -310,7 +314,7 @@ def _op_name(n: Node) -> str:
     return "MatMul" if isinstance(n.op, ops.DotGeneral) else type(n.op).__name__
 
 
-def _title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
+def title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
     """A group's ops as the model has them; its primitives, each kind once, where their places are not the model's."""
     nodes = [n for n in body.nodes() if not isinstance(n.op, _QUIET)]
     names: list[str] = []

@@ -64,17 +64,17 @@ def _unread(path: Path, expected: str, error: Exception) -> InputError:
 
 def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
     """["batch=1,length=128", "batch=4"] -> one mapping per text. Raises InputError."""
-    out: list[dict[str, int]] = []
+    choices: list[dict[str, int]] = []
     for text in texts:
         parts = [part.strip().partition("=") for part in text.split(",")]
         if not all(name and size.isdecimal() for name, _, size in parts):
             raise InputError("--size", expected="NAME=SIZE[,NAME=SIZE...]", got=repr(text))
         check_once("--size", [name for name, _, _ in parts])
-        out.append({name: int(size) for name, _, size in parts})
-    return out
+        choices.append({name: int(size) for name, _, size in parts})
+    return choices
 
 
-def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | None = None) -> dict[str, int]:
+def choose_sizes(program: Program, case: int = 0, requested: Mapping[str, int] | None = None) -> dict[str, int]:
     """A size for every symbol: as given, else for case 0, 1, 2 a common or an odd size within the symbol's bounds.
 
     Sizes are given as the inputs have them, by symbol or by input and axis ("x:2"): 320 where an input is 32*h high,
@@ -83,26 +83,26 @@ def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | Non
     have.
     """
     names, steps = [s.name for s in program.symbols], _steps(program)
-    given = dict(_placed(program, name, size, steps) for name, size in (given or {}).items())
-    if unknown := [name for name in given if name not in names]:
+    requested = dict(_placed(program, name, size, steps) for name, size in (requested or {}).items())
+    if unknown := [name for name in requested if name not in names]:
         raise InputError("--size", expected=f"one of the model's symbols {names}, or INPUT:AXIS", got=unknown)
     leading = [linear_in(spec.shape[0]) for spec in program.inputs if spec.shape]
-    first = {found[0] for found in leading if found}
+    batch_symbols = {linear[0] for linear in leading if linear}
     pixels = _pixels(program)
-    out: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for s in program.symbols:
         step = steps[s.name]
-        if s.name in given:
-            if given[s.name] % step:
-                raise InputError(f"--size {s.name}", expected=f"a multiple of {step}", got=given[s.name])
-            out[s.name] = given[s.name] // step
+        if s.name in requested:
+            if requested[s.name] % step:
+                raise InputError(f"--size {s.name}", expected=f"a multiple of {step}", got=requested[s.name])
+            sizes[s.name] = requested[s.name] // step
             continue
-        wanted = (PIXELS if s.name in pixels else BATCHES if s.name in first else LENGTHS)[case % 3]
-        size = -(-wanted // step)
+        usual = (PIXELS if s.name in pixels else BATCHES if s.name in batch_symbols else LENGTHS)[case % 3]
+        size = -(-usual // step)
         size = size if s.lo is None else max(size, s.lo)
         size = size if s.hi is None else min(size, s.hi)
-        out[s.name] = size
-    return _allowed(program, out, given)
+        sizes[s.name] = size
+    return _allowed(program, sizes, requested)
 
 
 def _placed(program: Program, name: str, size: int, steps: Mapping[str, int]) -> tuple[str, int]:
@@ -111,25 +111,25 @@ def _placed(program: Program, name: str, size: int, steps: Mapping[str, int]) ->
     specs = [spec for spec in program.inputs if spec.name == label]
     if not colon or not specs or not re.fullmatch(r"-?\d+", axis):
         return name, size
-    (spec,), at = specs, int(axis)
-    line = linear_in(spec.shape[at]) if -len(spec.shape) <= at < len(spec.shape) else None
+    (spec,), index = specs, int(axis)
+    line = linear_in(spec.shape[index]) if -len(spec.shape) <= index < len(spec.shape) else None
     if line is None:
         raise InputError(f"--size {name}", expected=f"an open axis of {spec}, of one symbol", got=axis)
-    symbol, slope, start = line
-    if (size - start) % slope:
-        raise InputError(f"--size {name}", expected=f"{start} and a multiple of {slope}", got=size)
-    return symbol, (size - start) // slope * steps[symbol]
+    symbol, slope, offset = line
+    if (size - offset) % slope:
+        raise InputError(f"--size {name}", expected=f"{offset} and a multiple of {slope}", got=size)
+    return symbol, (size - offset) // slope * steps[symbol]
 
 
 def _steps(program: Program) -> dict[str, int]:
     """What one of each symbol stands for in the inputs: 32 where they have 32*h alone."""
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for dim in (dim for spec in program.inputs for dim in spec.shape):
         line = linear_in(dim)
         if line is not None:
-            name, slope, start = line
-            found[name] = min(found.get(name, slope), slope) if start == 0 else 1
-    return {s.name: found.get(s.name, 1) for s in program.symbols}
+            name, slope, offset = line
+            steps[name] = min(steps.get(name, slope), slope) if offset == 0 else 1
+    return {s.name: steps.get(s.name, 1) for s in program.symbols}
 
 
 def as_given(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -140,33 +140,34 @@ def as_given(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _pixels(program: Program) -> set[str]:
     """Symbols of the height and width of images: both open, beside one, three or four channels."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for spec in program.inputs:
         if len(spec.shape) != 4 or not (spec.dtype.startswith(("f", "bf")) or spec.dtype == "u8"):
             continue
-        for channels, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
-            lines = [linear_in(side) for side in sides]
+        for channels, extents in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
+            lines = [linear_in(extent) for extent in extents]
             if spec.shape[channels] in (1, 3, 4) and all(lines):
-                found.update(line[0] for line in lines if line is not None)
-    return found
+                symbols.update(line[0] for line in lines if line is not None)
+    return symbols
 
 
-def _allowed(program: Program, wanted: dict[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """`wanted`, or small sizes where the program's conditions refuse it."""
-    lows = {s.name: 1 if s.lo is None else s.lo for s in program.symbols}
-    options = [[n] if name in given else [n, *range(lows[name], lows[name] + 8)] for name, n in wanted.items()]
+def _allowed(program: Program, preferred: dict[str, int], requested: Mapping[str, int]) -> dict[str, int]:
+    """`preferred`, or small sizes where the program's conditions refuse it."""
+    minima = {s.name: 1 if s.lo is None else s.lo for s in program.symbols}
+    ranges = {name: range(low, low + 8) for name, low in minima.items()}
+    options = [[n] if name in requested else [n, *ranges[name]] for name, n in preferred.items()]
     for sizes in islice(product(*options), 10_000):
-        values = dict(zip(wanted, sizes, strict=True))
+        values = dict(zip(preferred, sizes, strict=True))
         if all(evaluate(condition, values) >= 0 for condition in program.conditions):
             return values
-    needed = " and ".join(f"{show(condition)} >= 0" for condition in program.conditions)
-    raise InputError("--size", expected=f"sizes with {needed}", got=wanted, fix="give a size for each symbol")
+    conditions = " and ".join(f"{show(condition)} >= 0" for condition in program.conditions)
+    raise InputError("--size", expected=f"sizes with {conditions}", got=preferred, fix="give a size for each symbol")
 
 
-def cases(program: Program, given: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+def cases(program: Program, requested: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
     """The sizes to try: those given, else up to three different ones; one if nothing is dynamic."""
-    tried = [choose_sizes(program, 0, g) for g in given] or [choose_sizes(program, i) for i in range(3)]
-    return [sizes for i, sizes in enumerate(tried) if sizes not in tried[:i]]
+    choices = [choose_sizes(program, 0, g) for g in requested] or [choose_sizes(program, i) for i in range(3)]
+    return [sizes for i, sizes in enumerate(choices) if sizes not in choices[:i]]
 
 
 def index_limits(graph: Graph) -> dict[str, int]:
@@ -176,30 +177,30 @@ def index_limits(graph: Graph) -> dict[str, int]:
     for node in graph.inputs:
         if not isinstance(node.op, Input) or not node.dtype.is_integer:
             continue
-        found = _limits(node, users)
-        if found:
-            limits[node.op.label] = min(found)
+        sizes = _limits(node, users)
+        if sizes:
+            limits[node.op.label] = min(sizes)
     return limits
 
 
 def _limits(node: Node, users: Mapping[Node, Sequence[Node]]) -> list[int]:
     """Static sizes of the axes that `node` indexes, itself or through views and conversions."""
-    found: list[int] = []
-    stack, seen = [node], {node}
+    sizes: list[int] = []
+    stack, visited = [node], {node}
     while stack:
         value = stack.pop()
         for user in users.get(value, ()):
             op = user.op
             if isinstance(op, ops.Take) and user.inputs[1] is value:
                 size = user.inputs[0].shape[op.axis]
-                found += [size] if isinstance(size, int) else []
+                sizes += [size] if isinstance(size, int) else []
             elif isinstance(op, ops.Gather) and user.inputs[1] is value:
                 axes = [user.inputs[0].shape[axis] for axis in op.start_index_map]
-                found += [size for size in axes if isinstance(size, int)]
-            elif (isinstance(op, ops.Convert) or category(op) is Category.VIEW) and user not in seen:
-                seen.add(user)
+                sizes += [size for size in axes if isinstance(size, int)]
+            elif (isinstance(op, ops.Convert) or category(op) is Category.VIEW) and user not in visited:
+                visited.add(user)
                 stack.append(user)
-    return found
+    return sizes
 
 
 def random_feeds(
@@ -217,8 +218,8 @@ def random_feeds(
         if math.prod(shape) * numpy_dtype(spec.dtype).itemsize > sys.maxsize:
             raise MemoryError  # numpy has an error of its own for each way of being too large
         if spec.elements:
-            told = [evaluate(dim, sizes) for dim in spec.elements]
-            feeds[spec.name] = np.array(told, numpy_dtype(spec.dtype)).reshape(shape)
+            elements = [evaluate(dim, sizes) for dim in spec.elements]
+            feeds[spec.name] = np.array(elements, numpy_dtype(spec.dtype)).reshape(shape)
             continue
         random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
         limit = (limits or {}).get(spec.name)
@@ -237,8 +238,8 @@ def _suggested(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int
     """The least and the largest number that an input of integers is likely to take."""
     words = set(re.split(r"[^a-z]+", spec.name.lower()))
     if spec.dtype in ("i32", "i64") and sizes and words & {"len", "lens", "length", "lengths"}:
-        most = max(sizes.values())
-        return -(-most // 2), most
+        longest = max(sizes.values())
+        return -(-longest // 2), longest
     if spec.dtype in ("i32", "i64") and words & {"sr", "rate"} and math.prod(shape) == 1:
         return _RATE, _RATE
     if spec.dtype == "i8":  # levels
@@ -264,7 +265,7 @@ def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...
 
 def axis_sizes(program: Program, feeds: Feeds) -> dict[str, int]:
     """The sizes of arrays along open axes of inputs, as `choose_sizes` takes them: {"x:0": 8}."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for spec in program.inputs:
         if spec.name not in feeds:
             continue
@@ -273,15 +274,15 @@ def axis_sizes(program: Program, feeds: Feeds) -> dict[str, int]:
             raise InputError(f"--input {spec.name}", expected=str(spec), got=f"an array of shape {list(array.shape)}")
         for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
             if linear_in(dim) is not None:
-                found[f"{spec.name}:{axis}"] = size
-    return found
+                sizes[f"{spec.name}:{axis}"] = size
+    return sizes
 
 
 def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
     """["x=x.npy", "image=dog.png", "all.npz"] -> arrays by input name. An archive has them by name; for one input it
     holds one array, or one of that name. Raises InputError for unknown names and files that hold no array."""
     specs = {spec.name: spec for spec in model.inputs}
-    given: list[tuple[str, np.ndarray]] = []
+    arrays: list[tuple[str, np.ndarray]] = []
     files: list[tuple[str, Path]] = []
     for text in texts:
         name, equals, path = text.partition("=")
@@ -291,15 +292,15 @@ def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
             if unknown or not archive:
                 got = unknown or "none"
                 raise InputError(f"--input {text}", expected=f"arrays by the names {[*specs]}", got=got)
-            given += archive.items()
+            arrays += archive.items()
             continue
         if not equals and len(specs) == 1:
             name, path = next(iter(specs)), text
         if name not in specs:
             raise InputError("--input", expected=f"NAME=FILE with a name of {[*specs]}, or FILE.npz", got=repr(text))
         files.append((name, Path(path)))
-    check_once("--input", [name for name, _ in (*given, *files)])
-    return dict(given) | {name: _read_input(path, specs[name]) for name, path in files}
+    check_once("--input", [name for name, _ in (*arrays, *files)])
+    return dict(arrays) | {name: _read_input(path, specs[name]) for name, path in files}
 
 
 def _read_input(path: Path, spec: TensorSpec) -> np.ndarray:
@@ -309,10 +310,10 @@ def _read_input(path: Path, spec: TensorSpec) -> np.ndarray:
     if suffix != ".npz":
         return read_array(path)
     archive = read_archive(path)
-    found = archive.get(spec.name, next(iter(archive.values())) if len(archive) == 1 else None)
-    if found is None:
+    array = archive.get(spec.name, next(iter(archive.values())) if len(archive) == 1 else None)
+    if array is None:
         raise InputError(f"--input {spec.name}", expected=f"an archive with {spec.name!r}", got=sorted(archive))
-    return found
+    return array
 
 
 def read_image(path: Path, spec: TensorSpec) -> np.ndarray:
@@ -322,16 +323,16 @@ def read_image(path: Path, spec: TensorSpec) -> np.ndarray:
         from PIL import Image  # an extra
     except ImportError as error:
         raise InputError("pictures need the package pillow", fix="pip install 'ingot-compiler[images]'") from error
-    shape, wanted = spec.shape[-3:], "an input of bytes or floats with 1, 3 or 4 channels, first or last"
+    shape, expected = spec.shape[-3:], "an input of bytes or floats with 1, 3 or 4 channels, first or last"
     is_first = len(shape) == 3 and shape[0] in _MODES
     channels = shape[0] if is_first else shape[-1] if len(shape) == 3 else None
     if len(spec.shape) not in (3, 4) or channels not in _MODES or spec.dtype not in ("u8", "f16", "bf16", "f32", "f64"):
-        raise InputError(f"--input {spec.name}={path}", expected=wanted, got=str(spec))
-    sides = shape[1:] if is_first else shape[:2]
+        raise InputError(f"--input {spec.name}={path}", expected=expected, got=str(spec))
+    extents = shape[1:] if is_first else shape[:2]
     try:
         with Image.open(path) as image:
             picture = image.convert(_MODES[channels])
-            height, width = (d if isinstance(d, int) else n for d, n in zip(sides, picture.size[::-1], strict=True))
+            height, width = (d if isinstance(d, int) else n for d, n in zip(extents, picture.size[::-1], strict=True))
             if picture.size != (width, height):
                 picture = picture.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(picture).reshape(height, width, channels)

@@ -77,18 +77,18 @@ def _name(node: Node) -> str:
 
 def _layers(nodes: Sequence[Node]) -> list[Layer]:
     """One for each place in the model, with the op that reads most. A constant that several read is the first one's."""
-    seen = set[Node]()
-    found: dict[str, list[Layer]] = {}
+    visited = set[Node]()
+    layers_by_name: dict[str, list[Layer]] = {}
     for node in nodes:
-        own = [x for x in dict.fromkeys(node.inputs) if isinstance(x.op, Const) and x not in seen]
-        seen.update(own)
-        arrays = [x.op.value for x in own if isinstance(x.op, Const)]
+        constants = [x for x in dict.fromkeys(node.inputs) if isinstance(x.op, Const) and x not in visited]
+        visited.update(constants)
+        arrays = [x.op.value for x in constants if isinstance(x.op, Const)]
         if count := sum(a.size for a in arrays):
-            name = str(node.loc or own[0].loc or node.op.name)
-            found.setdefault(name, []).append(Layer(name, node.op.name, count, sum(a.nbytes for a in arrays)))
+            name = str(node.loc or constants[0].loc or node.op.name)
+            layers_by_name.setdefault(name, []).append(Layer(name, node.op.name, count, sum(a.nbytes for a in arrays)))
     layers = [
-        Layer(name, max(own, key=lambda p: p.count).op, sum(p.count for p in own), sum(p.nbytes for p in own))
-        for name, own in found.items()
+        Layer(name, max(parts, key=lambda p: p.count).op, sum(p.count for p in parts), sum(p.nbytes for p in parts))
+        for name, parts in layers_by_name.items()
     ]
     return sorted(layers, key=lambda layer: -layer.count)
 

@@ -12,6 +12,7 @@ from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.types import f32
 from ingot.pipeline.target import features_of, target_of
 from ingot.runtime import program as rt
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
@@ -19,11 +20,11 @@ from ingot.schedule.index import add, integer, mul
 from ingot.support.dataclass import dataclass
 
 _ACCUMULATORS = 12  # more than latency times throughput of any current core
-_TURNS = 20_000
-_LARGEST = 256 << 20  # bytes: several times the last-level cache of any current machine
-_SLICE = 32 << 10  # at least: smaller ones would measure the hand-over of chunks
+_ITERATIONS = 20_000
+_MAX_WORKING_SET_BYTES = 256 << 20  # several times the last-level cache of any current machine
+_MIN_SLICE_BYTES = 32 << 10  # smaller ones would measure the hand-over of chunks
 _REPEATS = 9
-_PEAKS = 20  # short runs of the multiply-add loop in each repeat: some fall between a neighbour's
+_PEAK_RUNS = 20  # short runs of the multiply-add loop in each repeat: some fall between a neighbour's
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Rates:
 
     @property
     def machine(self) -> str:
-        return f"{self.cpu}, {self.threads} threads" if self.threads else self.cpu
+        return f"{self.cpu}, {threads_text(self.threads)}" if self.threads else self.cpu
 
 
 def cpu_name() -> str:
@@ -54,7 +55,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure(threads: int, working_set: int = _LARGEST) -> Rates:
+def measure(threads: int, working_set: int = _MAX_WORKING_SET_BYTES) -> Rates:
     """Run the probes on `threads` threads: about a second.
 
     `working_set`: bytes that are gone through again and again, such as a model's weights and arena together; at most
@@ -64,19 +65,19 @@ def measure(threads: int, working_set: int = _LARGEST) -> Rates:
     target = target_of(features)
     machine = target.machine(features, threads, {})
     lanes, chunks = machine.lanes(f32), 8 * threads
-    working_set = min(max(working_set, 2 * threads * _SLICE), _LARGEST)
-    slices = min(working_set // 2 // _SLICE, 64)
+    working_set = min(max(working_set, 2 * threads * _MIN_SLICE_BYTES), _MAX_WORKING_SET_BYTES)
+    slices = min(working_set // 2 // _MIN_SLICE_BYTES, 64)
     n = working_set // 2 // 4 // slices // (8 * lanes) * (8 * lanes)  # floats in a slice
     half = 4 * n * slices
     cells = max(chunks, slices) * _ACCUMULATORS * lanes
     assembler = target.assembler(features)
     for kernel in (_peak(machine), _copy(machine, n), _sum(machine, n)):
         assembler.add(kernel)
-    turns = max(1, (8 << 20) // half)
+    iterations = max(1, (8 << 20) // half)
     copies = (rt.Step("copy", ((0, 0), (1, 0)), (), slices), rt.Step("copy", ((1, 0), (0, 0)), (), slices))
     reads = (rt.Step("sum", ((0, 0), (2, 0)), (), slices), rt.Step("sum", ((1, 0), (2, 0)), (), slices))
     peaks = (rt.Step("peak", ((2, 0),), (), chunks),)
-    steps = (*peaks * _PEAKS, *copies * turns, *reads * turns)
+    steps = (*peaks * _PEAK_RUNS, *copies * iterations, *reads * iterations)
     # two arrays that the copies write in turn: untouched pages would all be one page of zeros in the cache
     buffers = (
         rt.Buffer(0, "arena", half, 0, len(steps) - 1),
@@ -95,10 +96,10 @@ def measure(threads: int, working_set: int = _LARGEST) -> Rates:
     model = CompiledModel(program, threads=threads)
     times = np.array([[seconds for _, seconds in model.profile()] for _ in range(_REPEATS)])
     # the best of many: a peak is what the machine can do when nobody disturbs it
-    alone, copied, summed = np.split(times, [_PEAKS, _PEAKS + 2 * turns], axis=1)
-    peak = float(alone.min())
-    copy, read = (float(t.sum(1).min()) / (2 * turns) for t in (copied, summed))
-    flops = 2 * _ACCUMULATORS * lanes * _TURNS * chunks
+    peak_times, copy_times, sum_times = np.split(times, [_PEAK_RUNS, _PEAK_RUNS + 2 * iterations], axis=1)
+    peak = float(peak_times.min())
+    copy, read = (float(t.sum(1).min()) / (2 * iterations) for t in (copy_times, sum_times))
+    flops = 2 * _ACCUMULATORS * lanes * _ITERATIONS * chunks
     return Rates(cpu_name(), threads, flops / peak / 1e9, max(2 * half / copy, half / read) / 1e9, 2 * half)
 
 
@@ -126,13 +127,13 @@ def _peak(machine: Machine) -> Kernel:
     factor = k.lit(0.5, f32, lanes)
     acc = _registers(top, lanes)
 
-    def turn(b: Block, _: k.Expr) -> None:
+    def iterate(b: Block, _: k.Expr) -> None:
         def one(c: Block, i: k.Expr) -> None:
             c.store(acc, i, k.fma(factor, factor, k.load(acc, i)))
 
         b.loop("i", 0, _ACCUMULATORS, 1, one, unroll=True)
 
-    top.loop("t", 0, _TURNS, 1, turn)
+    top.loop("t", 0, _ITERATIONS, 1, iterate)
     _flush(top, acc, sink, chunk)
     return Kernel("peak", (sink,), (), chunk, integer(1), top.body)
 
@@ -144,11 +145,11 @@ def _copy(machine: Machine, n: int) -> Kernel:
     top = Block()
     start = top.let(mul(chunk, integer(n)))
 
-    def turn(b: Block, at: k.Expr) -> None:
-        place = add(start, at)
-        b.store(y, place, k.load(x, place, lanes))
+    def iterate(b: Block, index: k.Expr) -> None:
+        offset = add(start, index)
+        b.store(y, offset, k.load(x, offset, lanes))
 
-    top.loop("t", 0, n, lanes, turn)
+    top.loop("t", 0, n, lanes, iterate)
     return Kernel("copy", (x, y), (), chunk, integer(1), top.body)
 
 
@@ -160,13 +161,13 @@ def _sum(machine: Machine, n: int) -> Kernel:
     start = top.let(mul(chunk, integer(n)))
     acc = _registers(top, lanes)
 
-    def turn(b: Block, at: k.Expr) -> None:
+    def iterate(b: Block, index: k.Expr) -> None:
         def one(c: Block, i: k.Expr) -> None:
-            place = add(start, add(at, mul(i, integer(lanes))))
-            c.store(acc, i, k.add(k.load(acc, i), k.load(x, place, lanes)))
+            offset = add(start, add(index, mul(i, integer(lanes))))
+            c.store(acc, i, k.add(k.load(acc, i), k.load(x, offset, lanes)))
 
         b.loop("i", 0, 8, 1, one, unroll=True)
 
-    top.loop("t", 0, n, width, turn)
+    top.loop("t", 0, n, width, iterate)
     _flush(top, acc, sink, chunk)
     return Kernel("sum", (x, sink), (), chunk, integer(1), top.body)

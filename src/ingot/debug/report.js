@@ -1,4 +1,12 @@
 "use strict";
+
+// the reader's own theme first, then the button
+const root = document.documentElement;
+root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+document.getElementById("theme").addEventListener("click", () => {
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+});
+
 const all = (selector) => [...document.querySelectorAll(selector)];
 
 // a click on anything of a row marks the row in the table and in all pictures, and scrolls each to it
@@ -19,7 +27,8 @@ document.addEventListener("click", (event) => {
 });
 
 // a click on a column's head sorts by it, largest first, then smallest first
-all("th").forEach((head, column) => head.addEventListener("click", () => {
+all("th").forEach((head) => head.addEventListener("click", () => {
+  const column = head.cellIndex;
   const body = head.closest("table").tBodies[0];
   const down = head.dataset.order !== "down";
   head.dataset.order = down ? "down" : "up";
@@ -31,6 +40,6 @@ all("th").forEach((head, column) => head.addEventListener("click", () => {
   [...body.rows].sort(order).forEach((row) => body.append(row));
 }));
 
-document.getElementById("zoom").addEventListener("input", (event) => {
+document.getElementById("zoom")?.addEventListener("input", (event) => {
   all(".track").forEach((node) => { node.style.width = `${event.target.value}%`; });
 });

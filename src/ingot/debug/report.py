@@ -1,8 +1,9 @@
-"""An explanation as one self-contained HTML page: no network, light and dark, the pictures linked with the table."""
+"""Self-contained HTML pages, light and dark, without a network; that of an explanation links its pictures and table."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -12,22 +13,15 @@ from ingot.debug.drawing import bytes_text, kind_class, time_text
 from ingot.debug.explain import Explanation, Row
 
 # files of their own, so that editors and linters know what they are
-STYLE, THEME, _SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("report.css", "theme.js", "report.js"))
+_STYLE, _SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("report.css", "report.js"))
 
 
 def html_report(e: Explanation) -> str:
     """The page. Its data are in a script element of type application/json with the id `data`."""
-    data = json.dumps(asdict(e)).replace("<", "\\u003c")
     sizes = ", ".join(f"{name} = {size}" for name, size in e.sizes.items()) or "all sizes fixed"
     heads = ("#", "kernel", "time", "share", "% peak", "% memory", "floor", "chunks", "MFLOP", "bytes")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{escape(e.model)} · ingot explain</title><style>{STYLE}</style></head><body>
-<header><div><h1>{escape(e.model)}</h1>
-<small>{escape(sizes)} · {escape(e.rates.machine)}</small></div>
-<button id="theme" type="button">light / dark</button></header>
-<p class="summary">{escape(_summary(e))}</p>
-{_advice(e)}<div class="tiles">{_tiles(e)}</div>
+    body = f"""<p class="summary">{escape(_summary(e))}</p>
+{_advice(e)}{tiles(_facts(e))}
 <h2>Time by kind of kernel</h2>{_kinds(e)}
 <h2>Timeline of one call <input id="zoom" type="range" min="100" max="2000" value="100" aria-label="zoom"></h2>
 <div class="scroll">{drawing.timeline(e)}</div>
@@ -37,9 +31,37 @@ def html_report(e: Explanation) -> str:
 <h2>Graph of kernels <small>the bar under a box is its share of the time</small></h2>
 <div class="scroll">{drawing.graph(e)}</div>
 <h2>Memory plan <small>each buffer by its life and its place; yellow ones keep a border of zeros</small></h2>
-<div class="scroll">{drawing.memory(e)}</div>
-<script id="data" type="application/json">{data}</script><script>{THEME}{_SCRIPT}</script></body></html>
+<div class="scroll">{drawing.memory(e)}</div>"""
+    return page(e.model, "explain", escape(f"{sizes} · {e.rates.machine}"), body, asdict(e))
+
+
+def page(title: str, command: str, about: str, body: str, data: object, style: str = "") -> str:
+    """A page of `ingot COMMAND` in the common style. about, body: HTML. data: JSON types, kept in the page as they are.
+    style: CSS of its own."""
+    text = json.dumps(data).replace("<", "\\u003c")
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{escape(title)} · ingot {command}</title><style>{_STYLE}{style}</style></head><body>
+<header><div><h1>{escape(title)}</h1>
+<small>{about}</small></div>
+<button id="theme" type="button">light / dark</button></header>
+{body}
+<script id="data" type="application/json">{text}</script><script>{_SCRIPT}</script></body></html>
 """
+
+
+def tiles(facts: Iterable[tuple[str, str]]) -> str:
+    """Facts as tiles: a figure and what it is of."""
+    shown = "".join(f"<div><b>{escape(figure)}</b><small>{escape(of)}</small></div>" for figure, of in facts)
+    return f'<div class="tiles">{shown}</div>'
+
+
+def bar(shares: Iterable[tuple[str, str, float]]) -> str:
+    """A bar of (name, CSS class, share), and its legend."""
+    ordered = sorted(shares, key=lambda part: -part[2])
+    parts = "".join(f'<span class="{kind}" style="width:{100 * share:.2f}%"></span>' for _, kind, share in ordered)
+    legend = "".join(f'<span><i class="{kind}"></i>{escape(name)} {share:.0%}</span>' for name, kind, share in ordered)
+    return f'<div class="kinds">{parts}</div><div class="legend">{legend}</div>'
 
 
 def _summary(e: Explanation) -> str:
@@ -56,23 +78,14 @@ def _advice(e: Explanation) -> str:
 
 
 def _kinds(e: Explanation) -> str:
-    """A bar of all time, and its legend."""
     shares: dict[str, float] = {}
     for r in e.rows:
         shares[r.kind] = shares.get(r.kind, 0.0) + r.share
-    ordered = sorted(shares.items(), key=lambda pair: -pair[1])
-    bar = "".join(
-        f'<span class="{kind_class(kind)}" style="width:{100 * share:.2f}%"></span>' for kind, share in ordered
-    )
-    legend = "".join(
-        f'<span><i class="{kind_class(kind)}"></i>{escape(kind.replace("_", " "))} {share:.0%}</span>'
-        for kind, share in ordered
-    )
-    return f'<div class="kinds">{bar}</div><div class="legend">{legend}</div>'
+    return bar((kind.replace("_", " "), kind_class(kind), share) for kind, share in shares.items())
 
 
-def _tiles(e: Explanation) -> str:
-    tiles = (
+def _facts(e: Explanation) -> tuple[tuple[str, str], ...]:
+    return (
         (time_text(e.call_seconds), "a call"),
         (time_text(e.seconds), f"in {len(e.rows)} kernels"),
         (f"{e.floor / e.seconds:.0%}" if e.seconds else "-", "of that is the floor"),
@@ -82,7 +95,6 @@ def _tiles(e: Explanation) -> str:
         (f"{e.rates.gflops:.0f} GFLOP/s", "measured peak"),
         (f"{e.rates.gbytes:.0f} GB/s", f"measured, {bytes_text(e.rates.working_set)}"),
     )
-    return "".join(f"<div><b>{escape(big)}</b><small>{escape(small)}</small></div>" for big, small in tiles)
 
 
 def _row(r: Row) -> str:

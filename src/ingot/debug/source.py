@@ -79,16 +79,17 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         fix = "--inputs x=f32:1,? and --constant rate=16000, or ingot.compile(path, example_inputs) in Python"
         raise InputError(f"model {path}", expected="what goes in", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, TorchScript, StableHLO, jax.export, TensorFlow, TFLite, Keras, GGUF or .ingot file"
-        raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
+        expected = "an ONNX, .pt2, TorchScript, StableHLO, jax.export, TensorFlow, TFLite, Keras, GGUF or .ingot file"
+        raise ImportModelError(f"model {path}", expected=expected, got=kind.name, fix=kind.fix)
     dims = parse_dims(words.dims)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
     sizes = {name: bound for name, bound in dims.items() if not isinstance(bound, Mapping)}
     axes = {name: bound for name, bound in dims.items() if isinstance(bound, Mapping)}
     if axes and kind in ("torch", "artifact"):
-        known = "the name of a size, which ingot compile --json tells"
-        raise InputError("--dim", expected=known, got=[f"{name}:{axis}" for name, own in axes.items() for axis in own])
+        expected = "the name of a size, which ingot compile --json tells"
+        got = [f"{name}:{axis}" for name, bounds in axes.items() for axis in bounds]
+        raise InputError("--dim", expected=expected, got=got)
     inputs = parse_inputs(words.inputs) if words.inputs else None
     source = Source(path, kind, sizes, axes, {}, words.signature, inputs, tuple(words.outputs) or None)
     if words.weights or source.request.set_options:
@@ -114,8 +115,8 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
     for text in texts:
         match = re.fullmatch(r"([^=]+?)(?::(-?\d+))?=(\d+)(?:(:)(\d*))?", text.strip())
         if match is None:
-            wanted = "NAME=SIZE or NAME=LOW:HIGH, with a size's name or INPUT:AXIS"
-            raise InputError("--dim", expected=wanted, got=repr(text), fix="as in --dim batch=1 or --dim x:2=1:512")
+            expected = "NAME=SIZE or NAME=LOW:HIGH, with a size's name or INPUT:AXIS"
+            raise InputError("--dim", expected=expected, got=repr(text), fix="as in --dim batch=1 or --dim x:2=1:512")
         name, axis, low, ranged, high = match.groups()
         bound = (int(low), int(high) if high else None) if ranged else int(low)
         if axis is None:
@@ -128,7 +129,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
     """["x", "image=?,224,224,3", "h=f32:?,64"] -> tensors by name, with their shapes, or types and shapes."""
-    out: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     check_once("--inputs", [text.partition("=")[0].strip() for text in texts])
     for text in texts:
         match = re.fullmatch(r"([^=]+)(?:=(?:(\w+):)?((?:\?|\d+)(?:,(?:\?|\d+))*)?)?", text.strip())
@@ -136,8 +137,8 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError("--inputs", expected="NAME, NAME=?,224,224,3 or NAME=f32:?,64", got=repr(text))
         name, kind, sizes = match.groups()
         shape = [None if d == "?" else int(d) for d in sizes.split(",")] if sizes else []
-        out[name] = None if "=" not in text else (kind, shape) if kind else shape
-    return out
+        inputs[name] = None if "=" not in text else (kind, shape) if kind else shape
+    return inputs
 
 
 def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
@@ -147,17 +148,17 @@ def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
     if source.kind == "torchscript":  # its arguments have no types before they are given
         return {name: _number(name, value) for name, _, value in (text.partition("=") for text in texts)}
     types = _input_types(source)
-    out: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and name.endswith(".safetensors"):
-            out |= arrays_of(name, list(types))
+            weights |= arrays_of(name, list(types))
         elif not equals or name not in types:
-            known = f"NAME=VALUE with a name of {list(types)}, or FILE.safetensors"
-            raise InputError("--constant", expected=known, got=repr(text))
+            expected = f"NAME=VALUE with a name of {list(types)}, or FILE.safetensors"
+            raise InputError("--constant", expected=expected, got=repr(text))
         else:
-            out[name] = _typed(name, value, types[name])
-    return out
+            weights[name] = _typed(name, value, types[name])
+    return weights
 
 
 def _input_types(source: Source) -> dict[str, np.dtype]:
@@ -180,19 +181,19 @@ def _number(name: str, value: str) -> np.ndarray:
     try:
         return np.asarray(json.loads(value))
     except ValueError as error:
-        wanted = "a number, true, false, nested lists of them, or a file FILE.npy"
-        raise InputError(f"--constant {name}", expected=wanted, got=repr(value)) from error
+        expected = "a number, true, false, nested lists of them, or a file FILE.npy"
+        raise InputError(f"--constant {name}", expected=expected, got=repr(value)) from error
 
 
 def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
     array = _number(name, value)
     if value.endswith(".npy"):
         return array
-    held = array.astype(dtype) if array.dtype.kind in "bif" else array
+    converted = array.astype(dtype) if array.dtype.kind in "bif" else array
     rounds = array.dtype.kind == "f" and dtype.kind not in "biu"
-    if array.dtype.kind not in "bif" or not (rounds or np.array_equal(held, array)):
+    if array.dtype.kind not in "bif" or not (rounds or np.array_equal(converted, array)):
         raise InputError(f"--constant {name}", expected=f"what {dtype} holds", got=repr(value))
-    return held
+    return converted
 
 
 def read_graph(source: Source) -> Graph:
@@ -231,7 +232,7 @@ def compile_source(
                 f"{source.path} is compiled: its target, precision and arithmetic are settled",
                 fix="compile the model again with these options",
             )
-        return CompiledModel(program, threads=threads)
+        return compiler.to_model(program, compiler.Options(threads=thread_count(threads)))
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision, activations=activations)
     return compiler.compile_model(source.path, source.request, options).flat()
 

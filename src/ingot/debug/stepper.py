@@ -73,18 +73,18 @@ class Stepper:
         self.instance.begin()
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
-        filled = self.instance.layout.fills
-        for offset, nbytes, byte in filled:
+        halo_fills = self.instance.layout.fills
+        for offset, nbytes, byte in halo_fills:
             self.arena[offset : offset + nbytes] = byte
         self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)
         self.weights[: program.weights.nbytes] = program.weights
         shapes = zip(program.outputs, self.instance.output_shapes, strict=True)
         self.outputs = [np.zeros(shape, numpy_dtype(spec.dtype)) for spec, shape in shapes]
-        for out in self.outputs:
-            out.reshape(-1).view(np.uint8)[:] = 0xFF
+        for output in self.outputs:
+            output.reshape(-1).view(np.uint8)[:] = 0xFF
         self.scratch = aligned_bytes(program.scratch_bytes + ALIGNMENT)
         self.instance.attach(
-            pool=0, arena=self.arena.ctypes.data, images=[self.arena.ctypes.data + offset for offset, *_ in filled],
+            pool=0, arena=self.arena.ctypes.data, images=[self.arena.ctypes.data + offset for offset, *_ in halo_fills],
             weights=self.weights.ctypes.data, scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
             ticks=1 << 62,  # one slice
         )  # fmt: skip
@@ -116,32 +116,32 @@ class Stepper:
                 kernel(self.bases.ctypes.data, table, first + int(chunk), self.scratch.ctypes.data)
 
     def _flag(self, number: int) -> bool:
-        """The byte that a jump looks at."""
+        """The byte that decides a jump."""
         base, offset = (ctypes.c_int64 * 2).from_address(int(self.records[number][1]))
         return ctypes.c_uint8.from_address(int(self.bases[base]) + offset).value != 0
 
     def read(self, buffer: int, layout: Layout, node: Node) -> np.ndarray:
-        """A copy of the value that lies in a buffer of the plan."""
+        """A copy of the value in a buffer of the plan."""
         plan = self.build.program.buffers[buffer]
         dtype = node.dtype.numpy
         match plan.kind:
             case "input":
-                base, place = self.inputs[plan.index].reshape(-1).view(np.uint8), 0
+                base, offset = self.inputs[plan.index].reshape(-1).view(np.uint8), 0
             case "output":
-                base, place = self.outputs[plan.index].reshape(-1).view(np.uint8), 0
+                base, offset = self.outputs[plan.index].reshape(-1).view(np.uint8), 0
             case "arena":
-                base, place = self.arena, self.instance.layout.offsets[buffer]
+                base, offset = self.arena, self.instance.layout.offsets[buffer]
             case "weight":
-                base, place = self.weights, plan.offset
+                base, offset = self.weights, plan.offset
             case "size":
-                base, place = self.instance.sizes.view(np.uint8), 8 * plan.index
+                base, offset = self.instance.sizes.view(np.uint8), 8 * plan.index
             case "table":
                 raise VerifyError("a value of the plan", expected="in memory of its own", got="in the steps' table")
         shape = tuple(self.size(d) for d in layout.shape)
         strides = tuple(self.size(d) * dtype.itemsize for d in layout.strides)
         if 0 in shape:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, base, place + self.size(layout.offset) * dtype.itemsize, strides).copy()
+        return np.ndarray(shape, dtype, base, offset + self.size(layout.offset) * dtype.itemsize, strides).copy()
 
     def size(self, dim: DimLike) -> int:
         value = substitute(dim, self.sizes)
@@ -156,36 +156,36 @@ def find_fault(build: Build, arrays: Sequence[np.ndarray], tolerance: float | No
     None if every group is right: then what differs does so only when steps run on several threads.
     """
     stepper = Stepper(build, arrays)
-    known: dict[Node, np.ndarray] = dict(zip(build.graph.inputs, stepper.inputs, strict=True))
+    values: dict[Node, np.ndarray] = dict(zip(build.graph.inputs, stepper.inputs, strict=True))
     for i, launch in enumerate(build.launches):
         progress.report("step", i, len(build.launches))
         names = tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last))
         operands: list[np.ndarray] = []
-        for node, at in zip(launch.node.inputs, launch.inputs, strict=True):
-            value = _value(node, known, stepper)
-            operands.append(value if at is None else stepper.read(*at, node))
+        for node, place in zip(launch.node.inputs, launch.inputs, strict=True):
+            value = _value(node, values, stepper)
+            operands.append(value if place is None else stepper.read(*place, node))
             if operands[-1].tobytes() != value.tobytes():
                 return Fault("memory", launch, node, agree(operands[-1], value, 0.0), names)
         stepper.run(launch)
         reference = launch.node.op.substitute(stepper.sizes).reference(*operands)
         expected = reference if isinstance(reference, tuple) else (reference,)
-        for node, at, want in zip(launch.node.results, launch.outputs, expected, strict=True):
-            known[node] = stepper.read(*at, node)
-            agreement = agree(known[node], np.asarray(want), tolerance)
+        for node, place, want in zip(launch.node.results, launch.outputs, expected, strict=True):
+            values[node] = stepper.read(*place, node)
+            agreement = agree(values[node], np.asarray(want), tolerance)
             if not agreement.ok:
                 return Fault("kernel", launch, node, agreement, names)
     return None
 
 
-def _value(node: Node, known: dict[Node, np.ndarray], stepper: Stepper) -> np.ndarray:
+def _value(node: Node, values: dict[Node, np.ndarray], stepper: Stepper) -> np.ndarray:
     """The value that was written, put together where the node is storage (a concat or pad of written values)."""
-    if node in known:
-        return known[node]
+    if node in values:
+        return values[node]
     if node.constant is not None:
         return node.constant.value
     if isinstance(node.op, Group) or not node.op.computes:
         raise VerifyError(f"{node.op.name} is read before it is written", where=node.loc)
-    operands = [_value(n, known, stepper) for n in node.inputs]
+    operands = [_value(n, values, stepper) for n in node.inputs]
     result = node.op.substitute(stepper.sizes).reference(*operands)
-    known[node] = np.asarray(result)
-    return known[node]
+    values[node] = np.asarray(result)
+    return values[node]

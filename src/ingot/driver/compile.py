@@ -300,11 +300,12 @@ def to_model(program: Program, options: Options, convention: Convention | None =
     unloaded = unloaded_program(program, options.threads)
     if unloaded is not None:
         return CompiledModel(unloaded, convention=convention)
-    loaded = LoadedProgram(program, options.threads, options.device_memory, _export)
+    loaded = LoadedProgram(program, options.threads, options.device_memory, export_library)
     return CompiledModel(loaded, convention=convention)
 
 
-def _export(program: Program, path: Path, weights: Path | None) -> None:
+def export_library(program: Program, path: Path, weights: Path | None) -> None:
+    """Write a program for a CPU as a native library. Raises InputError for one of another target."""
     from ingot.pipeline.target import target_of
 
     if (export := target_of(program.features).export) is None:

@@ -197,7 +197,7 @@ def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, .
     weights = {k: host_array(v, k) for k, v in (request.weights or {}).items()}
     outputs = [request.outputs] if isinstance(request.outputs, str) else request.outputs
     graph = import_onnx(source, dynamic=request.dynamic, weights=weights, example=example, outputs=outputs)
-    return _select_outputs(graph, request)
+    return _select_outputs(graph, request, "`ingot compare --all-values FILE.npz` prints the names of inner values")
 
 
 def _stablehlo(source: Any, request: Request) -> Opened:
@@ -399,8 +399,9 @@ def _add_state(graph: Graph, request: Request) -> Graph:
     return keep(graph, request.state or {})
 
 
-def _select_outputs(graph: Graph, request: Request) -> Graph:
-    """The graph with the requested state, and the requested outputs after the state's new values."""
+def _select_outputs(graph: Graph, request: Request, fix: str | None = None) -> Graph:
+    """The graph with the requested state, and the requested outputs after the state's new values. fix: for names of
+    none."""
     graph = _add_state(graph, request)
     if request.outputs is None:
         return graph
@@ -408,7 +409,7 @@ def _select_outputs(graph: Graph, request: Request) -> Graph:
     available = names[state_count:]
     requested = [request.outputs] if isinstance(request.outputs, str) else list(request.outputs)
     if not requested or any(name not in available for name in requested):
-        raise InputError("outputs", expected=f"some of {available}", got=requested)
+        raise InputError("outputs", expected=f"some of {available}", got=requested, fix=fix)
     indices = [*range(state_count), *(names.index(name, state_count) for name in requested)]
     outputs = [graph.outputs[i] for i in indices]
     # the unnamed outputs at the end are sizes that the run computes

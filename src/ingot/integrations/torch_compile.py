@@ -54,6 +54,7 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
+from ingot.frontends.torch.tracing.whole_ops import whole_resizes
 from ingot.frontends.torch.tracing.writes import Writes
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.integrations.torch_eager import UnsupportedNodesError, WithFallback, explain, has_fallback, tell
@@ -143,7 +144,7 @@ def ingot_backend(
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros():
+    with padding_as_zeros(), whole_resizes():
         return aot_module_simplified(
             module,
             example_inputs,
@@ -388,8 +389,7 @@ def _hooks(graph: fx.Graph) -> set[int]:
 def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
     """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
     values = [n.meta.get("val") for n in _placeholders(graph)]
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    sizes = {d.node.expr for v in tensors for d in v.shape if isinstance(d, torch.SymInt)}
+    sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
     ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
     return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
 

@@ -10,6 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+Rows = Callable[[int, int], np.ndarray]
+
 
 class Array:
     """An immutable constant array as an op attribute. Small arrays compare by content, large ones by identity.
@@ -18,7 +20,7 @@ class Array:
     concatenate are in memory only while they are packed.
     """
 
-    __slots__ = ("__dict__", "_key", "_make", "dtype", "shape")
+    __slots__ = ("__dict__", "_key", "_make", "_make_rows", "dtype", "shape")
     MAX_CONTENT_KEY_BYTES: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
@@ -30,17 +32,31 @@ class Array:
             value = np.ndarray(value.shape, value.dtype, content)
         self.dtype, self.shape = value.dtype, value.shape
         self._make: Callable[[], np.ndarray] = lambda: value
+        self._make_rows: Rows | None = None
 
     @staticmethod
-    def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:
-        """The array that `make` returns, of this dtype and shape. A small one is computed immediately."""
+    def deferred(
+        dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray], make_rows: Rows | None = None
+    ) -> Array:
+        """The array that `make` returns, of this dtype and shape. A small one is computed immediately. make_rows: makes
+        a range of its rows alone, if that is cheaper."""
         array = object.__new__(Array)
         array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
+        array._make_rows = make_rows
         return Array(make()) if array.nbytes <= Array.MAX_CONTENT_KEY_BYTES else array
 
     @property
     def value(self) -> np.ndarray:
         return self._make()
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether some rows are computed without the others."""
+        return self._make_rows is not None
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Of the value, along its first dimension."""
+        return self._make()[start:stop] if self._make_rows is None else self._make_rows(start, stop)
 
     @cached_property
     def splat(self) -> np.generic | None:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ingot.ir.array import Array
+from ingot.ir.array import Array, Rows
 from ingot.ir.dims import Dim, DimLike, is_negative, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, WeightAxes, dtype_of, static_shape
 from ingot.ir.walk import rebuild, topological
@@ -161,6 +161,11 @@ class Op:
         new = {k: _substitute_attr(v, values) for k, v in self.attributes().items()}
         changed = {k: v for k, v in new.items() if v is not getattr(self, k)}
         return replace(self, **changed) if changed else self
+
+    @cached_property
+    def free_symbols(self) -> frozenset[str]:
+        """The symbols in the attributes."""
+        return _symbols_in(self.attributes().values())
 
     def __call__(self, *inputs: Node, loc: str = "") -> Node:
         """Apply the op to nodes: infer the type (raising ShapeError with `loc` added) and intern."""
@@ -320,9 +325,9 @@ def splat_of(node: Node) -> np.generic | None:
     return node.constant.splat if node.constant is not None else None
 
 
-def deferred_const(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
-    """Return a constant node of type `like` with the array that `make` returns when it is read."""
-    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make))(loc=loc)
+def deferred_const(like: TensorType, make: Callable[[], np.ndarray], loc: str = "", rows: Rows | None = None) -> Node:
+    """Return a constant node of type `like` with the array that `make` returns when it is read. rows: as of `Array`."""
+    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make, rows))(loc=loc)
 
 
 @dataclass(frozen=True)
@@ -476,8 +481,8 @@ def size_elements(node: Node) -> Shape:
 
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
-    symbols = _symbols_in(n.types)
-    return symbols if not n.op.computes else symbols | _symbols_in(n.op.attributes().values())
+    symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
+    return symbols.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:

@@ -116,7 +116,7 @@ class Network:
         if t.has("query_key_value", i):
             q, k, v = ops.split(t.linear(x, "query_key_value", i), (q_width, k_width, k_width), -1)
         else:
-            q, k, v = (t.linear(x, role, i) for role in ("query", "key", "value"))
+            q, k, v = t.linears(x, ("query", "key", "value"), i)
         if a.clip:
             q, k, v = (ops.clip(y, -a.clip, a.clip) for y in (q, k, v))
         if a.head_norm == "all":
@@ -190,7 +190,7 @@ class Network:
         if t.has(f"{kind}gate_up", i):
             gate, up = _halves(t.linear(x, f"{kind}gate_up", i))
         else:
-            gate, up = t.linear(x, f"{kind}gate", i), t.linear(x, f"{kind}up", i)
+            gate, up = t.linears(x, (f"{kind}gate", f"{kind}up"), i)
         return t.linear(ops.mul(activation(gate), up), f"{kind}down", i)
 
     # --- mixtures of experts

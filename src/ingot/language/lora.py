@@ -6,6 +6,7 @@ weight  ->  weight + scale * b @ a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -33,6 +34,11 @@ class LowRank:
         """Of the weight."""
         shape = self.b.shape[0], self.a.shape[1]
         return (shape[1], shape[0]) if self.transposed else shape
+
+    def reordered(self, heads: int) -> LowRank:
+        """The same of a weight whose `heads` have their two halves row by row, one of each in turn; not transposed."""
+        b = self.b.reshape(heads, 2, -1, self.b.shape[1]).swapaxes(1, 2).reshape(self.b.shape)
+        return replace(self, b=b)
 
     def delta(self) -> np.ndarray:
         """f32 of `shape`."""

@@ -44,8 +44,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"names": names.GGUF_LFM2, "head_norm": "head"},
     "command-r": {"norm": Norm("layer"), "parallel": True},
 }
-# their queries and keys are stored so that pairs stand side by side
-_INTERLEAVED = {"llama", "olmo", "granite", "command-r"}
+# the converter stores the rows of queries and keys so that pairs stand side by side
+PAIRED = frozenset({"llama", "olmo", "granite"})
+_INTERLEAVED = PAIRED | {"command-r"}
 _NORMALIZED = {"llama", "qwen3moe", "granite"}  # of mixtures, the weights of the chosen experts
 _PERIODS = {"gemma2": 2, "gemma3": 6}  # one layer of so many sees all
 # the largest of a family scale their scores by the width of the heads that they would have without a width of their own

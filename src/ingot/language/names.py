@@ -6,6 +6,7 @@ bias has its weight's name with `.bias`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 Names = tuple[tuple[str, str], ...]  # (role, name): a record is hashable
@@ -162,6 +163,22 @@ GGUF_BERT = _names(
     attention_post_norm="blk.{}.attn_output_norm.weight",
     feed_forward_post_norm="blk.{}.layer_output_norm.weight",
 )
+
+_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+_HUGGINGFACE = (LLAMA, OLMO2, GEMMA2, PHI, STARCODER2, MIXTRAL, LFM2, GPT2, BERT)
+
+
+def roles_of(name: str) -> list[tuple[str, tuple[int, ...]]]:
+    """(role, numbers of layer and expert) that a name of `transformers` may stand for, whatever the family. The first
+    word, which models without their head lack, need not be there."""
+    word, place = _NUMBER.sub("{}", name), tuple(map(int, _NUMBER.findall(name)))
+    found = [(role, place) for table in _HUGGINGFACE for role, own in table if own in (word, _headed(own, word))]
+    return list(dict.fromkeys(found))
+
+
+def _headed(own: str, word: str) -> str:
+    return f"{own.partition('.')[0]}.{word}"
+
 
 # what files carry along and no model here reads: masks and frequencies that are computed, heads of classifiers
 IGNORED = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -82,6 +83,33 @@ class Tensors:
         """x[..., inputs] -> [..., outputs]."""
         return ops.linear(x, self.matrix(role, *place), self.bias(role, *place), loc=self.name(role, *place))
 
+    def linears(self, x: Node, roles: Sequence[str], *place: int) -> list[Node]:
+        """`linear` of each role. Matrices of levels in one form are one product, whose columns are those of all: x is
+        read once, and few columns leave no part of a kernel idle."""
+        matrices = [self.matrix(role, *place) for role in roles]
+        groups: list[list[int]] = []
+        for i, matrix in enumerate(matrices):
+            same = next((g for g in groups if _has_one_form([matrices[g[0]], matrix])), None)
+            groups.append([i]) if same is None else same.append(i)
+        out = dict[int, Node]()
+        for group in groups:
+            own = [roles[i] for i in group]
+            if len(group) == 1:
+                out[group[0]] = self.linear(x, own[0], *place)
+                continue
+            names = " + ".join(self.name(role, *place) for role in own)
+            if names not in self._stacks:
+                self._stacks[names] = concatenated([matrices[i] for i in group])
+            widths = [matrices[i].shape[0] for i in group]
+            biases = [self.bias(role, *place) for role in own]
+            bias = None
+            if any(b is not None for b in biases):
+                filled = [ops.full((n,), 0.0) if b is None else b for b, n in zip(biases, widths, strict=True)]
+                bias = ops.concat(filled)
+            joined = ops.linear(x, self._stacks[names], bias, loc=names)
+            out |= dict(zip(group, ops.split(joined, widths, -1), strict=True))
+        return [out[i] for i in range(len(roles))]
+
     def ignore(self, role: str) -> None:
         self._read.add(self.name(role))
 
@@ -105,21 +133,70 @@ class Tensors:
 
 def stacked(matrices: Sequence[Node]) -> Node:
     """[count, rows, columns] of matrices. Those of levels in one form stay levels, unread until they are packed."""
-    forms = [m.inputs[0] if isinstance(m.op, ops.Reshape) else m for m in matrices]
-    first = forms[0]
-    is_one_form = all(f.op == first.op and [p.type for p in f.inputs] == [p.type for p in first.inputs] for f in forms)
-    is_constant = all(p.constant is not None for f in forms for p in f.inputs)
-    if not isinstance(first.op, ops.LEVEL_FORMS) or not is_one_form or not is_constant:
+    if not _has_one_form(matrices):
         return ops.stack(matrices)
 
     def joined(parts: Sequence[Node]) -> Node:
-        if parts[0].type.rank == 0 and len(set(parts)) == 1:
-            return parts[0]
         like = TensorType(parts[0].dtype, (len(parts), *parts[0].shape))
-        return deferred_const(like, lambda: np.stack([p.constant.value for p in parts if p.constant]), parts[0].loc)
+        return deferred_const(like, lambda: np.stack([_value(p) for p in parts]), parts[0].loc)
 
-    operands = map(joined, zip(*(f.inputs for f in forms), strict=True))
-    return ops.reshape(first.op(*operands, loc=first.loc), (len(forms), *matrices[0].shape))
+    return ops.reshape(_with_operands(matrices, joined), (len(matrices), *matrices[0].shape))
+
+
+def concatenated(matrices: Sequence[Node]) -> Node:
+    """[rows, columns] of matrices of levels in one form, one below the other; they stay levels, unread until they are
+    packed."""
+
+    def joined(parts: Sequence[Node]) -> Node:
+        arrays = [p.constant for p in parts if p.constant is not None]
+        ends = list(accumulate(array.shape[0] for array in arrays))
+        like = TensorType(parts[0].dtype, (ends[-1], *parts[0].shape[1:]))
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            own: list[np.ndarray] = []
+            for array, end in zip(arrays, ends, strict=True):
+                first = end - array.shape[0]
+                if max(start, first) < min(stop, end):
+                    own.append(array.rows(max(start, first) - first, min(stop, end) - first))
+            return own[0] if len(own) == 1 else np.concatenate(own)
+
+        def whole() -> np.ndarray:
+            return np.concatenate([array.value for array in arrays])
+
+        return deferred_const(like, whole, parts[0].loc, rows if all(a.makes_rows for a in arrays) else None)
+
+    rows = sum(int(m.shape[0]) for m in matrices)
+    return ops.reshape(_with_operands(matrices, joined), (rows, *matrices[0].shape[1:]))
+
+
+def _forms(matrices: Sequence[Node]) -> list[Node]:
+    return [m.inputs[0] if isinstance(m.op, ops.Reshape) else m for m in matrices]
+
+
+def _has_one_form(matrices: Sequence[Node]) -> bool:
+    """Whether they are constant levels that differ in their numbers, or numbers of rows, alone."""
+    first, *others = forms = _forms(matrices)
+    if not isinstance(first.op, ops.LEVEL_FORMS) or any(p.constant is None for f in forms for p in f.inputs):
+        return False
+
+    def like(form: Node) -> list[object]:
+        # a scalar is the same for all rows
+        return [(p.dtype, p.shape[1:], p if p.type.rank == 0 else None) for p in form.inputs]
+
+    is_by_row = all(p.type.rank == 0 or p.shape[0] == f.inputs[0].shape[0] for f in forms for p in f.inputs)
+    return is_by_row and all(f.op == first.op and like(f) == like(first) for f in others)
+
+
+def _with_operands(matrices: Sequence[Node], joined: Callable[[Sequence[Node]], Node]) -> Node:
+    """Their form of joined operands."""
+    forms = _forms(matrices)
+    operands = zip(*(f.inputs for f in forms), strict=True)
+    return forms[0].op(*(p[0] if p[0].type.rank == 0 else joined(p) for p in operands), loc=forms[0].loc)
+
+
+def _value(constant: Node) -> np.ndarray:
+    assert constant.constant is not None
+    return constant.constant.value
 
 
 def _within(table: dict[str, str], weights: Weights) -> dict[str, str]:

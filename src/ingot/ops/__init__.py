@@ -172,7 +172,7 @@ from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup, RoundToBytes
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.selection import OneHot, TopK, Trilu
-from ingot.ops.nn.sharding import Sharding
+from ingot.ops.nn.sharding import Axes, PerDevice, Sharding
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import LEVEL_FORMS, WEIGHT_FORMS, Densify
 from ingot.ops.quantized import dynamic_quantize, quantize

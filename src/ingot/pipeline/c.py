@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.types import i8, i32
+from ingot.ir.types import i8, i16, i32
 from ingot.pipeline.cores import MICROCONTROLLERS
 from ingot.pipeline.cpu import POLICY, cpu_passes
 from ingot.pipeline.functions import firmware
@@ -24,7 +24,7 @@ from ingot.pipeline.target import NamedPass, Options
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
-from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.machine import PAIR_RATE, Machine
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.support.native import Features
@@ -38,10 +38,11 @@ SCALAR = Machine(
     vector_bits=8, registers=16, fma_per_cycle=1, loads_per_cycle=1, gflops=1.0, l1=16 << 10, l2=64 << 10, l3=256 << 10,
     winograd=False, in_order=True, int8_dot=i8, depthwise_sums=i32,
 )  # fmt: skip
+VECTORS = replace(SCALAR, in_order=False, int8_dot=i16, int8_rate=PAIR_RATE, l1=32 << 10, l2=512 << 10)
 MACHINES = {
     "": SCALAR,
-    "vector16": replace(SCALAR, in_order=False, int8_dot=None, vector_bits=128, gflops=8.0, l1=32 << 10, l2=512 << 10),
-    "vector32": replace(SCALAR, in_order=False, int8_dot=None, vector_bits=256, gflops=16.0, l1=32 << 10, l2=512 << 10),
+    "vector16": replace(VECTORS, vector_bits=128, gflops=8.0),
+    "vector32": replace(VECTORS, vector_bits=256, gflops=16.0),
 }
 CORES = {"cortex-m55": replace(SCALAR, dot_bytes=16, registers=12)}  # vectors of bytes, summed in general registers
 

@@ -69,7 +69,11 @@ CORES: Mapping[str, Core] = {
     "neoverse-n1": Core("aarch64", _ARMV82, l1=64 * KB),
     "neoverse-v2": Core("aarch64", _ARMV86, l1=64 * KB, l2=2 * MB, l3=64 * MB, fma=4, loads=3),
     "apple-m1": Core("aarch64", _ARMV82, 128 * KB, 3 * MB, 8 * MB, fma=4, loads=3),
-    "riscv64": Core("riscv64", _RVV, l2=512 * KB, l3=2 * MB, fma=1, loads=1, level=True),  # vectors of 128 bits
+    # vectors of 128 bits in registers of any length; of 256 and 512 where registers are that long
+    **{
+        f"riscv64{suffix}": Core("riscv64", (*_RVV, *extra), l2=512 * KB, l3=2 * MB, fma=1, loads=1, level=True)
+        for suffix, extra in (("", ()), ("-zvl256b", ("zvl256b",)), ("-zvl512b", ("zvl256b", "zvl512b")))
+    },
 }
 
 

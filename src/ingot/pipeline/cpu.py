@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
 from ingot.ir.types import bf16, f16, f32
@@ -22,7 +24,8 @@ from ingot.ops import (
     KernelGradient,
     Recurrent,
 )
-from ingot.passes.constants import is_constant
+from ingot.ops.core.shape import View
+from ingot.passes.constants import is_constant, value_of
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.functions import library
@@ -35,6 +38,7 @@ from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
 from ingot.schedule.cpu.winograd.kernel_gradient import has_winograd_gradient
+from ingot.schedule.cpu.winograd.plan import is_faster_by_winograd
 from ingot.support import flags
 from ingot.support.errors import InputError
 from ingot.support.native import Code, Features
@@ -46,6 +50,7 @@ from ingot.targets.cpu.workers import host_features, submit
 from ingot.targets.objects import Object
 
 POLICY = FusionPolicy()
+_MAX_PART_IN_BLOCKS = 0.25  # of weights other than zero: in floats, blocks of them take half the time of all in pairs
 _NODES_PER_KERNEL = 4  # roughly; nodes of a MODEL graph, constants included
 # ops that have kernels, and forms of weights, which products fuse
 KEPT_OPS: frozenset[type[Op]] = frozenset(
@@ -71,6 +76,20 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
+def _is_faster_in_floats(product: Node, machine: Machine) -> bool:
+    """Whether a product of levels gains more by Winograd's algorithm, or by zeros of its weights, in floats."""
+    if machine.int8_rate >= 4:
+        return False
+    w = product.inputs[1]
+    while isinstance(w.op, View):
+        (w,) = w.inputs
+    q, zero = w.inputs[:2] if isinstance(w.op, Dequantize) else (w, w)
+    is_known = q.constant is not None and zero.constant is not None and zero.type.size == 1
+    if is_known and np.mean(value_of(q) != value_of(zero)) < _MAX_PART_IN_BLOCKS:
+        return True
+    return is_faster_by_winograd(product, machine)
+
+
 def cpu_passes(
     options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2, policy: FusionPolicy = POLICY
 ) -> tuple[NamedPass, ...]:
@@ -85,7 +104,10 @@ def cpu_passes(
             KEPT_OPS,
             has_kernel,
             machine.int8_dot,
+            least_weight=machine.least_weight,
+            faster_in_floats=partial(_is_faster_in_floats, machine=machine),
             depthwise_sums=machine.depthwise_sums,
+            packs_signs=True,
             widens=widens,
             height=height,
             narrow_caches=True,
@@ -118,7 +140,7 @@ class CpuTarget:
         if asked.startswith(("riscv64-scalable", "aarch64-sve")):
             raise InputError(
                 "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{asked}",
-                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length",
+                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length, cpu:riscv64-zvl256b 256",
             )  # fmt: skip
         core = CORES.get(asked)
         if core is None:

@@ -20,6 +20,7 @@ from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.core.rewrites.rewrite import apply_rewrites
+from ingot.passes.core.signs import pack_signs, unpack_signs
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.transposed_conv import split_transposed
@@ -43,21 +44,25 @@ class Choices:
 
     policy: parameters of fusion. kept_ops: MODEL ops that are not lowered, as they have kernels or later passes match
     them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
-    instruction multiplies with i8, None without such an instruction. depthwise_sums: the type of depthwise
-    convolutions' sums of levels. f8_dot: whether products take 8-bit floats
-    directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
-    products. blocks: whether these also read block formats as they are. byte_rows: whether they read values that are
-    rounded to bytes. same_operand_types: products need operands of
-    one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
-    them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
-    height: see `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them.
-    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
+    instruction multiplies with i8, None without such an instruction. least_weight: of those that it multiplies
+    exactly. faster_in_floats: whether a product of levels is faster without it. depthwise_sums: the type of depthwise
+    convolutions' sums of levels. packs_signs: whether products of signs are computed on their bits. f8_dot: whether
+    products take 8-bit floats directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of
+    few bits may stand for in products. blocks: whether these also read block formats as they are. byte_rows: whether
+    they read values that are rounded to bytes. same_operand_types: products need operands of one type, so a reduced
+    precision applies to both. widens: the types of 16 bits that products widen as they load them. target_passes: run
+    before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
+    `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them. pairs_levels:
+    products widen weights in blocks to pairs of bfloat16, where that is the precision."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
+    least_weight: int = -128
+    faster_in_floats: Callable[[Node], bool] = lambda n: False
     depthwise_sums: DType = f32
+    packs_signs: bool = False
     f8_dot: bool = False
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
@@ -84,7 +89,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
-        rounds=rounds,
+        rounds=rounds, stays=choices.faster_in_floats, least_weight=choices.least_weight,
     )  # fmt: skip
     rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)
@@ -105,6 +110,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, choices.kept_ops, choices.has_kernel)),
+        *(() if choices.packs_signs else (("unpack_signs", unpack_signs),)),
         ("bound_lowered", bound),  # by the reads of lowered ops
         ("check_in_run", partial(check_in_run, outer=outer)),
         ("quantized", quantized),
@@ -121,6 +127,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", simplified),
+        *((("signs", pack_signs),) if choices.packs_signs else ()),  # once the axis that words pack is contiguous
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),

@@ -1,5 +1,5 @@
-"""Move index arithmetic on numbers that the caller passes from kernels to the runtime, which computes exactly: such a
-number may be arbitrarily large, and a kernel's integers wrap.
+"""Move index arithmetic on numbers that the caller passes, or the run finds, from kernels to the runtime: such a number
+may be arbitrarily large, and a kernel's integers wrap. The runtime computes exactly, or ends the run (`plan.sizes`).
 
     kernel(a.0): y[i] = x[min(max(a.0 + 3, 0), 3) + i]     ->     kernel(n.0): y[i] = x[n.0 + i]
                                                                   n.0 = min(max(a.0 + 3, 0), 3)
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.ir.dims import DimLike, is_computed, is_input_element, symbol, symbols_of
+from ingot.ir.dims import DimLike, is_number, symbol, symbols_of
 from ingot.ir.kernel import Expr, Kernel, Let, Stmt, Var
 from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.types import i64
@@ -23,7 +23,7 @@ class ExactDims:
         self._cache: dict[int, tuple[Kernel, tuple[Kernel, tuple[DimLike, ...]]]] = {}
 
     def of(self, kernel: Kernel) -> tuple[Kernel, tuple[DimLike, ...]]:
-        """The rewritten kernel and the values of its dims; the kernel itself if no number is passed by a call."""
+        """The rewritten kernel and the values of its dims; the kernel itself if it takes no numbers."""
         entry = self._cache.get(id(kernel))
         if entry is None:
             entry = self._cache[id(kernel)] = kernel, _with_exact_dims(kernel)
@@ -31,7 +31,7 @@ class ExactDims:
 
 
 def _with_exact_dims(kernel: Kernel) -> tuple[Kernel, tuple[DimLike, ...]]:
-    if not any(is_input_element(v.name) for v in kernel.dims):
+    if not any(is_number(v.name) for v in kernel.dims):
         return kernel, tuple(symbol(v.name) for v in kernel.dims)
     rewriting = _Exact(kernel)
     body = rewriting.body(kernel.body)
@@ -45,7 +45,7 @@ def _with_exact_dims(kernel: Kernel) -> tuple[Kernel, tuple[DimLike, ...]]:
 
 
 class _Exact(Rewriter):
-    """params: the new dim for each number that depends only on numbers of the call and on sizes."""
+    """params: the new dim for each number that depends only on numbers and on sizes."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class _Exact(Rewriter):
         return new
 
     def _number(self, e: Expr) -> DimLike | None:
-        """The value of an expression that depends only on numbers of the call and on sizes; None for others."""
+        """The value of an expression that depends only on numbers and on sizes; None for others."""
         if e.dtype != i64 or e.lanes != 1:
             return None
         d = dim_of(e, self._values)
         names = symbols_of(d) if d is not None else ()
-        return d if any(map(is_input_element, names)) and not any(map(is_computed, names)) else None
+        return d if any(map(is_number, names)) else None
 
     def _param(self, d: DimLike) -> Var:
         if d not in self.params:

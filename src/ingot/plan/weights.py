@@ -34,7 +34,8 @@ class Weights:
 
     def blob(self, fill: Fill) -> np.ndarray:
         """The filled blob."""
-        raw = np.zeros(self.size + ALIGN_BYTES, np.uint8)
+        raw = np.empty(self.size + ALIGN_BYTES, np.uint8)  # in huge pages, which `np.zeros` does not ask for
+        raw.fill(0)
         start = -raw.ctypes.data % ALIGN_BYTES
         blob = raw[start : start + self.size]
         for span, constant, pack in self.sources:
@@ -45,6 +46,9 @@ class Weights:
 def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
     """Write a constant's bytes to `out`, repacked if `pack` is given. Pages of the model file are released on the way,
     so that no weight is in memory twice."""
+    if pack and pack.write_rows and constant.makes_rows:
+        pack.write_rows(constant.rows, out.view(pack.dtype.numpy))
+        return
     value = constant.value
     if pack:
         pack.write(value, out.view(pack.dtype.numpy))

@@ -1,6 +1,6 @@
 """The artifact: one file with a complete compiled program.
 
-    [ prefix 64 B | header JSON | libingot | plan | stage texts ... | state | code ... | weights ]
+    [ prefix 64 B | header JSON | libingot | plan | stage texts ... | state | code ... | others ... | weights ]
 
 The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
 holds offset, length and digest of every section. Weights start on a page. Everything but the weights is checked by
@@ -11,6 +11,9 @@ guard against accidents: an artifact is native code, so load only files you trus
 The section libingot is the same for readers without JSON (`libingot.c`): where code, state and weights are, and the
 plan as words (`libingot/words.py`). The prefix has its length and digest too. Code begins with two digests: of the
 plan, and of its words with the weights' digest.
+
+A program may have others beside it, which read weights of its own blob: `with_others`. Each is a section, an artifact
+without weights.
 
 The file is mapped; weights are read in place and shared between processes. Replace a file that is in use (as
 `save` does), never rewrite it in place.
@@ -25,6 +28,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -34,7 +38,7 @@ from numpy.typing import NDArray
 from ingot.runtime import plan_json
 from ingot.runtime.libingot import words as plan_words
 from ingot.runtime.plan_json import DIGEST_BYTES, Json
-from ingot.runtime.program import Program
+from ingot.runtime.program import WEIGHT_ALIGNMENT, Program
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import Part, atomic_write, open_regular
@@ -50,6 +54,8 @@ _PAGE = 4096
 _BLOCK = 1 << 16
 _MAX_HEADER = 64 << 20
 _MAX_STAGE = 1 << 30
+_OTHER = "other/"  # what the names of their sections begin with
+_NONE = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,46 @@ class _Section:
     digest: str
 
 
+def with_others(program: Program, others: Mapping[str, Program]) -> Program:
+    """`program` with others beside it. Weights that are packed alike, which are most of the same model's, are stored
+    once. Notes and texts of the others are left out."""
+    blobs, size = [program.weights], program.weights.nbytes
+    known: dict[str, list[tuple[int, NDArray[np.uint8]]]] = {}
+    for offset, nbytes in _weight_spans(program):
+        part = program.weights[offset : offset + nbytes]
+        known.setdefault(_weights_digest(part), []).append((offset, part))
+
+    def place(part: NDArray[np.uint8]) -> int:
+        nonlocal size
+        alike = known.setdefault(_weights_digest(part), [])
+        for offset, other in alike:
+            if np.array_equal(part, other):
+                return offset
+        gap = -size % WEIGHT_ALIGNMENT
+        blobs.extend((np.zeros(gap, np.uint8), part))
+        alike.append((size + gap, part))
+        size += gap + part.nbytes
+        return size - part.nbytes
+
+    moved: dict[str, Program] = {}
+    for name, other in others.items():
+        places = {span: place(other.weights[span[0] : sum(span)]) for span in _weight_spans(other)}
+        buffers = tuple(
+            replace(b, offset=places[b.offset, cast(int, b.nbytes)]) if b.kind == "weight" else b for b in other.buffers
+        )
+        moved[name] = plan_json.sealed(replace(other, buffers=buffers, meta={}, stages={}))
+    weights = program.weights if len(blobs) == 1 else np.concatenate(blobs)
+    return replace(
+        program, weights=weights, others={name: replace(other, weights=weights) for name, other in moved.items()}
+    )
+
+
+def _weight_spans(program: Program) -> list[tuple[int, int]]:
+    """(offset, bytes) of what the program reads of its weights."""
+    spans = ((b.offset, cast(int, b.nbytes)) for b in program.buffers if b.kind == "weight" and b.alias is None)
+    return list(dict.fromkeys(spans))
+
+
 def save(program: Program, path: Path, *, durable: bool = True) -> None:
     """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
     atomic_write(path, content(program), durable=durable)
@@ -66,6 +112,8 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
 
 def content(program: Program) -> list[Part]:
     """The program as the parts of a file."""
+    # those of the others are among its weights
+    others = {f"{_OTHER}{n}": b"".join(content(replace(p, weights=_NONE))) for n, p in program.others.items()}
     weights = np.ascontiguousarray(program.weights)
     plan = plan_json.to_json(program)
     words, weights_digest = plan_words.encode(program), _weights_digest(weights)
@@ -81,6 +129,7 @@ def content(program: Program) -> list[Part]:
         plan_digest = code.plan or own
         seal = seal if plan_digest == own else plan_digest  # of another plan: no reader takes it
         parts[f"code/{target}"] = plan_digest + seal + code.blob
+    parts |= others
     if words is not None:
         library = _directory(parts, stored, weights.nbytes, weights_digest) + words
         parts = {"libingot": library, **parts}
@@ -121,8 +170,9 @@ def load(path: Path) -> Program:
     return read(_map(path), str(path))
 
 
-def read(view: memoryview, path: str) -> Program:
-    """The program that a mapped file holds; path: for messages. Raises as `load` does."""
+def read(view: memoryview, path: str, shared: NDArray[np.uint8] | None = None) -> Program:
+    """The program that a mapped file holds; path: for messages. shared: weights of which its own are a part. Raises as
+    `load` does."""
     length, digest = _check_prefix(path, view)
     text = bytes(view[_PREFIX.size : _PREFIX.size + length])
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
@@ -134,6 +184,7 @@ def read(view: memoryview, path: str) -> Program:
     weights = np.frombuffer(view, np.uint8, weights_section.length, weights_section.offset)
     if _weights_digest(weights) != weights_section.digest:
         raise _corrupted(path, "weights")
+    weights = weights if shared is None else shared
     sizes = cast("dict[str, int]", header["stages"])
     stages = _Stages(path, view, {name: (sections[f"stage/{name}"], size) for name, size in sizes.items()})
     try:
@@ -144,9 +195,13 @@ def read(view: memoryview, path: str) -> Program:
     code = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
     blobs = {target: part[2 * DIGEST_BYTES :] for target, part in code.items()}
     plans = {target: part[:DIGEST_BYTES] for target, part in code.items()}
-    return plan_json.from_json(
+    program = plan_json.from_json(
         plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first, stored=stored
     )
+    if shared is not None:
+        return program
+    inner = {n.removeprefix(_OTHER): view[s.offset :][: s.length] for n, s in sections.items() if n.startswith(_OTHER)}
+    return replace(program, others={name: read(part, f"{path}: {name}", weights) for name, part in inner.items()})
 
 
 def _map(path: Path) -> memoryview:

@@ -22,6 +22,7 @@ _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has 
 _MAX_TOTAL_CHUNKS = 1 << 62
 _ADDRESS_SPACE = 1 << 47  # bytes
 _UNSET_SIZE = -(1 << 63)
+_OVERFLOW = -(1 << 62) - 1  # what marks NaN, more than 62 bits, and overflow in what is computed of a size
 _SIZE_FIX = (
     "the data needs more memory than was reserved: compile with a larger bound "
     "(limits=ingot.Limits(sizes=...) if the model has none), or pass a smaller input"
@@ -281,6 +282,8 @@ class Binding:
 
     def _dim(self, dim: Expr) -> int:
         value = span(dim, self.spans)[1]
+        if isinstance(dim, tuple) and not self._run_time_sizes.isdisjoint(dim):
+            return min(value, (1 << 63) - 1)  # the run computes it, and ends where it overflows
         if not -(1 << 63) <= value < 1 << 63:
             got = ", ".join(f"{name} = {self.values[name]}" for name in _symbols_in(dim, list(self.values)))
             raise InputError(f"{show(dim)}", expected="a number of 64 bits", got=f"{value} ({got})")
@@ -304,6 +307,12 @@ class Binding:
                 continue  # in a branch that was not taken
             upper = span(size.bound, {name: (v, v) for name, v in values.items()})[1]
             upper = upper if size.hi is None else min(upper, size.hi)
+            if value == _OVERFLOW:
+                expected, got = (
+                    f"{size.lo} to {upper}",
+                    "NaN, more than 62 bits, or an overflow in what is computed of it",
+                )
+                raise InputError(f"size {size.name}", expected=expected, got=got, fix=_SIZE_FIX)
             if not size.lo <= value <= upper:
                 fix = _SIZE_FIX if value > upper else "the model reads past the end of the input: pass a larger one"
                 raise InputError(f"size {size.name}", expected=f"{size.lo} to {upper}", got=value, fix=fix)

@@ -10,12 +10,12 @@ from ingot.runtime.cuda.flow import (
     WHILE_VERSION,
     Branch,
     Flow,
-    Found,
     Item,
     Loop,
+    SizeRead,
     fits,
     flow,
-    inside,
+    nested_items,
     pieces,
     sized,
 )  # fmt: skip
@@ -56,16 +56,16 @@ def graphs(program: Program) -> list[str]:
     names = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
     notes: list[tuple[int, str]] = []
 
-    def known(loop: Loop) -> bool:
-        return loop.turns is not None
+    def is_unrolled(loop: Loop) -> bool:
+        return loop.trip_count is not None
 
-    def together(item: Item) -> bool:
-        return fits(item, ELSE_VERSION, depends, known)
+    def fits_one_graph(item: Item) -> bool:
+        return fits(item, ELSE_VERSION, depends, is_unrolled)
 
     def count(items: Flow) -> int:
         """How many graphs, where the host follows the rest."""
         total = 0
-        for piece in pieces(items, together):
+        for piece in pieces(items, fits_one_graph):
             match piece:
                 case Loop():
                     notes.append((piece.at, f"  {_HOSTED.format(at=piece.at, what='loop')}"))
@@ -73,11 +73,11 @@ def graphs(program: Program) -> list[str]:
                 case Branch():
                     notes.append((piece.at, f"  {_HOSTED.format(at=piece.at, what='branch')}"))
                     total += count(piece.then) + count(piece.otherwise)
-                case Found():
+                case SizeRead():
                     read = [names[i] for i, _ in program.steps[piece.at - 1].args if i in names]
                     notes.append((piece.at, f"  the host waits at step {piece.at} for {', '.join(read)}"))
                 case _:
-                    notes.extend(_held(piece))
+                    notes.extend(_conditional_notes(piece))
                     total += 1
         return total
 
@@ -88,20 +88,20 @@ def graphs(program: Program) -> list[str]:
 _HOSTED = "the host waits at step {at} for the flag of a {what}, inside which there are sizes that it reads"
 
 
-def _held(items: Flow) -> Iterator[tuple[int, str]]:
+def _conditional_notes(items: Flow) -> Iterator[tuple[int, str]]:
     """Loops and branches that a graph holds."""
-    for item in inside(items):
-        if isinstance(item, Loop) and item.turns is not None:
-            yield item.at, f"  the loop that step {item.at} leaves makes {show(item.turns)} turns"
+    for item in nested_items(items):
+        if isinstance(item, Loop) and item.trip_count is not None:
+            yield item.at, f"  the loop that step {item.at} leaves makes {show(item.trip_count)} turns"
         elif isinstance(item, Loop):
             yield item.at, f"  the loop that step {item.at} leaves is a WHILE node{_older(WHILE_VERSION)}"
         elif isinstance(item, Branch):
-            needed = ELSE_VERSION if item.otherwise else WHILE_VERSION
-            yield item.at, f"  the branch at step {item.at} is an IF node{_older(needed)}"
+            min_version = ELSE_VERSION if item.otherwise else WHILE_VERSION
+            yield item.at, f"  the branch at step {item.at} is an IF node{_older(min_version)}"
 
 
-def _older(needed: int) -> str:
-    older = f"{needed // 1000}.{needed % 1000 // 10}"
+def _older(min_version: int) -> str:
+    older = f"{min_version // 1000}.{min_version % 1000 // 10}"
     return f"; with a driver older than CUDA {older} there are several graphs, and the host reads its flag"
 
 
@@ -114,7 +114,7 @@ def times(program: Program, seconds: Sequence[float]) -> str:
     ]
     rows.sort(key=lambda row: -float(row[0]))
     table = _table(["us", "share", "step", "kernel", "label"], rows)
-    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms in kernels", *graphs(program), "", *table])
+    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms in kernels on {program.device}", *graphs(program), "", *table])
 
 
 _SECTIONS = {"f": "forward", "b": "backward", "o": "optimizer"}

@@ -67,6 +67,10 @@ class Loaded(Protocol):
     @property
     def ticks_per_second(self) -> float: ...
 
+    def notes(self) -> list[str]:
+        """What runs copy between memories, for people."""
+        ...
+
     @property
     def arena_bytes(self) -> int: ...
 
@@ -129,6 +133,12 @@ def energy_of(call: Callable[[], object], devices: set[str]) -> Energy:
             gpu.synchronize_all()
 
     return measure(calls_for(finished_call), energy_counters(devices))
+
+
+def copy_rate() -> tuple[float, float]:
+    """Bytes/s of copies from the host to this machine's GPU, and the seconds of a small one, measured."""
+    gpu = import_module("ingot.runtime.cuda.driver").driver()
+    return import_module("ingot.runtime.cuda.streaming").copy_rate(gpu)
 
 
 def load(program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:

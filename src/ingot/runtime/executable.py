@@ -83,6 +83,10 @@ class Executable:
         """The models that a run on these inputs calls, each with its inputs; None if this is a single program."""
         return None
 
+    def notes(self) -> list[str]:
+        """Which parts run where, and what runs copy between memories, for people; [] where all is on one device."""
+        return []
+
     def profile(self, inputs: Sequence[Any]) -> list[tuple[str, float]]:
         raise self.single_program_error()
 
@@ -236,6 +240,9 @@ class LoadedProgram(Executable):
                 context.release()
             if has_state:
                 self.state_lock.release()
+
+    def notes(self) -> list[str]:
+        return self._loaded.notes()
 
     def profile(self, inputs: Sequence[object]) -> list[tuple[str, float]]:
         saved_state = self.state()

@@ -226,15 +226,25 @@ class CompiledModel:
                 self._executable.set_state(saved_state)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Run on these inputs and report where the time goes: a table of steps, slowest first, and what they compute.
+        """Run on these inputs and report where the time goes: a table of steps, slowest first, and what they compute;
+        where they run and what is copied, if weights or steps are on the host (`device_memory`).
 
         `ingot explain` also measures the machine's limits, and explains why a kernel was not fused with others.
         """
         programs = self._programs(self._flat_inputs(args, kwargs))
         try:
-            return "\n\n".join(describe.times(model.program, model._times(inputs)) for model, inputs in programs)
+            tables = [
+                "\n".join([describe.times(model.program, model._times(inputs)), *model.notes()])
+                for model, inputs in programs
+            ]
+            whole = [] if self.is_one_program else self.notes()
+            return "\n\n".join([*(["\n".join(whole)] if whole else []), *tables])
         except SizesError as e:
             return self._run_other_sizes(e, lambda other: other.explain(*args, **kwargs))
+
+    def notes(self) -> list[str]:
+        """Lines on where parts run, and on what calls copy between memories; [] where all is on one device."""
+        return self._executable.notes()
 
     def _times(self, inputs: Sequence[Any]) -> list[float]:
         """Median seconds of each step."""

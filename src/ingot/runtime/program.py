@@ -28,7 +28,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 
-_ALIGNMENT = 64  # of weights, in bytes
+WEIGHT_ALIGNMENT = 64  # of weights, in bytes
 BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "table"]
 
 
@@ -248,6 +248,7 @@ class Program:
     scratch_bytes: the private memory of a thread, the maximum over the kernels.
     stages: name -> IR text, for `dump`.
     meta: readable notes on what it was compiled from and for.
+    others: programs by name whose weights are in this one's.
     """
 
     symbols: tuple[Symbol, ...]
@@ -263,6 +264,7 @@ class Program:
     scratch_bytes: int = 0
     stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     meta: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    others: Mapping[str, Program] = field(default_factory=lambda: dict[str, Program]())
 
     @property
     def device(self) -> str:
@@ -452,7 +454,7 @@ class _Checker:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
             size, weight_bytes = buffer.nbytes if isinstance(buffer.nbytes, int) else -1, self.program.weights.nbytes
-            if size < 0 or buffer.offset < 0 or buffer.offset % _ALIGNMENT or buffer.offset + size > weight_bytes:
+            if size < 0 or buffer.offset < 0 or buffer.offset % WEIGHT_ALIGNMENT or buffer.offset + size > weight_bytes:
                 expected = f"an aligned, constant range of the {weight_bytes} bytes of weights"
                 raise VerifyError(where, expected=expected, got=buffer.offset)
 

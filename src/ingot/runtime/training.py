@@ -128,16 +128,14 @@ class TrainingStep(CompiledModel):
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and buffers as a safetensors file."""
-        state = self.state()
-        names = (*self.training.parameters, *self.training.buffers)
-        safetensors.write(Path(path), {name: state[name] for name in names})
+        self._write(Path(path), dict(self.state_dict()))
 
     def save_checkpoint(self, path: str | os.PathLike[str], notes: Mapping[str, np.ndarray] | None = None) -> None:
         """Write the complete training state, including the learning rate and the state of random numbers, as one
         safetensors file, atomically. Training that continues from it gives the same bits. notes: arrays to store in it.
         """
         note_tensors = {_NOTE + name: array for name, array in (notes or {}).items()}
-        safetensors.write(Path(path), {**self.state(), **note_tensors, _RATE: np.asarray(self.lr, np.float64)})
+        self._write(Path(path), {**self._whole(self.state()), **note_tensors, _RATE: np.asarray(self.lr, np.float64)})
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """Continue from a checkpoint. Returns its notes. Raises InputError for a checkpoint of another model or
@@ -153,9 +151,20 @@ class TrainingStep(CompiledModel):
             got = "; ".join(f"{word} {some}" for word, some in (("one without", missing), ("one with", extra)) if some)
             fix = "the model, optimizer and options of the step that wrote it"
             raise InputError(f"checkpoint {path}", expected="the state of this step", got=got, fix=fix)
-        self.set_state(values)
+        self.set_state(self._own(values))
         self.lr = lr
         return notes
+
+    def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of all processes together, for one file."""
+        return state
+
+    def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """What this process has of whole values."""
+        return state
+
+    def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:
+        safetensors.write(path, arrays)
 
     def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
         """Write one file that `ingot.load` reads, to continue the training from here with numpy alone."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
-from ingot.ir.types import DType, bf16, f32, i8, i32, u8
+from ingot.ir.types import DType, bf16, f32, i8, i16, i32, u8
 from ingot.support.dataclass import dataclass
 
 MAX_FEW_ROWS = 8
@@ -73,7 +73,7 @@ class Contraction:
     is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
     that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
     rounded: A is rounded to bytes in blocks of so many levels, which each chunk computes (`rounded_rows.py`); 0: it is
-    of floats.
+    of floats. of_signs: the terms are the bits in which words of A and B differ.
     """
 
     batch: tuple[Axis, ...]
@@ -90,6 +90,7 @@ class Contraction:
     level_bits: int = 0
     panel: int = 0
     rounded: int = 0
+    of_signs: bool = False
 
     def swapped(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
@@ -134,8 +135,8 @@ class Contraction:
     def k_per_lane(self) -> int:
         """The number of consecutive k in a 32-bit lane of B's panels.
 
-        Dot products take 2 of bf16, or 4 of i8 with an A of u8 or i8; an A of fewer than 32 bits must be contiguous
-        along k, too. Quantized levels are packed as densely as they fit.
+        Dot products take 2 of bf16, 4 of i8 with an A of u8 or i8, or 2 of i8 with an A of i16; an A of fewer than 32
+        bits must be contiguous along k, too. Quantized levels are packed as densely as they fit.
         """
         if self.has_quantized_b:
             return 32 // level_planes(self.level_bits or self.b.bits)[0]
@@ -144,6 +145,8 @@ class Contraction:
             return 1
         if self.b == bf16 and self.acc == f32:
             return 2 if self.a == f32 or (self.a == bf16 and inner.a == 1) else 1
+        if (self.a, self.b, self.acc) == (i16, i8, i32) and inner.a == 1:
+            return 2
         if self.a in (u8, i8) and (self.b, self.acc) == (i8, i32) and inner.a == 1:
             return self.dot_bytes if 4 * inner.extent >= self.dot_bytes else 4  # else most of it would be padding
         return 1

@@ -21,16 +21,22 @@ ZERO = integer(0)
 LOCAL = "%"  # the prefix of variables inside a kernel, which no symbol has
 
 
-def dim_expr(d: DimLike) -> Expr:
-    """A dimension as an expression over the kernel's dim parameters (one i64 variable per symbol)."""
+Arithmetic = Callable[[Expr, Expr], Expr]
+
+
+def dim_expr(d: DimLike, add: Arithmetic = k.add, mul: Arithmetic = k.mul) -> Expr:
+    """A dimension as an expression over the kernel's dim parameters (one i64 variable per symbol).
+
+    add, mul: what sums and products are made by.
+    """
     if isinstance(d, int):
         return integer(d)
     total: Expr = ZERO
     for mono, coefficient in d.terms:
         term: Expr = integer(coefficient)
         for atom in mono:
-            term = k.mul(term, _apply_expr(atom) if isinstance(atom, Apply) else _dim_parameter(atom))
-        total = k.add(total, term)
+            term = mul(term, _apply_expr(atom, add, mul) if isinstance(atom, Apply) else _dim_parameter(atom))
+        total = add(total, term)
     return total
 
 
@@ -38,8 +44,8 @@ def _dim_parameter(s: Symbol) -> Var:
     return Var(i64, 1, s.name, may_be_empty=s.may_be_empty)
 
 
-def _apply_expr(atom: Apply) -> Expr:
-    a, b = dim_expr(atom.a), dim_expr(atom.b)
+def _apply_expr(atom: Apply, add: Arithmetic, mul: Arithmetic) -> Expr:
+    a, b = dim_expr(atom.a, add, mul), dim_expr(atom.b, add, mul)
     if atom.fn in ("max", "min"):
         return k.binary(atom.fn, a, b)
     if (bounds(atom.b)[0] or 0) < 1:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from ingot.ir.array import Rows
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Kernel
 from ingot.ir.types import DType
@@ -38,6 +39,8 @@ class Pack:
 
     index: of the input. key: names the transformation. write(array, out): fills `out`, which is a zeroed vector of
     `size` elements of type `dtype`. panel: the columns of panels that other kernels can choose to read; 0: of others.
+    write_rows(rows, out): the same of an array of which rows(start, stop) gives some rows; None: the array is needed as
+    a whole.
     """
 
     index: int
@@ -46,6 +49,7 @@ class Pack:
     size: int
     write: Callable[[np.ndarray, np.ndarray], None]
     panel: int = 0
+    write_rows: Callable[[Rows, np.ndarray], None] | None = None
 
     @property
     def nbytes(self) -> int:

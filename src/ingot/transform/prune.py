@@ -14,6 +14,7 @@ from ingot.ir.node import Graph, Node, const, rebuild
 from ingot.pipeline.build import build_native
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
 from ingot.support.errors import InputError
 from ingot.transform.quantize.sites import Site, find_groups, prepare
 
@@ -57,10 +58,10 @@ def prune_model(
     if not sites:
         raise InputError("the model", expected="products with constant weights of float32", got="none")
     targets = _target_sparsities(sites, sparsity)
-    pruned_weights = {
-        s.node: _prune_weights(s, mask, block)
-        for s, mask in zip(targets, _block_masks(targets, block, scope), strict=True)
-    }
+    pruned_weights: dict[Node, np.ndarray] = {}
+    for i, (site, mask) in enumerate(zip(targets, _block_masks(targets, block, scope), strict=True)):
+        progress.report("prune", i, len(targets))
+        pruned_weights[site.node] = _prune_weights(site, mask, block)
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -18,7 +19,6 @@ from ingot.support.errors import DeviceError, InputError
 from ingot.support.log import Log
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
-from ingot.tune.worker import Worker
 
 TRIES = 3  # of a request, each with a new worker if the last one died
 _SECONDS = 600.0  # for a request: the first one compiles the model
@@ -56,17 +56,13 @@ class Fleet:
 
     def _ask(self, worker: Asked, choices: Choices, rounds: int) -> Readings:
         records = {key: choice.record() for key, choice in choices.items()}
-        request = {"task": self.task, "choices": records, "rounds": rounds}
-        reason = ""
-        for attempt in range(1, TRIES + 1):
-            try:
-                return self._readings(worker.ask(request), choices)
-            except DeviceError as error:
-                _log.info("attempt %d of a measurement failed: %s", attempt, error)
-                reason = str(error)
-        self.lost.update({f"{key}, {choice}": reason for key, choice in choices.items()})
-        never = np.full((rounds, 2), (1.0, np.inf))
-        return Readings(dict.fromkeys(choices, never), never)
+        try:
+            answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
+        except DeviceError as error:
+            self.lost.update({f"{key}, {choice}": str(error) for key, choice in choices.items()})
+            never = np.full((rounds, 2), (1.0, np.inf))
+            return Readings(dict.fromkeys(choices, never), never)
+        return self._readings(answer, choices)
 
     def _readings(self, answer: Mapping[str, Any], choices: Choices) -> Readings:
         if answer["machine"] != self.machine:
@@ -79,17 +75,30 @@ class Fleet:
             worker.close()
 
 
-def workers_of(text: str) -> list[Asked]:
+def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return worker.ask(request)
+        except DeviceError as error:
+            _log.info("attempt %d of a measurement failed: %s", attempt, error)
+            if attempt == TRIES:
+                raise
+    raise AssertionError
+
+
+def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
     """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
-    cluster; an actor on each of its nodes. Raises InputError, and DeviceError where Ray is missing."""
+    cluster; an actor on each of its nodes. module: with the class `Worker` that they run, and a `main`. Raises
+    InputError, and DeviceError where Ray is missing."""
     if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MOST_LOCAL:
-        return [Watched("ingot.tune.worker", _SECONDS, "a measurement") for _ in range(int(text))]
+        return [Watched(module, _SECONDS, "a measurement") for _ in range(int(text))]
     if text == "ray" or text.startswith("ray://"):
-        return _ray_actors(None if text == "ray" else text)
+        return _ray_actors(None if text == "ray" else text, module)
     raise InputError("--workers", expected=f"1 to {_MOST_LOCAL} processes, ray, or ray://HOST:PORT", got=repr(text))
 
 
-def _ray_actors(address: str | None) -> list[Asked]:
+def _ray_actors(address: str | None, module: str) -> list[Asked]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -98,7 +107,7 @@ def _ray_actors(address: str | None) -> list[Asked]:
         ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-    made: Any = ray.remote(Worker)
+    made: Any = ray.remote(import_module(module).Worker)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
     def start(node: str) -> Callable[[], Any]:

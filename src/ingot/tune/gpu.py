@@ -77,7 +77,7 @@ class GpuBench:
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)
         times = self._whole("untuned", _RUNS)
-        self.spots = spots_of(launches, np.min(times, axis=0), self._sizes)
+        self.spots = spots_of(graph, launches, np.min(times, axis=0), self._sizes)
 
     # -- what a search asks
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.debug.gpu_probe import CHUNK
+from ingot.debug.gpu_probe import PROGRAM_BYTES
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.layout import Layout
 from ingot.ir.types import DType
@@ -84,8 +84,8 @@ class TrialPlan:
         return Trial(program, tuple(self._inputs), tuple(self._measured))
 
     def _copy(self, source: int, target: int) -> None:
-        chunks = max(1, min(self._nbytes(source), _CACHE) // CHUNK)
-        if self._nbytes(source) >= CHUNK:
+        chunks = max(1, min(self._nbytes(source), _CACHE) // PROGRAM_BYTES)
+        if self._nbytes(source) >= PROGRAM_BYTES:
             self._steps.append(rt.Step("copy", ((source, 0), (target, 0)), (), chunks, device=self._device))
             self._measured.append(None)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ingot.debug.build import Build
 from ingot.debug.comparison.tolerance import agree
-from ingot.debug.explain import fused_ops
+from ingot.debug.explain import model_ops, title
 from ingot.debug.feeds import Feeds
 from ingot.debug.stepper import Stepper
 from ingot.ir.array import Array
@@ -178,7 +178,7 @@ class Workbench:
         times = np.min([self._untuned.seconds(self.feeds) for _ in range(5)], axis=0)
         program = self._untuned.program
         sizes = bind_symbols(program, binding_shapes(program, [self.feeds[spec.name] for spec in program.inputs]))
-        return spots_of(self._untuned.launches, times, sizes)
+        return spots_of(self.graph, self._untuned.launches, times, sizes)
 
     # Building
 
@@ -249,9 +249,11 @@ class _Assembler:
         return replace(code, symbols={**code.symbols, **{name: code.symbols[s] for name, s in self._symbols.items()}})
 
 
-def spots_of(launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapping[str, int]) -> list[Spot]:
-    """A program's sites, the one that takes the most time first. times: of each step."""
-    total = float(times.sum()) or 1e-12
+def spots_of(
+    graph: Graph, launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapping[str, int]
+) -> list[Spot]:
+    """A program's sites, the one that takes the most time first. graph: the model. times: of each step."""
+    total, ops_at = float(times.sum()) or 1e-12, model_ops(graph)
     found: dict[str, list[Launch]] = {}
     for launch in launches:
         if launch.site is not None:
@@ -260,11 +262,11 @@ def spots_of(launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapp
     for key, own in found.items():
         node, site = own[0].node, own[0].site
         assert isinstance(node.op, Group) and site is not None
-        ops = dict.fromkeys(text.partition(" @ ")[0] for text in fused_ops(node.op.body))
+        label = f"{title(node.op.body, ops_at)} {node.loc or ''}".strip()
         result = node.types[0]
         shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
         seconds = _of_site(launches, key, times)
-        spots.append(Spot(site, " ".join(ops), shape, len(own), seconds, seconds / total))
+        spots.append(Spot(site, label, shape, len(own), seconds, seconds / total))
     return sorted(spots, key=lambda s: -s.seconds)
 
 

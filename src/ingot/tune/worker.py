@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.debug.build import build
 from ingot.debug.feeds import index_limits, random_feeds
@@ -37,7 +37,7 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises what compiling raises, and InputError for a record that is no choice."""
         bench = self._opened(request["task"])
-        found = bench.readings(_choices(request["choices"]), request["rounds"], locked(_turn()))
+        found = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
         machine = tuning.machine_name(bench.features, bench.threads)
         sites = {key: pairs.tolist() for key, pairs in found.sites.items()}
         return {"machine": machine, "sites": sites, "total": found.total.tolist()}
@@ -52,7 +52,7 @@ class Worker:
         return self._bench
 
 
-def _turn() -> Path:
+def turn_file() -> Path:
     """What the measurers of a user on this machine lock."""
     return Path(tempfile.gettempdir()) / f"ingot-measure-{os.getuid()}" / "turn"
 
@@ -64,10 +64,16 @@ def _choices(records: dict[str, Any]) -> dict[str, Choice]:
     return {key: choice for key, choice in found.items() if choice is not None}
 
 
-def main() -> None:
+class Answering(Protocol):
+    """A worker."""
+
+    def answer(self, request: dict[str, Any], /) -> dict[str, Any]: ...
+
+
+def answer_lines(worker: Answering) -> None:
+    """Answer requests of standard input, a line each, until one fails."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed by mistake is no answer
-    worker = Worker()
     for line in sys.stdin.buffer:
         try:
             found = worker.answer(json.loads(line))
@@ -77,6 +83,10 @@ def main() -> None:
         sink.flush()
         if "error" in found:
             os._exit(1)
+
+
+def main() -> None:
+    answer_lines(Worker())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from ingot.debug.attributions.images import as_pixels, image_axes, read_image
 from ingot.debug.attributions.page import Attributions, largest, page
 from ingot.runtime.program import TensorSpec
 from ingot.support.errors import InputError
+from tests.debug import browser
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -69,32 +68,13 @@ def test_the_page_is_well_formed_and_self_contained() -> None:
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """No error, nothing wider than the window at three widths, the theme changes."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip("no browser is installed")
-    script = """
-      const wrong = [];
-      window.addEventListener("error", e => wrong.push(e.message));
-      window.addEventListener("load", () => {
-        const root = document.documentElement, colour = () => getComputedStyle(document.body).backgroundColor;
-        const old = colour();
-        document.getElementById("theme").click();
-        if (colour() === old) wrong.push("theme");
-        if (root.scrollWidth > window.innerWidth) wrong.push("wider than the window");
-        const drawn = [...document.querySelectorAll(".picture, .token, .attribution")];
-        const boxes = drawn.map(e => e.getBoundingClientRect());
-        if (!boxes.length || boxes.some(b => b.right > window.innerWidth || b.height <= 0)) wrong.push("a box");
-        document.title = "checked:" + wrong.join(",");
-      });
+    boxes = """
+      const drawn = [...document.querySelectorAll(".picture, .token, .attribution")];
+      const boxes = drawn.map(e => e.getBoundingClientRect());
+      check("a box", boxes.length && boxes.every(b => b.right <= window.innerWidth && b.height > 0));
     """
-    path = tmp_path / "page.html"
-    path.write_text(page(found()).replace("<script>", f"<script>{script}</script><script>", 1))
-    for width in (900, 1280, 1920):
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-                   f"--window-size={width},900", "--dump-dom", path.as_uri()]  # fmt: skip
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        assert "<title>checked:</title>" in dom, re.search("<title>.*</title>", dom)
+    for width in browser.WIDTHS:
+        browser.check(page(found()), browser.LAYOUT + boxes, tmp_path, width)
 
 
 def test_largest() -> None:

@@ -34,15 +34,15 @@ def test_who_computes_a_node_otherwise_than_it_is_defined(wrong: int):
         return {"e": e, "s": s, "y": s - c + np.float32(off if step == 2 else 0)}
 
     right, off = values(0, 0), values(wrong, 0.05)
-    assert definitions.guilty("y", right, off, None) == (nodes[wrong], True)
-    assert definitions.guilty("y", off, right, None) == (nodes[wrong], False)
+    assert definitions.culprit("y", right, off, None) == (nodes[wrong], True)
+    assert definitions.culprit("y", off, right, None) == (nodes[wrong], False)
 
 
 def test_a_node_without_a_definition_is_not_excused():
     node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     definitions = Definitions(helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=opsets), {"x": X})
-    assert definitions.guilty("y", {"y": X}, {"y": X + 1}, None) == (node, False)
+    assert definitions.culprit("y", {"y": X}, {"y": X + 1}, None) == (node, False)
 
 
 def test_maps_of_a_zip_map_are_rows_in_the_order_of_its_labels(tmp_path: Path):

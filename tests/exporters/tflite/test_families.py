@@ -12,11 +12,9 @@ pytest.importorskip("flatbuffers")
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
 import ingot  # noqa: E402
-from ingot.support.errors import UnsupportedOpError  # noqa: E402
 from tests.models.nets import FAMILIES, make  # noqa: E402
 
 pytestmark = pytest.mark.slow
-REFUSED = {"lstm": "while", "patchtst": "windows"}
 # in others some operators stay in floats, whose kernels differ in the last bits and then by a level
 INT8 = ("resnet", "mobilenet", "densenet", "convnext", "unet", "vit", "bert", "tcn")
 
@@ -27,10 +25,6 @@ def test_floats(name: str, tmp_path: Path) -> None:
     family, net = FAMILIES[name], make(name)
     given = family.inputs(1, family.lengths[0])
     path = tmp_path / "m.tflite"
-    if name in REFUSED:
-        with pytest.raises(UnsupportedOpError, match=REFUSED[name]):
-            ingot.export(net, path, given)
-        return
     ingot.export(net, path, given)
     with torch.no_grad():
         want = net(*given)

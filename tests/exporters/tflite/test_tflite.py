@@ -111,30 +111,34 @@ def test_float_models_are_the_same_read_back_and_in_litert(name: str, tmp_path: 
             np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("activations", ("int8", "int16"))
 @pytest.mark.parametrize("name", INT8)
-def test_int8_models_have_the_bits_of_the_reference_kernels(name: str, tmp_path: Path) -> None:
+def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, activations: str, tmp_path: Path) -> None:
     graph, rng = INT8[name](), np.random.default_rng(7)
     shape = arrays_of(graph)[0].shape
     calls = [(rng.standard_normal(shape, np.float32),) for _ in range(6)]
     path = tmp_path / "m.tflite"
-    path.write_bytes(content(graph, measure_over(calls)))
+    path.write_bytes(content(graph, measure_over(calls), activations=activations))
     model, interpreter = ingot.compile(path, cache=False), reference_kernels(path.read_bytes())
     (given,) = interpreter.get_input_details()
     scale, zero = given["quantization"]
-    assert given["dtype"] == np.int8
+    assert given["dtype"] == np.dtype(activations)
+    ends = np.iinfo(activations)
+    # operators between them that stay in floats differ by the last bit, which is a level of the larger type at times
+    most = 0 if activations == "int8" or name != "transformer" else 4
     for call in calls:
-        q = np.clip(np.rint(call[0] / scale) + zero, -128, 127).astype(np.int8)
+        q = np.clip(np.rint(call[0] / scale) + zero, ends.min, ends.max).astype(activations)
         interpreter.set_tensor(given["index"], q)
         interpreter.invoke()
         details = interpreter.get_output_details()
         theirs = [interpreter.get_tensor(d["index"]) for d in details]
         for mine, their in zip(model.run([q]), theirs, strict=True):
-            np.testing.assert_array_equal(mine, their)
+            assert np.abs(mine.astype(int) - their.astype(int)).max() <= most
         for their, d, want in zip(theirs, details, interpret(graph, call), strict=True):
             step, offset = d["quantization"]
             numbers = (their.astype(np.float64) - offset) * step
-            # a few levels of 255 over the range, of a chain of ops
-            assert np.abs(numbers - want).max() < 12 * step
+            # a few levels of 255 over the range, of a chain of ops; of weights alone for int16
+            assert np.abs(numbers - want).max() < 12 * (step if activations == "int8" else np.abs(want).max() / 255)
 
 
 def test_edges_in_floats(tmp_path: Path) -> None:
@@ -172,8 +176,8 @@ def test_what_tflite_has_not_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"fixed sizes.*n.*--dim"):
         content(Graph((x,), (ops.Exp()(x),)))
     y = _input(3, 4)
-    with pytest.raises(UnsupportedOpError, match="atan2"):
-        content(Graph((y,), (ops.Atan2()(y, y),)))
+    with pytest.raises(UnsupportedOpError, match=r"(?s)acosh.*sort"):  # all at once
+        content(Graph((y,), (ops.Acosh()(y), ops.Sort(1, False)(y))))
 
 
 @pytest.mark.slow

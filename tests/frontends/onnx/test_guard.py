@@ -130,6 +130,7 @@ def _text(inputs: str, nodes: str) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(MATCHED))
 def test_sizes_that_do_not_match(name: str) -> None:
     model = _text(*MATCHED[name])
@@ -203,6 +204,7 @@ def _told(name: str, sizes: str, count: int) -> dict[str, Case]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", ["3,4", "n,m"])
 @pytest.mark.parametrize("name", ["slice", "slice backwards", "triu", "pad"])
 def test_numbers_at_the_ends_of_64_bits(name: str, sizes: str) -> None:

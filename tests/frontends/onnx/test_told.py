@@ -92,6 +92,7 @@ def test_and_compiled(case: str) -> None:
         same([compiled(**given)], runtime(m, **given))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "told"),
     [("reshape", (5, 5, 1)), ("reshape", (-2, 3, 4)), ("expand", (3, 1, 1)), ("split", (2, 3)), ("top k", (7,)),

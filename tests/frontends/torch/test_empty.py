@@ -28,6 +28,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
     "adaptive mean": (lambda x: F.adaptive_avg_pool2d(x, 2), ((2, 3, 5, 4), (0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4))),
     "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x, 2), ((2, 3, 5, 4), (0, 3, 5, 4), (2, 3, 5, 0))),
     "pool": (lambda x: F.max_pool2d(x, 2), ((2, 3, 5, 4), (0, 3, 5, 4), (2, 3, 0, 4))),
+    **{
+        f"{mode} resize": (
+            lambda x, mode=mode: F.interpolate(x, size=(3, 7), mode=mode),
+            ((2, 3, 5, 4), (0, 3, 5, 4), (2, 3, 0, 4)),
+        )
+        for mode in ("nearest", "bilinear", "bicubic")
+    },
+    "resize by a factor": (lambda x: F.interpolate(x, scale_factor=1.7), ((2, 3, 5, 4), (0, 3, 5, 4), (2, 3, 5, 0))),
     "softmax": (lambda x: x.softmax(0), ((3, 4), (0, 4), (3, 0))),
     "sort": (lambda x: x.sort(0).indices, ((3, 4), (0, 4))),
     "roll": (lambda x: x.roll(2, 0), ((3, 4), (0, 4))),

@@ -377,12 +377,13 @@ def test_masks_of_an_encoder() -> None:
 
 
 def test_a_model_in_training_mode_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """But not one in evaluation mode that the caller has wrapped since."""
+    """But not one in evaluation mode that the caller has wrapped since, nor one without dropout and norms."""
     net, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout()), torch.zeros(1, 3)
     export_module(net, (x,))
     assert "training mode" in caplog.text
     caplog.clear()
     export_module(nn.Sequential(net.eval()), (x,))
+    export_module(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.LSTM(2, 2)), (x,))
     assert "training mode" not in caplog.text
 
 

@@ -248,6 +248,11 @@ def test_dot_of_bytes() -> None:
     assert dot([255] * 4, [-128] * 4, -(2**31)) == 2**31 - 4 * 255 * 128
 
 
+def test_dot_of_pairs_of_16_bits() -> None:
+    x, y = vec([255, -(2**15)], "i16"), vec([-(2**15), 2**15 - 1], "i16")
+    assert value_of(k.dot(x, y, k.lit(7, i32))).tolist() == [7 - 2**15 * (255 + 2**15 - 1)]
+
+
 def test_dot_of_sixteen_signed_bytes_is_one_sum() -> None:
     a, b = np.arange(-8, 8, dtype=np.int64), np.full(16, -128, np.int64)
     x = k.cast(k.binary("sub", k.ramp(k.integer(0), 16), k.integer(8)), i8)

@@ -9,17 +9,19 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Node, Op, const
-from ingot.ir.types import DType, f8e4m3fn, f8e5m2, f32, i4, i8, i32, i64, u4, u8
+from ingot.ir.types import DType, f8e4m3fn, f8e5m2, f32, i4, i8, i16, i32, i64, u4, u8
 from ingot.ir.verify import verify
 from ingot.passes.core.block_quantized import is_product_of_levels
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.model.lower import lower_model_ops
 from ingot.pipeline.build import build_program
+from ingot.pipeline.cpu import TARGET
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
 KEPT: frozenset[type[Op]] = frozenset({ops.Dequantize})
+PAIRS = TARGET.features("x86-64-v3")
 ROUNDED = 3 * 2.0**-24  # a sum's conversion, the product of two scales, the product with it
 
 
@@ -43,10 +45,12 @@ def lowered(g: Graph, int8_dot: DType | None = u8) -> Graph:
     return new
 
 
-def in_integers(g: Graph) -> bool:
-    """Whether all products are of u8 with i8, summed in i32, or in f32 where they are few."""
+def in_integers(g: Graph, kind: DType = u8) -> bool:
+    """Whether all products are of `kind` with i8, summed in i32, or of bytes in f32 where they are few."""
     products = [n for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Convolution)]
-    return all([i.dtype for i in n.inputs] == [u8, i8] and (n.dtype == i32 or _is_depthwise(n)) for n in products)
+    fits = {(a.dtype, b.dtype, n.dtype) for n in products for a, b in [n.inputs] if not _is_depthwise(n)}
+    depthwise = {(a.dtype.bits, b.dtype) for n in products for a, b in [n.inputs] if _is_depthwise(n)}
+    return fits <= {(kind, i8, i32)} and depthwise <= {(8, i8)}
 
 
 def _is_depthwise(n: Node) -> bool:
@@ -54,11 +58,14 @@ def _is_depthwise(n: Node) -> bool:
 
 
 def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
-    """Interpreted behind the pass, and compiled for this machine."""
-    new = lowered(g)
-    assert in_integers(new)
-    model = CompiledModel(build_program(g, host_features(), 2), threads=2)
-    return [interpret(new, [given])[0], np.asarray(model(given))]
+    """Interpreted behind the pass, and compiled: for this machine, and for one that multiplies pairs of 16 bits."""
+    found: list[np.ndarray] = []
+    for kind, features in ((u8, host_features()), (i16, PAIRS)):
+        new = lowered(g, kind)
+        assert in_integers(new, kind)
+        model = CompiledModel(build_program(g, features, 2), threads=2)
+        found += [interpret(new, [given])[0], np.asarray(model(given))]
+    return found
 
 
 WEIGHTS = [(i8, 0), (i8, 5), (u8, 128), (u8, 77)]  # of the last not all fit i8 once they are centred

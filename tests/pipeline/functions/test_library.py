@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ingot
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
@@ -20,7 +23,7 @@ from ingot.pipeline.functions.library import export
 from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.support.errors import CompileError, InputError
+from ingot.support.errors import InputError
 from tests.conformance.c import WARNINGS, needs_gcc
 
 HOST = features_of("native")
@@ -149,6 +152,23 @@ def test_a_c_program_gets_pythons_bits_from_eight_threads(name: str, suffix: str
     program_in(tmp_path, MODELS[name](), "native", suffix)
     linked(tmp_path, suffix)
     assert run(tmp_path, "./main", "50").returncode == 0
+
+
+@needs_gcc
+def test_a_loaded_artifact_becomes_a_library(tmp_path: Path) -> None:
+    """By Python and by the command line: the same bits as the artifact, whatever threads it was made for."""
+    graph = residual_network()
+    CompiledModel(build_program(graph, HOST, 2), threads=2).save(tmp_path / "m.ingot")
+    model, arrays = ingot.load(tmp_path / "m.ingot", threads=2), arrays_of(graph)
+    model.save(tmp_path / "m.so")
+    made = run(tmp_path, sys.executable, "-m", "ingot", "compile", "m.ingot", "-o", "other.so")
+    assert made.returncode == 0, made.stderr
+    (want,) = model.run(arrays)
+    for name in ("m", "other"):
+        library, got = ctypes.CDLL(str(tmp_path / f"{name}.so")), np.zeros_like(want)
+        function = getattr(library, f"{name}_run")
+        assert function(*(ctypes.c_void_p(a.ctypes.data) for a in (*arrays, got))) == 0
+        np.testing.assert_array_equal(got, want)
 
 
 @needs_gcc
@@ -300,10 +320,12 @@ def test_loops_and_branches(tmp_path: Path) -> None:
 def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
     x = Input("x", TensorType(f32, (symbol("n"),)))()
     program = build_program(Graph((x,), (ops.Exp()(x),)), HOST, 1)
-    with pytest.raises(CompileError, match=r"symbolic sizes.*n.*--dim"):
+    with pytest.raises(InputError, match=r"symbolic sizes.*n.*--dim"):
         export(program, tmp_path / "net.so")
     with pytest.raises(InputError, match=r"ends in \.so"):
         export(program, tmp_path / "net.dll")
     with pytest.raises(InputError, match="weights"):
         export(program, tmp_path / "net.so", tmp_path / "net.bin")
+    with pytest.raises(InputError, match=r"x86_64 or .*aarch64, got riscv64"):
+        export(build_program(residual_network(), features_of("cpu:riscv64"), 1), tmp_path / "net.so")
     assert not list(tmp_path.iterdir())

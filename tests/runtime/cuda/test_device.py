@@ -138,7 +138,7 @@ def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
     assert updates([c, d, e, f, g]) == 5
     assert sum(kind == "executable" for kind, _ in fake.live) == 2
     updates([f, e, d, c, b, a] * 2)
-    assert sum(kind == "executable" for kind, _ in fake.live) <= graphs.COPIES
+    assert sum(kind == "executable" for kind, _ in fake.live) <= graphs.MAX_COPIES
     assert sum(kind == "graph" for kind, _ in fake.live) == 1
     context.release()
     del loaded
@@ -367,7 +367,9 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
     loaded.set_profile(readings)
     run(loaded, x)
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [3, 0, 0, 0, 0, 12, 0, 0])
-    monkeypatch.setattr(graphs, "MOST", 5)  # the outer loop's six kernels are more, the inner one's two are not
+    monkeypatch.setattr(
+        graphs, "MAX_UNROLLED_KERNELS", 5
+    )  # the outer loop's six kernels are more, the inner one's two are not
     fake.capturing.clear()
     capped, x = Loaded(made), np.array([1, 2, 3, 4], np.float32)
     np.testing.assert_array_equal(run(capped, x), 2 * 4**3 * x)  # the flag is asked for: until 128

@@ -137,7 +137,7 @@ def test_programs_that_wait_for_each_other_run_at_once() -> None:
 
     driver, library = made(cuGraphAddKernelNode_v2=gives(42), cuGraphKernelNodeSetAttribute=attribute)
     params = KernelParams()
-    params.together = True
+    params.cooperative = True
     assert driver.add_kernel(1, [41], params) == 42
     assert seen == [(42, 2, 1)]
     library.asked.clear()

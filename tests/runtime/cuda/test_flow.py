@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.runtime.cuda.flow import Branch, Found, Loop, fits, flow, pieces, sized
+from ingot.runtime.cuda.flow import Branch, Loop, SizeRead, fits, flow, pieces, sized
 from ingot.runtime.program import Step
 from ingot.support.errors import ArtifactError
 from tests.runtime.cuda.programs import branching, counted, first_of_positive, until_100
@@ -15,7 +15,7 @@ from tests.runtime.cuda.programs import branching, counted, first_of_positive, u
 def test_jumps_become_loops_and_branches() -> None:
     assert flow(until_100()) == (0, Loop(2, None, (1,), (3,)))
     assert flow(counted(3)) == (0, Loop(2, 3, (1,), (Loop(4, 2, (3,), (5,)),)))
-    assert flow(first_of_positive()) == (0, 1, Found(2), 3, 4)
+    assert flow(first_of_positive()) == (0, 1, SizeRead(2), 3, 4)
     inner = Branch(8, (9,), ())
     assert flow(branching()) == (0, Branch(1, (2, Loop(4, None, (3,), (5,)), 7, inner), (11, 12)))
 
@@ -42,7 +42,7 @@ def test_what_a_graph_holds_follows_from_the_driver() -> None:
         return len(pieces(items, lambda item: fits(item, version, whole, lambda loop: False)))
 
     assert [runs(version) for version in (12080, 12040, 12000)] == [1, 2, 2]
-    loop, found = Loop(2, None, (1,), (Branch(3, (4,), ()),)), Loop(2, None, (1,), (Found(3),))
+    loop, found = Loop(2, None, (1,), (Branch(3, (4,), ()),)), Loop(2, None, (1,), (SizeRead(3),))
     for held, version, expected in ((loop, 12040, True), (loop, 12030, False), (found, 13000, False)):
         assert fits(held, version, [False] * 5, lambda loop: False) is expected
     assert not fits(loop, 13000, [False] * 4 + [True], lambda loop: False), "what the host tells is not in a node"

@@ -190,6 +190,7 @@ def test_results_past_the_caches(n: int, machine) -> None:
     check(rows, xs[:1], machine=machine)
 
 
+@pytest.mark.sampled(5)
 @both
 @pytest.mark.parametrize("kind", ["sum", "max", "prod"])
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1, 2)])
@@ -224,6 +225,7 @@ def test_arg_reductions(kind: str, last: bool, machine) -> None:
             check(graph, xs, machine=machine)
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", ["max", "min"])
@@ -261,6 +263,7 @@ def test_long_arg_reductions(last: bool, machine) -> None:
                 check(Graph(tuple(ins), (made,)), [y], machine=machine)
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", ["sum", *slow("max", "prod", "min")])
@@ -296,6 +299,7 @@ def _repeated(x: Node, times: int) -> Node:
     return op.reshape(wide, (*x.shape[:-1], x.shape[-1] * times))
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", ["f4", *slow("u1", "f8", "bool")])
@@ -370,6 +374,7 @@ def test_rows_of_a_table_from_memory_are_asked_for(shape: tuple[int, ...], cols:
         assert show_kernel(lowered(graph, machine)[0]).count("prefetch") >= 2
 
 
+@pytest.mark.sampled(7)
 @both
 @pytest.mark.parametrize("dtype", [f32, bf16, i64], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
@@ -395,6 +400,7 @@ def test_stacks_are_interleaved() -> None:
     assert "shuffle" in text and "if" not in text
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)

@@ -31,6 +31,7 @@ def extremes(dtype: DType, *shape: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_extrema_of_16_bits(dtype: DType, machine) -> None:

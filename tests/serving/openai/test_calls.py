@@ -12,9 +12,12 @@ tokenizers = pytest.importorskip("tokenizers")
 from ingot.language.text.grammar import Grammars  # noqa: E402
 from ingot.language.text.template import Template  # noqa: E402
 from ingot.language.text.tokenizer import Tokenizer  # noqa: E402
-from ingot.serving.openai.calls import CallForm, CallReader, call_form, calls_grammar  # noqa: E402
+from ingot.serving.openai.call_reader import CallPart, CallReader  # noqa: E402
+from ingot.serving.openai.calls import ByName, CallForm, call_form  # noqa: E402
 from ingot.serving.openai.errors import OpenAIError  # noqa: E402
+from ingot.serving.openai.grammars import calls_grammar, thoughtful_grammar  # noqa: E402
 from ingot.serving.openai.protocol import Tool  # noqa: E402
+from ingot.serving.openai.reasoning import Reasoning, ReasoningReader, reasoning_of  # noqa: E402
 from tests.language.tiny import byte_tokens  # noqa: E402
 
 KEYS = ("name", "arguments")
@@ -23,6 +26,18 @@ MISTRAL = CallForm("[TOOL_CALLS][", ", ", "]", (*KEYS, "id"), *KEYS)
 LLAMA = CallForm("", None, "", ("name", "parameters"), "name", "parameters")
 SPLIT = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", "", middle="[ARGS]")
 COUNTED = CallForm("<calls><call>f.", "</call><call>f.", "</call></calls>", middle=":0<args>", takes_text=True)
+CODER = CallForm(
+    "<tool_call>\n<function=", "\n</function>\n</tool_call>\n<tool_call>\n<function=", "\n</function>\n</tool_call>",
+    middle=">\n<parameter=",
+    by_name=ByName(">\n", ">\n", "\n</parameter>", "\n</parameter>", "\n<parameter=", ">", False),
+)  # fmt: skip
+TYPED = CallForm(
+    '<invoke name="', '</invoke><invoke name="', "</invoke>", middle='"><p name="',
+    by_name=ByName('" string="true">', '" string="false">', "</p>", "</p>", '<p name="', '">', False),
+)  # fmt: skip
+PYTHON = CallForm(
+    "<call>[", "), ", ")]</call>", middle="(", by_name=ByName("=", "=", "", "", ", ", "(", True),
+)  # fmt: skip
 # how templates write them
 NEXT = "{% if not loop.last %}"
 TEMPLATES = [
@@ -37,9 +52,24 @@ TEMPLATES = [
     (COUNTED, "<calls>{% for c in m.tool_calls %}<call>f.{{ c.function.name }}:{{ loop.index0 }}<args>"
               "{{ '' + c.function.arguments }}</call>{% endfor %}</calls>"),
 ]  # fmt: skip
+ITEMS = "{% for k, v in c.function.arguments.items() %}"
+BY_NAME = [
+    (CODER, "{% for c in m.tool_calls %}{{ '' if loop.first else '\n' }}<tool_call>\n<function={{ c.function.name }}>"
+            + ITEMS + "{{ '\n<parameter=' + k + '>\n' }}{{ v if v is string else v | tojson }}{{ '\n</parameter>' }}"
+            "{% endfor %}{{ '\n</function>\n</tool_call>' }}{% endfor %}"),
+    (TYPED, "{% for c in m.tool_calls %}<invoke name=\"{{ c.function.name }}\">" + ITEMS
+            + "<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
+            "{{ v if v is string else v | tojson }}</p>{% endfor %}</invoke>"
+            "{% endfor %}"),
+    (PYTHON, "<call>[{% for c in m.tool_calls %}{{ c.function.name }}(" + ITEMS
+             + "{{ k }}={{ \"'\" + v + \"'\" if v is string else v }}"
+             "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}"
+             "{% endfor %}]</call>"),
+]  # fmt: skip
+# the key is in the closing mark too
 XML = (
-    "{% set f = m.tool_calls[0].function %}<f={{ f.name }}>{% for k, v in f.arguments.items() %}<p={{ k }}>{{ v }}</p>"
-    "{% endfor %}</f>"
+    "{% set f = m.tool_calls[0].function %}<f={{ f.name }}>"
+    "{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</f>"
 )
 BEFORE = (
     "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
@@ -89,12 +119,12 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form, body", TEMPLATES)
+@pytest.mark.parametrize("form, body", TEMPLATES + BY_NAME)
 def test_a_form_is_learned_from_the_template(form: CallForm, body: str):
     assert learned(body) == form
 
 
-@pytest.mark.parametrize("body", ["{{ m.tool_calls[0].function.name }}(probe=1)", XML])
+@pytest.mark.parametrize("body", ["{{ m.tool_calls[0].function.name }}(probe=1)", XML, "<f>"])
 def test_other_forms_are_refused(body: str):
     with pytest.raises(OpenAIError, match="another form of calls"):
         learned(body)
@@ -102,17 +132,141 @@ def test_other_forms_are_refused(body: str):
         call_form(lambda messages, tools, **values: "no word of them", tokenizer(None))
 
 
+def joined(reader: CallReader, texts: list[str]) -> tuple[str, list[CallPart]]:
+    """(the content, the calls as wholes)."""
+    parts = [reader.push(text) for text in texts] + [reader.finish()]
+    calls: dict[int, CallPart] = {}
+    for part in (part for _, own in parts for part in own):
+        before = calls.setdefault(part.index, part)
+        if before is not part:
+            assert not part.name and not part.id
+            calls[part.index] = CallPart(part.index, before.arguments + part.arguments, before.name, before.id)
+    assert [*calls] == [*range(len(calls))]
+    return "".join(content for content, _ in parts), [*calls.values()]
+
+
+def cut(text: str, width: int) -> list[str]:
+    return [text[i : i + width] for i in range(0, len(text), width)]
+
+
 @pytest.mark.parametrize("case", TEXTS)
 @pytest.mark.parametrize("width", [1, 3, 1000])
 def test_calls_are_found_however_the_text_is_cut(case: str, width: int):
     format, text, content, names = TEXTS[case]
-    reader = CallReader(format, ["add", "sub"])
-    parts = [reader.push(text[i : i + width]) for i in range(0, len(text), width)] + [reader.finish()]
-    assert "".join(part for part, _ in parts) == content
-    calls = [call for _, own in parts for call in own]
+    reader = CallReader(format, TOOLS)
+    told, calls = joined(reader, cut(text, width))
+    assert told == content
     assert [call.name for call in calls] == names and reader.has_calls == bool(names)
     assert all(json.loads(call.arguments) == {"a": 1} for call in calls)
-    assert len({call.id for call in calls}) == len(calls)
+    assert len({call.id for call in calls}) == len(calls) and all(call.id for call in calls)
+
+
+VALUES = {
+    "city": 'Zo"e\n <b> 1',
+    "n": -3,
+    "x": 1.5,
+    "all": True,
+    "tags": ["a, b", "(c)"],
+    "more": {"k": None},
+    "any": "7",
+}
+KINDS = {
+    "city": "string",
+    "n": "integer",
+    "x": "number",
+    "all": "boolean",
+    "tags": "array",
+    "more": "object",
+    "any": "string",
+}
+SEARCH = Tool.model_validate({"type": "function", "function": {"name": "search", "parameters": {
+    "type": "object", "properties": {key: {"type": kind} for key, kind in KINDS.items()}, "required": ["city"],
+    "additionalProperties": False}}})  # fmt: skip
+
+
+def by_name(form: CallForm, *calls: dict[str, object]) -> str:
+    """As a model writes calls of `search`."""
+    parts: list[str] = []
+    own = form.by_name
+    assert own is not None and own.empty is not None
+    for values in calls:
+        texts = list[str]()
+        for key, value in values.items():
+            is_text = isinstance(value, str) and not own.is_python
+            written = str(value) if is_text else repr(value) if own.is_python else json.dumps(value)
+            mark, end = (own.text_value, own.text_end) if is_text else (own.other_value, own.other_end)
+            texts.append(key + mark + written + end)
+        parts.append("search" + (form.middle + own.following.join(texts) if texts else own.empty))
+    assert form.between is not None
+    return form.before + form.between.join(parts) + form.after
+
+
+@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=["coder", "typed", "python"])
+@pytest.mark.parametrize("width", [1, 7, 1000])
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: bool):
+    given = [VALUES, {"city": ""}, {}, {"city": "x", "tags": []}]
+    reader = CallReader(form, [SEARCH], is_guarded=is_guarded)
+    content, calls = joined(reader, cut("I look: " + by_name(form, *given), width))
+    assert content == "I look: " and [call.name for call in calls] == ["search"] * 4
+    assert [json.loads(call.arguments) for call in calls] == given
+
+
+@pytest.mark.parametrize("form", [HERMES, SPLIT, CODER, TYPED])
+def test_arguments_are_told_as_they_come(form: CallForm):
+    values = {"city": "a long name of a city"}
+    text = by_name(form, values) if form.by_name else hermes({"name": "search", "arguments": values})
+    text = f"[TOOL_CALLS]search[ARGS]{json.dumps(values)}" if form is SPLIT else text
+    reader = CallReader(form, [SEARCH], is_guarded=True)
+    parts = [part for piece in cut(text, 4) for part in reader.push(piece)[1]]
+    assert len(parts) > 5 and parts[0].name == "search" and json.loads("".join(p.arguments for p in parts)) == values
+    # an answer that is broken off has told what there was
+    reader = CallReader(form, [SEARCH], is_guarded=True)
+    content, (call,) = joined(reader, cut(text[: text.index("name of")], 5))
+    assert content == "" and json.dumps(values).startswith(call.arguments) and "a long" in call.arguments
+
+
+def test_what_python_does_not_write_is_no_call():
+    for arguments in ("city=x()", "city=open", "city='a' 'b'", "city=" + "[" * 100, "1", "city=1e"):
+        text = f"<call>[search({arguments})]</call>"
+        assert joined(CallReader(PYTHON, [SEARCH]), [text]) == (text, [])
+
+
+THOUGHTS = {
+    "thought": ("<think>\nIs it?\n</think>\n\nIt is.", "Is it?", "It is."),
+    "none": ("It <think> is.", "", "It <think> is."),
+    "broken off": ("  <think>Is it", "Is it", ""),
+    "empty": ("<think>\n\n</think>\n\nIt is.", "", "It is."),
+    "begins alike": ("<thin", "", "<thin"),
+    "marks in it": ("<think>a </thin b\n\nc</think>d</think>", "a </thin b\n\nc", "d</think>"),
+}
+
+
+@pytest.mark.parametrize("case", THOUGHTS)
+@pytest.mark.parametrize("width", [1, 3, 1000])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_thoughts_are_apart_from_answers(case: str, width: int, is_begun: bool):
+    text, thought, answer = THOUGHTS[case]
+    if is_begun and "<think>" not in text[:9]:
+        return
+    text = text.lstrip().removeprefix("<think>") if is_begun else text
+    reader = ReasoningReader(Reasoning("<think>", "</think>"), is_begun=is_begun)
+    parts = [reader.push(piece) for piece in cut(text, width)] + [reader.finish()]
+    assert ("".join(own for own, _ in parts), "".join(own for _, own in parts)) == (thought, answer)
+
+
+def test_marks_of_thoughts_are_learned_from_the_template():
+    own = "{% if m.reasoning_content %}{{ '[T]' + m.reasoning_content + '[/T]' }}{% endif %}{{ m.content }}{% endfor %}"
+    template = Template("{% for m in messages %}<{{ m.role }}>" + own, {})
+    left_out = Template("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>", {})
+
+    def learned(template: Template) -> Reasoning | None:
+        return reasoning_of(lambda m, tools, **values: template.render(m, tools=tools, **values), template.source)
+
+    assert learned(template) == Reasoning("[T]", "[/T]")
+    assert learned(left_out) == Reasoning("<think>", "</think>")
+    assert learned(Template("{{ messages[0].content }}", {})) is None
+    assert Reasoning("<think>", "</think>").is_begun("<assistant><think>\n")
 
 
 def tokenizer(special: str | None) -> Tokenizer:
@@ -177,3 +331,30 @@ def test_names_in_front_of_arguments_have_grammars(is_required: bool):
     assert not is_answer(words, found, good.replace("add", "mul")) and not is_answer(
         words, found, good.replace("1}", "b}")
     )
+
+
+@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=["coder", "typed", "python"])
+def test_arguments_by_name_have_grammars(form: CallForm):
+    pytest.importorskip("llguidance")
+    words = tokenizer(None)
+    right = by_name(form, VALUES)
+    for is_required in (True, False):
+        found = calls_grammar(form, [SEARCH, *TOOLS], words, is_required=is_required, has_several=True)
+        assert found is not None and is_answer(words, found, right)
+        assert is_answer(words, found, by_name(form, {"city": "a", "tags": ["b"]}, {"city": "c"}))
+        assert not is_answer(words, found, by_name(form, {"n": 1}))  # the city is required
+        assert not is_answer(words, found, by_name(form, {"city": "a", "n": "b"}))
+        assert not is_answer(words, found, right.replace("search", "look"))
+
+
+def test_grammars_let_models_think_first():
+    pytest.importorskip("llguidance")
+    words, form = tokenizer("<think>"), Reasoning("<think>", "</think>")
+    found = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form)
+    assert found is not None and is_answer(words, found, hermes(ADD))
+    assert is_answer(words, found, f"<think>Add?</think>\n\n{hermes(ADD)}")
+    begun = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form, is_thinking=True)
+    assert begun is not None and is_answer(words, begun, f"Add?</think>{hermes(ADD)}")
+    assert not is_answer(words, begun, hermes(ADD))
+    schema = thoughtful_grammar(form, PARAMETERS, words)
+    assert is_answer(words, schema, 'Hm</think>\n{"a": 3}') and not is_answer(words, schema, '{"a": 3}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,8 +183,10 @@ def test_tools_are_called_with_arguments_of_their_schema(api, choice):
     assert arguments.keys() == ({"sign", "far"} if call.function.name == "add" else set())
     parts = [c.choices[0] for c in api.chat.completions.create(stream=True, **asked)]
     calls = [call for part in parts for call in part.delta.tool_calls or []]
-    assert [c.function.name for c in calls] == [call.function.name] and calls[0].index == 0
-    assert json.loads(calls[0].function.arguments) == arguments and parts[-1].finish_reason == "tool_calls"
+    told = "".join(call.function.arguments for call in calls)
+    assert calls[0].id and not any(call.id or call.function.name for call in calls[1:])
+    assert calls[0].function.name == call.function.name and {call.index for call in calls} == {0}
+    assert json.loads(told) == arguments and parts[-1].finish_reason == "tool_calls"
     # the result goes back
     turns = [*CHAT, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
     answer = api.chat.completions.create(messages=turns, tools=[ADD, other], max_tokens=4, model="tiny")
@@ -229,3 +232,43 @@ def test_metrics_tell_tokens_and_times(api, url: str):
     assert float(rows[f"ingot_between_tokens_seconds_count{of}"]) >= 4
     assert rows[f"ingot_waiting_sequences{of}"] == rows[f"ingot_running_sequences{of}"] == "0.0"
     assert float(rows['ingot_requests_total{model="tiny",outcome="success",version="1"}']) >= 1
+
+
+CODER = (
+    "{% if tools %}<system>{{ tools | tojson }}</s>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>"
+    "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>{{ v if v is string else v | tojson }}"
+    "</parameter>{% endfor %}</function></tool_call>{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+THINKER = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+
+
+def test_calls_in_xml_and_thoughts_are_told_apart(tmp_path: Path):
+    models = {"coder": CODER, "thinker": THINKER}
+    for name in models:
+        (tmp_path / name).mkdir()
+    own = [ServedLanguageModel(n, language_model(tmp_path / n, template)) for n, template in models.items()]
+    with served(own) as url, client(url) as api:
+        asked = {"model": "coder", "messages": CHAT, "tools": [ADD], "tool_choice": "required", "temperature": 0,
+                 "parallel_tool_calls": False, "max_tokens": 200}  # fmt: skip
+        whole = api.chat.completions.create(**asked).choices[0]
+        call = whole.message.tool_calls[0].function
+        arguments = json.loads(call.arguments)
+        assert whole.finish_reason == "tool_calls" and call.name == "add"
+        assert arguments["sign"] in ("plus", "minus") and isinstance(arguments["far"], bool)
+        parts = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **asked)]
+        told = [one for part in parts for one in part.tool_calls or []]
+        assert len(told) > 1 and "".join(one.function.arguments for one in told) == call.arguments
+
+        asked = {"model": "thinker", "messages": CHAT, "temperature": 0, "max_tokens": 8}
+        plain = api.chat.completions.create(**asked, extra_body={"reasoning_format": "none"}).choices[0].message
+        thought = api.chat.completions.create(**asked).choices[0].message
+        assert plain.content and thought.content == "" and thought.reasoning_content.strip() == plain.content.strip()
+        deltas = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **asked)]
+        thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+        assert "".join(thoughts).strip() == thought.reasoning_content.strip()
+        assert not any(delta.content for delta in deltas)

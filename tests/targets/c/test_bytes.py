@@ -65,8 +65,9 @@ def test_rounded_rows(rows: int, tmp_path: Path):
     assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.sampled(3)
 @needs_gcc
-@pytest.mark.parametrize("core", ["", "cortex-m55"])
+@pytest.mark.parametrize("core", ["", "cortex-m55", "vector16", "vector32"])
 @pytest.mark.parametrize(
     ("rows", "k", "columns"), [(1, 1, 1), (1, 33, 7), (3, 4, 2), (5, 18, 3), (2, 64, 9), (7, 3, 5)]
 )
@@ -74,11 +75,13 @@ def test_products(rows: int, k: int, columns: int, core: str, tmp_path: Path):
     x = Input("x", TensorType(i8, (rows, k)))()
     y = ops.linear(_moved(x, -11), ops.cast(_weights(columns, k), i32))
     source = _check(Graph((x,), (_levels(y, columns),)), tmp_path, core)
-    assert "ig_dot" in source.partition("static void")[2] or k == 1 or rows * columns == 1
+    dot = "IG_PAIRS" if core.startswith("vector") else "ig_dot"
+    assert dot in source.partition("static void")[2] or k == 1 or rows * columns == 1
 
 
+@pytest.mark.sampled(7)
 @needs_gcc
-@pytest.mark.parametrize("core", ["", "cortex-m55"])
+@pytest.mark.parametrize("core", ["", "cortex-m55", "vector16", "vector32"])
 @pytest.mark.parametrize(("dtype", "zero"), [(i8, -128), (i8, 5), (u8, 131), (i8, 0)])
 @pytest.mark.parametrize(
     ("channels", "out", "groups", "window"), [(3, 5, 1, 3), (8, 6, 2, 3), (6, 6, 6, 3), (17, 4, 1, 1)]

@@ -196,7 +196,7 @@ def test_cubins(name: str, arch: str) -> None:
         assert made.cubin[:4] == b"\x7fELF"
         assert made.parameters == len(kernel.params) + len(kernel.dims)
         assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
-        assert made.together == (kernel.barrier is not None)
+        assert made.cooperative == (kernel.barrier is not None)
         assert made.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
 

@@ -43,6 +43,7 @@ def case(request: pytest.FixtureRequest):
     return graph, samples, recipe_of(graph, samples)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_format_is_near_float32_and_as_simulated(case, form: str):
     graph, samples, recipe = case

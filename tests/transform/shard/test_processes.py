@@ -10,7 +10,8 @@ import pytest
 import ingot
 from ingot.runtime import artifact
 from ingot.runtime.ranks.current import current
-from ingot.support.errors import DeviceError, InputError
+from ingot.support import safetensors
+from ingot.support.errors import DeviceError, IngotError, InputError
 
 MLP = """
 func.func @main(%x: tensor<?x8xf32> loc("x"), %w: tensor<8x6xf32> loc("w"), %v: tensor<6x4xf32> loc("v"))
@@ -171,3 +172,46 @@ def check(name: str, tp: dict[str, int]) -> None:
 def test_two_processes_train_as_one(name: str, tp: dict[str, int]) -> None:
     pytest.importorskip("torch")
     check(name, tp)
+
+
+def resumed(folder: str, mode: str, first: bool) -> list[float]:
+    """Losses of two steps. first: from the start, with a checkpoint behind two more; else from that checkpoint."""
+    net, x, y, marks = network("mlp")
+    options: dict[str, Any] = {} if mode == "one" else {"mesh": {mode: 2}, "shard": marks if mode == "tp" else None}
+    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(lr=1e-2), (x,), threads=1, **options)
+    if mode == "dp":
+        half = len(x) // 2 * current().rank
+        x, y = x[half : half + len(x) // 2], y[half : half + len(x) // 2]
+    if first:
+        for _ in range(2):
+            step(x, y)
+        step.save_checkpoint(f"{folder}/c.safetensors", {"epoch": np.array(3)})
+        step.save_weights(f"{folder}/w.safetensors")
+        try:
+            step.save_checkpoint(f"{folder}/none/c.safetensors")
+        except (IngotError, OSError) as error:
+            assert (str(error).startswith("rank 0 wrote no file")) == bool(mode != "one" and current().rank)
+        else:
+            raise AssertionError("a checkpoint in a folder that is not there")
+    else:
+        step.lr = 7.0
+        assert int(step.load_checkpoint(f"{folder}/c.safetensors")["epoch"]) == 3 and step.lr == 1e-2
+    return [float(np.asarray(step(x, y)[0])) for _ in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["tp", "one"])
+def test_a_checkpoint_is_whole_and_is_resumed_on_another_mesh(tmp_path: Any, writer: str) -> None:
+    """Written where parameters and moments are split, read without a mesh and where batches are split; and back."""
+    pytest.importorskip("torch")
+    folder = str(tmp_path)
+    if writer == "one":
+        wanted = resumed(folder, writer, True)
+    else:
+        wanted = ingot.launch(resumed, 2, (folder, writer, True), seconds=200)[0]
+    assert {k: v.shape for k, v in safetensors.read(tmp_path / "w.safetensors").items()}["0.weight"] == (64, 20)
+    if writer != "one":
+        np.testing.assert_allclose(resumed(folder, "one", False), wanted, rtol=2e-5)
+    for mode in ("dp",) if writer == "tp" else ("tp",):
+        for got in ingot.launch(resumed, 2, (folder, mode, False), seconds=200):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5)

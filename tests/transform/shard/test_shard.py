@@ -285,3 +285,32 @@ def test_ranks_and_groups_of_a_mesh() -> None:
     assert mesh.groups(("dp",)) == ((0, 3), (1, 4), (2, 5))
     assert mesh.groups(("tp", "dp")) == ((0, 3, 1, 4, 2, 5),)
     assert MarkTable({"a.*": [("dp", 1), ("tp", 1)]}, mesh).spec("a.b", 2) == ((), ("dp", "tp"))
+
+
+def test_placements_of_dtensor_are_marks():
+    torch_tensor = pytest.importorskip("torch.distributed.tensor")
+    shard_, whole_, partial_ = torch_tensor.Shard, torch_tensor.Replicate, torch_tensor.Partial
+    grid = mesh_of({"dp": 2, "tp": 4})
+    marks = {"a": [shard_(1), shard_(0)], "b": [whole_(), shard_(-1)], "c": (whole_(), whole_()), "d": [shard_(0)] * 2}
+    table = MarkTable(marks, grid)
+    assert table.spec("a", 2) == (("tp",), ("dp",)) and table.spec("b", 3) == ((), (), ("tp",))
+    assert table.spec("c", 1) == ((),) and table.spec("d", 1) == (("dp", "tp"),) and table.spec("e", 1) is None
+    assert MarkTable({"a": shard_(0)}, mesh_of({"tp": 2})).spec("a", 1) == (("tp",),)
+    for wrong in ([partial_(), whole_()], [shard_(0)], [shard_(0), "tp"]):
+        with pytest.raises(InputError, match=r"Shard\(dim\) or Replicate\(\) for each of dp, tp"):
+            MarkTable({"a": wrong}, grid)
+
+
+def test_a_device_mesh_of_pytorch_is_a_mesh():
+    torch = pytest.importorskip("torch")
+
+    def device_mesh(names: Any, ranks: Any) -> Any:
+        kind = type("DeviceMesh", (), {"__module__": "torch.distributed.device_mesh"})
+        found: Any = kind()
+        found.mesh_dim_names, found.mesh = names, torch.tensor(ranks)
+        return found
+
+    assert mesh_of(device_mesh(("dp", "tp"), [[0, 1, 2], [3, 4, 5]])) == mesh_of({"dp": 2, "tp": 3})
+    for names, ranks in ((None, [0, 1]), (("dp",), [1, 0])):
+        with pytest.raises(InputError, match="a DeviceMesh"):
+            mesh_of(device_mesh(names, ranks))

@@ -64,6 +64,7 @@ def test_what_wins_is_stored_and_compiled_in(tmp_path: Path, monkeypatch: pytest
     assert "rewrites" not in build(g, threads=2, fast_math=True).program.meta
 
 
+@pytest.mark.slow
 def test_without_fast_math_it_tells_what_needs_it(tmp_path: Path) -> None:
     g = adapted()
     feeds = {"x": np.zeros((64, 128), np.float32)}
@@ -71,6 +72,7 @@ def test_without_fast_math_it_tells_what_needs_it(tmp_path: Path) -> None:
     assert not report.rewrites and any(row.state == "needs fast math" for row in report.rows)
 
 
+@pytest.mark.slow
 def test_what_makes_calls_slower_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_compared", lambda models, feeds, rounds=1: (0.5 if rounds > 20 else 2.0, (2e-6, 1e-6)))
     feeds = {"x": np.zeros((64, 128), np.float32)}

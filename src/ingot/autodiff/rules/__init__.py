@@ -10,7 +10,9 @@ from ingot.autodiff.rules import (  # noqa: F401  each registers its own
     normalizers,
     own,
     products,
+    sampling,
     shape,
+    windows,
 )
 from ingot.autodiff.table import RULES
 

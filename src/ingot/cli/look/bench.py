@@ -48,6 +48,7 @@ from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.driver.recognize import LANGUAGE
+from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.energy.counters import Found
@@ -68,7 +69,7 @@ def bench(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax; "
+            help="Engines, separated by commas: ort, openvino, eager, inductor, tflite, jax, tensorrt; "
             "default: the model's own framework."
         ),
     ] = None,
@@ -102,7 +103,7 @@ def bench(
     Of a language model: how many tokens a second it reads and writes.
 
     ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file, tflite a TFLite file,
-    jax a StableHLO file.
+    jax a StableHLO file, tensorrt an ONNX file and an NVIDIA GPU.
 
     \b
     ingot bench model.onnx --against ort,openvino --threads 2
@@ -110,6 +111,7 @@ def bench(
     ingot bench model.onnx --dim batch=8 --input image=images.npy
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
+    ingot bench model.onnx --against tensorrt --target cuda:sm_90a
     ingot bench model.onnx --energy --price 0.30
     """
     with command_context(as_json, limit):
@@ -130,7 +132,9 @@ def bench(
             return
         if activations != "float32":
             raise InputError("--activations", expected="a language model", got=model.name)
-        names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
+        is_onnx_on_gpu = source.kind == "onnx" and target.partition(":")[0] == "cuda"
+        default = "tensorrt" if is_onnx_on_gpu else DEFAULT_ENGINES[source.kind]
+        names = benching.engines(default if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
@@ -139,13 +143,14 @@ def bench(
         results = benching.bench(model, names, feeds, job, rounds, seconds, energy)
         if csv is not None:
             atomic_write(csv, [_csv(results).encode()])
-    failed = [r for r in results if r.failed]
+    # an engine that nobody asked for may be missing
+    failed = [r for r in results if r.failed and (against is not None or r.engine == "ingot")]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         facts = {"model": str(model), "threads": compiled.threads, "streams": streams, "inputs": shapes}
         print_json(facts | {"results": [asdict(r) | _energy_facts(r, price) for r in results]})
     else:
-        _print_bench(results, feeds, job)
+        _print_bench(results, failed, feeds, job)
         _print_energy(results, price)
     if failed:
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
@@ -183,7 +188,7 @@ def _bench_language(
         }
         print_json(facts | asdict(result) | of_tokens)
         return
-    out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
+    out.print(f"{threads_text(lm.threads)}; started in {time_text(seconds)}", highlight=False)
     out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
     out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
     for name, energy in named:
@@ -213,10 +218,12 @@ def _print_energy(results: Sequence[benching.Result], price: float | None) -> No
             return  # true of all
 
 
-def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) -> None:
+def _print_bench(
+    results: Sequence[benching.Result], failed: Sequence[benching.Result], feeds: Arrays, job: Job
+) -> None:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     streams = f", {job.streams} streams of {job.threads_of_call}" if job.streams > 1 else ""
-    out.print(f"{job.threads} threads{streams}; {escape(shapes)}", highlight=False)
+    out.print(f"{threads_text(job.threads)}{streams}; {escape(shapes)}", highlight=False)
     heads = (
         "engine",
         "median",
@@ -241,4 +248,5 @@ def _print_bench(results: Sequence[benching.Result], feeds: Arrays, job: Job) ->
     out.print(table)
     for r in results:
         if r.failed:
-            err.print(f"[bold red]{r.engine}:[/] {escape(r.failed)}", highlight=False)
+            style = "bold red" if r in failed else "dim"
+            err.print(f"[{style}]{r.engine}:[/] {escape(r.failed)}", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.feeds import read_feeds
 from ingot.debug.report import html_report
-from ingot.debug.source import open_source, read_graph
+from ingot.debug.source import Source, open_source, read_graph
 from ingot.driver.compile import Options, check_runs
 from ingot.ir.node import Graph
 from ingot.runtime import artifact
@@ -27,7 +28,15 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.transform.bounds.error import rounding_errors, rounding_text
+from ingot.transform.placement import compile_placed
 from ingot.transform.quantize.report import Report
+
+
+class Placement(StrEnum):
+    """See `ingot.compile`."""
+
+    strict = "strict"
+    measured = "measured"
 
 
 @grouped
@@ -39,6 +48,12 @@ def explain(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
+    device_memory: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="Of the GPU's memory that the model may take.")
+    ] = None,
+    placement: Annotated[
+        Placement, typer.Option(help="measured: ops whose weights do not fit may run on the CPU; prints the parts.")
+    ] = Placement.strict,
     rounding: Annotated[
         bool, typer.Option("--rounding", help="Also bound how far rounding moves the results of these inputs.")
     ] = False,
@@ -57,6 +72,7 @@ def explain(
     ingot explain model.onnx --html report.html --trace trace.json --size batch=8
     ingot explain model.onnx --input image=dog.png  on data of yours; other inputs are random
     ingot explain quantized.ingot                   the number format of each op, and its time
+    ingot explain model.onnx --target cuda:sm_90a --device-memory 2000000000 --placement measured
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
@@ -66,9 +82,12 @@ def explain(
             return
         check_runs(settings.target)
         graph = read_graph(source)
+        if placement is Placement.measured:
+            _print_parts(source, graph, settings, device_memory, size, as_json)
+            return
         built = build(graph, **vars(settings))
         feeds = random_inputs(built.program, graph, size, 0, read_feeds(built.program, feed or []))
-        explanation = explaining.explain(source.name, built, feeds, repeats)
+        explanation = explaining.explain(source.name, built, feeds, repeats, device_memory=device_memory)
         errors = _rounding(graph, feeds, settings) if rounding else None
         if html is not None:
             atomic_write(html, [html_report(explanation).encode()])
@@ -80,6 +99,22 @@ def explain(
     _print_explanation(explanation, top)
     if errors is not None:
         out.print(escape(rounding_text(errors)), highlight=False)
+    for path in filter(None, (html, trace)):
+        out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
+
+
+def _print_parts(
+    source: Source, graph: Graph, settings: CompileOptions, device_memory: int | None, size: Sizes, as_json: bool
+) -> None:
+    """Of a model over a GPU and the CPU."""
+    options = Options(
+        settings.target, thread_count(settings.threads), True, settings.fast_math, settings.precision, device_memory,
+        settings.activations,
+    )  # fmt: skip
+    model = compile_placed(source.path, source.request, options)
+    plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})
+    text = model.flat().explain(**random_inputs(plan.program, graph, size))
+    print_json({"parts": text.splitlines()}) if as_json else out.print(escape(text), highlight=False)
 
 
 def _rounding(graph: Graph, feeds: Mapping[str, Any], settings: CompileOptions) -> dict[str, float]:
@@ -134,7 +169,7 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
         f"weights {bytes_text(e.weights)}; {bytes_text(e.bytes)} moved",
         highlight=False,
     )
-    for text in e.graphs:
+    for text in (*e.graphs, *e.notes):
         out.print(escape(text), highlight=False)
     for text in e.advice:
         out.print(f"[bold]next:[/] {escape(text)}", highlight=False)

@@ -79,7 +79,7 @@ def _print(found: inspecting.Inspection, top: int) -> None:
     if len(shown) < len(found.layers):
         out.print(f"[dim]and {len(found.layers) - len(shown)} smaller ones (--top 0)[/]")
     if found.unsupported:
-        err.print(f"[bold red]not supported:[/] {len(found.unsupported)} nodes", highlight=False)
+        err.print(f"[bold red]not supported:[/] {len(found.unsupported)} of the nodes", highlight=False)
         for text in dict.fromkeys(str(op) for op in found.unsupported):
             err.print(f"  {escape(text)}", highlight=False)
 

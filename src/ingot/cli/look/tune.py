@@ -152,6 +152,9 @@ def _told(text: str, left: float) -> str:
     return f"{text}, {left:.0f} s left," if left > 0 else text
 
 
+_STATES = {"open": "nothing faster yet", "known": "as measured before"}
+
+
 def _print_report(r: Report) -> None:
     out.print(f"[bold]{escape(r.machine)}[/]", highlight=False)
     table = plain_table("kernel", "result", "launches", "share", "untuned", "tuned", "gain", "", left=("kernel", ""))
@@ -165,7 +168,7 @@ def _print_report(r: Report) -> None:
             time_text(row.untuned_seconds),
             time_text(row.seconds) if moved else "",
             f"[green]{row.gain:.2f}x[/]" if moved else "",
-            escape(row.choice) if moved else f"[dim]{row.state}[/]",
+            escape(row.choice) if moved else f"[dim]{_STATES.get(row.state, row.state)}[/]",
         )
     out.print(table)
     out.print(
@@ -173,5 +176,9 @@ def _print_report(r: Report) -> None:
         f"{escape(r.database)}",
         highlight=False,
     )
+    if left := sum(row.state == "open" for row in r.rows):
+        out.print(
+            f"[bold]next:[/] {left} of {len(r.rows)} kernels have more to try: a larger --budget", highlight=False
+        )
     if r.withdrawn:
         out.print(f"calls became slower: the {r.withdrawn} results of this search were withdrawn")

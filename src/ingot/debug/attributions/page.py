@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.debug.attributions.images import as_pixels, data_uri, image_axes
-from ingot.debug.report import STYLE, THEME
+from ingot.debug.report import page as html_page
 from ingot.support.dataclass import dataclass
 
 _OWN_STYLE = Path(__file__).with_name("page.css").read_text()
@@ -57,20 +56,12 @@ def largest(a: np.ndarray, top: int) -> list[tuple[int, ...]]:
 
 def page(a: Attributions, token_text: TokenText | None = None) -> str:
     """The page. Its data are in a script element of type application/json with the id `data`."""
-    data = json.dumps(_without_nan(a.facts(_MOST_BARS))).replace("<", "\\u003c")
     shown = min(len(a.scores), _MOST_EXAMPLES)
     more = f"<p><small>and {len(a.scores) - shown} more examples</small></p>" if len(a.scores) > shown else ""
     examples = "".join(_example(a, n, token_text) for n in range(shown))
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{escape(a.model)} · ingot attribute</title><style>{STYLE}{_OWN_STYLE}</style></head><body>
-<header><div><h1>{escape(a.model)}</h1>
-<small>{escape(a.method.replace("_", " "))} · <span class="positive">raises the score</span> ·
-<span class="negative">lowers it</span></small></div>
-<button id="theme" type="button">light / dark</button></header>
-{examples}{more}
-<script id="data" type="application/json">{data}</script><script>{THEME}</script></body></html>
-"""
+    signs = '<span class="positive">raises the score</span> · <span class="negative">lowers it</span>'
+    about = f"{escape(a.method.replace('_', ' '))} · {signs}"
+    return html_page(a.model, "attribute", about, examples + more, _without_nan(a.facts(_MOST_BARS)), _OWN_STYLE)
 
 
 def _without_nan(value: object) -> object:

@@ -99,25 +99,26 @@ def compare(
         if not interpreter:
             raise
         other, missing = None, (str(error),)
-    bad: dict[bool, Feeds] = {}  # the first inputs that show a fault, by whether it is one of compiling
-    own = read_feeds(model, feed)
-    told = axis_sizes(model.program, own)
-    tried = cases(model.program, [{**told, **given} for given in sizes or [{}]] if own else sizes)
-    for chosen in tried:
-        feeds = random_feeds(model.program, chosen, limits, seed) | own
-        shown = as_given(model.program, chosen)
+    failing_feeds: dict[bool, Feeds] = {}  # the first inputs that show a fault, by whether it is one of compiling
+    file_feeds = read_feeds(model, feed)
+    file_sizes = axis_sizes(model.program, file_feeds)
+    requested = [{**file_sizes, **given} for given in sizes or [{}]] if file_feeds else sizes
+    size_choices = cases(model.program, requested)
+    for sizes_of_case in size_choices:
+        feeds = random_feeds(model.program, sizes_of_case, limits, seed) | file_feeds
+        user_sizes = as_given(model.program, sizes_of_case)
         try:
-            found, results = _check(built, model, other, shown, feeds, tolerance, interpreter)
+            case_checks, results = _check(built, model, other, user_sizes, feeds, tolerance, interpreter)
         except RefusedError as error:
-            refused.append(RefusedError(f"{_text(shown)}: {error}" if chosen else str(error)))
+            refused.append(RefusedError(f"{_text(user_sizes)}: {error}" if sizes_of_case else str(error)))
             continue
-        checks += found
+        checks += case_checks
         values = values or results
-        if apart := {c.against for c in found if not c.agreement.ok and c.agreement.size != "rounding"}:
-            bad.setdefault("interpreter" in apart, feeds)
-    if len(refused) == len(tried):
+        if failed := {c.against for c in case_checks if not c.agreement.ok and c.agreement.size != "rounding"}:
+            failing_feeds.setdefault("interpreter" in failed, feeds)
+    if len(refused) == len(size_choices):
         raise refused[0]
-    blame = find_blame(source, built, bad[max(bad)], other, tolerance) if bad else None
+    blame = find_blame(source, built, failing_feeds[max(failing_feeds)], other, tolerance) if failing_feeds else None
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
 
@@ -146,8 +147,8 @@ def _check(
     """The checks of all outputs, and their values as `Comparison` has them."""
     at = _text(sizes)
     progress.report(f"run {at}".strip())
-    out = model(**feeds)
-    results = out if isinstance(out, tuple) else (out,)
+    outputs = model(**feeds)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     expected: dict[str, Sequence[np.ndarray]] = {}
     if other is not None:
         progress.report(f"{other.name} {at}".strip())
@@ -158,8 +159,8 @@ def _check(
     checks: list[Check] = []
     values = {spec.name: np.asarray(result) for spec, result in zip(model.outputs, results, strict=True)}
     judge = Judge(built.graph, list(feeds.values()), tolerance)
-    for name, wanted in expected.items():
-        for i, (spec, got, want) in enumerate(zip(model.outputs, map(np.asarray, results), wanted, strict=True)):
-            checks.append(Check(sizes, name, spec.name, judge.apart(i, got, want)))
+    for name, wants in expected.items():
+        for i, (spec, got, want) in enumerate(zip(model.outputs, map(np.asarray, results), wants, strict=True)):
+            checks.append(Check(sizes, name, spec.name, judge.difference(i, got, want)))
             values[f"{spec.name} ({name})"] = want
     return checks, values

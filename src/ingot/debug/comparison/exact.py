@@ -69,70 +69,71 @@ def _twin(graph: Graph, seed: int) -> Graph:
         except ShapeError:
             new = None
         if new is None or new.types != types:  # bits of a float, levels: an op that has no form in f64
-            own = tuple(i.dtype for i in n.inputs for _ in i.types)
-            return Node.make(_Step(op, own, tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
+            operand_dtypes = tuple(i.dtype for i in n.inputs for _ in i.types)
+            return Node.make(_Step(op, operand_dtypes, tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
         if not seed or op.bodies or not any(t.dtype in _NARROW for t in n.types):
             return new
         return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
 
-    found = rebuild((*graph.inputs, *graph.outputs), rule=image)
+    rebuilt = rebuild((*graph.inputs, *graph.outputs), rule=image)
     inputs = len(graph.inputs)
-    return Graph(found[:inputs], found[inputs:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
+    return Graph(rebuilt[:inputs], rebuilt[inputs:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
 
 
 @dataclass(frozen=True)
 class _Step(Op):
     """`op` on values in f64. It has no name, as no graph but a twin holds it.
 
-    own: the types that its operands are rounded to, where it has no form in f64. kept: types of the results in the
-    model. seed: of the rounding to these, at random; 0 for none.
+    operand_dtypes: what its operands are rounded to, where it has no form in f64. result_dtypes: the results' types in
+    the model. seed: of the random rounding to these; 0 for none.
     """
 
     op: Op
-    own: tuple[DType, ...]
-    kept: tuple[DType, ...]
+    operand_dtypes: tuple[DType, ...]
+    result_dtypes: tuple[DType, ...]
     seed: int
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Self:
-        return type(self)(self.op.substitute(values), self.own, self.kept, self.seed)
+        return type(self)(self.op.substitute(values), self.operand_dtypes, self.result_dtypes, self.seed)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        if self.own:
-            inputs = tuple(TensorType(t, x.shape) for x, t in zip(inputs, self.own, strict=True))
-        found = self.op.infer(*inputs)
-        results = found if isinstance(found, tuple) else (found,)
-        return tuple(TensorType(_wide(t), r.shape) for r, t in zip(results, self.kept, strict=True))
+        if self.operand_dtypes:
+            inputs = tuple(TensorType(t, x.shape) for x, t in zip(inputs, self.operand_dtypes, strict=True))
+        inferred = self.op.infer(*inputs)
+        results = inferred if isinstance(inferred, tuple) else (inferred,)
+        return tuple(TensorType(_wide(t), r.shape) for r, t in zip(results, self.result_dtypes, strict=True))
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        if self.own:
-            inputs = tuple(x.astype(t.numpy) for x, t in zip(inputs, self.own, strict=True))
+        if self.operand_dtypes:
+            inputs = tuple(x.astype(t.numpy) for x, t in zip(inputs, self.operand_dtypes, strict=True))
         exact = self._results(inputs)
         if not self.seed:
             return exact
         random = np.random.default_rng(self.seed)
-        off = exact
-        if not self.own and category(self.op) is not Category.ELEMENTWISE:  # sums may cancel: their terms are off
-            off = self._results(tuple(_jittered(x, f32, random) if x.dtype == np.float64 else x for x in inputs))
+        perturbed = exact
+        if not self.operand_dtypes and category(self.op) is not Category.ELEMENTWISE:
+            # sums may cancel: perturb their terms
+            perturbed = self._results(tuple(_jittered(x, f32, random) if x.dtype == np.float64 else x for x in inputs))
         return tuple(
-            np.where(_fits(x, t), x, _jittered(y, t, random)) if t in _NARROW else x
-            for x, y, t in zip(exact, off, self.kept, strict=True)
+            np.where(_is_representable(x, t), x, _jittered(y, t, random)) if t in _NARROW else x
+            for x, y, t in zip(exact, perturbed, self.result_dtypes, strict=True)
         )
 
     def _results(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        found = self.op.reference(*inputs)
-        results = found if isinstance(found, tuple) else (found,)
-        return tuple(np.asarray(r).astype(_wide(t).numpy) for r, t in zip(results, self.kept, strict=True))
+        outputs = self.op.reference(*inputs)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        return tuple(np.asarray(r).astype(_wide(t).numpy) for r, t in zip(results, self.result_dtypes, strict=True))
 
 
-def _fits(x: np.ndarray, dtype: DType) -> np.ndarray:
+def _is_representable(x: np.ndarray, dtype: DType) -> np.ndarray:
     return (x.astype(dtype.numpy).astype(np.float64) == x) | np.isnan(x)
 
 
 def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.ndarray:
     """Numbers of `dtype` near x."""
     epsilon = float(np.finfo(dtype.numpy).eps) if dtype is not bf16 else 2.0**-7
-    off = x * (1 + random.uniform(-_ULPS, _ULPS, x.shape) * epsilon)
-    return off.astype(dtype.numpy).astype(np.float64)
+    perturbed = x * (1 + random.uniform(-_ULPS, _ULPS, x.shape) * epsilon)
+    return perturbed.astype(dtype.numpy).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,13 @@ class Exact:
         return "unsettled" if ours and theirs else "ours" if ours else "theirs" if theirs else "neither"
 
     def excused(
-        self, i: int, got: np.ndarray, want: np.ndarray, apart: Agreement, tolerance: float | None = None
+        self, i: int, got: np.ndarray, want: np.ndarray, difference: Agreement, tolerance: float | None = None
     ) -> Agreement:
-        """`apart`, which says how result i differs from another program's, or that rounding alone decides there."""
+        """`difference`, of result i from another program's, or that rounding alone decides there."""
         if self.judge(i, got, want, tolerance) != "unsettled":
-            return apart
+            return difference
         loose = int((~self.settled[i]).sum())
-        return replace(apart, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({apart})")
+        return replace(difference, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({difference})")
 
     def against(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
         """How far the settled elements of a program's result i are off."""
@@ -167,12 +168,12 @@ class Exact:
 
 def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:
     """The results of `graph` in f64. Raises what `interpret` raises."""
-    given = [a.astype(_wide(n.dtype).numpy) for n, a in zip(graph.inputs, arrays, strict=True)]
-    values = interpret(_twin(graph, 0), given)
+    wide_arrays = [a.astype(_wide(n.dtype).numpy) for n, a in zip(graph.inputs, arrays, strict=True)]
+    values = interpret(_twin(graph, 0), wide_arrays)
     limits = [TOLERANCE.get(n.dtype.numpy.name, 0.0) / 4 for n in graph.results]
     settled = [np.ones(value.shape, bool) for value in values]
     for seed in range(1, _RUNS + 1):
-        run = interpret(_twin(graph, seed), given)
+        run = interpret(_twin(graph, seed), wide_arrays)
         settled = [s & _near(x, v, limit) for s, x, v, limit in zip(settled, run, values, limits, strict=True)]
     return Exact(values, tuple(settled))
 
@@ -188,24 +189,24 @@ class Judge:
         progress.report("interpret in float64")
         return exactly(self._graph, self._arrays)
 
-    def apart(self, i: int, got: np.ndarray, want: np.ndarray) -> Agreement:
+    def difference(self, i: int, got: np.ndarray, want: np.ndarray) -> Agreement:
         """How far two programs' results i are apart, but for what rounding alone decides."""
-        found = agree(got, want, self._tolerance)
-        return found if found.ok else self.exact.excused(i, got, want, found, self._tolerance)
+        agreement = agree(got, want, self._tolerance)
+        return agreement if agreement.ok else self.exact.excused(i, got, want, agreement, self._tolerance)
 
     def worst(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Agreement:
         """The same of all results."""
-        return worst([self.apart(i, np.asarray(a), b) for i, (a, b) in enumerate(zip(got, want, strict=True))])
+        return worst([self.difference(i, np.asarray(a), b) for i, (a, b) in enumerate(zip(got, want, strict=True))])
 
 
 def _near(x: np.ndarray, exact: np.ndarray, limit: float) -> np.ndarray:
     """Where x is what `exact` is, up to `limit` of its largest magnitude."""
     if x.shape != exact.shape:
         return np.zeros(exact.shape, bool)
-    same = x == exact
+    is_equal = x == exact
     if exact.dtype.kind != "f":
-        return same
+        return is_equal
     finite = np.isfinite(exact)
-    most = float(np.abs(exact[finite]).max(initial=0.0)) or 1.0
+    largest = float(np.abs(exact[finite]).max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):
-        return same | (np.isnan(x) & np.isnan(exact)) | (finite & (np.abs(x - exact) <= limit * most))
+        return is_equal | (np.isnan(x) & np.isnan(exact)) | (finite & (np.abs(x - exact) <= limit * largest))

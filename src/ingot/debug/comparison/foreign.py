@@ -41,16 +41,16 @@ class Foreign:
     def __init__(self, kind: str, request: Mapping[str, Any], where: str) -> None:
         """Raises ImportModelError where the framework does not load the model."""
         self._where = where
-        self._made = tempfile.TemporaryDirectory()
-        self._folder = Path(self._made.name)
+        self._temporary = tempfile.TemporaryDirectory()
+        self._folder = Path(self._temporary.name)
         (self._folder / "request.json").write_text(json.dumps({"kind": kind, **request}))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
         env |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
         # -P: what lies in the working folder is not imported
-        command = [sys.executable, "-P", "-m", "ingot.debug.comparison.foreign", self._made.name]
+        command = [sys.executable, "-P", "-m", "ingot.debug.comparison.foreign", self._temporary.name]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env)
-        weakref.finalize(self, _end, self._process, self._made)
+        weakref.finalize(self, _end, self._process, self._temporary)
         try:
             self._answer()
         except RefusedError as e:
@@ -66,8 +66,8 @@ class Foreign:
         except OSError as e:
             raise RefusedError("the framework's process has ended", where=self._where) from e
         self._answer()
-        found = safetensors.read(self._folder / "out.safetensors")
-        return [np.array(found[str(i)]) for i in range(len(found))]
+        results = safetensors.read(self._folder / "out.safetensors")
+        return [np.array(results[str(i)]) for i in range(len(results))]
 
     def _answer(self) -> None:
         assert self._process.stdout is not None
@@ -78,10 +78,10 @@ class Foreign:
             raise RefusedError(error)
 
 
-def _end(process: subprocess.Popen[bytes], made: tempfile.TemporaryDirectory[str]) -> None:
+def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
     process.kill()
     process.wait()
-    made.cleanup()
+    folder.cleanup()
 
 
 # --- in the process
@@ -113,22 +113,22 @@ def compile_stablehlo(data: bytes, arrays: Sequence[np.ndarray]) -> tuple[Any, A
             outer = func.FuncOp("main", ir.FunctionType.get(types, old.results))
         outer.attributes["sym_visibility"] = ir.StringAttr.get("public")
         with ir.InsertionPoint(outer.add_entry_block()):
-            given = [hlo.ConvertOp(t, x).result for t, x in zip(old.inputs, outer.arguments, strict=True)]
-            func.ReturnOp(func.CallOp(old.results, ir.FlatSymbolRefAttr.get("_main"), given).results)
+            operands = [hlo.ConvertOp(t, x).result for t, x in zip(old.inputs, outer.arguments, strict=True)]
+            func.ReturnOp(func.CallOp(old.results, ir.FlatSymbolRefAttr.get("_main"), operands).results)
         code = mlir.module_to_bytecode(module)
     code = _jax.mlir.refine_polymorphic_shapes(code, enable_shape_assertions=True, validate_static_shapes=True)
     return device.client.compile_and_load(code, _jax.DeviceList((device,)), _jax.CompileOptions()), device
 
 
-def _stablehlo(asked: Mapping[str, Any]) -> Loaded:
+def _stablehlo(request: Mapping[str, Any]) -> Loaded:
     import jax
 
-    data = Path(asked["path"]).read_bytes()
+    data = Path(request["path"]).read_bytes()
 
     def run(arrays: Arrays) -> Sequence[Any]:
-        given = [_complex(arrays[name]) if joined else arrays[name] for name, joined in asked["arguments"]]
-        executable, device = compile_stablehlo(data, given)
-        results = executable.execute([jax.device_put(np.ascontiguousarray(x), device) for x in given])
+        operands = [_complex(arrays[name]) if is_complex else arrays[name] for name, is_complex in request["arguments"]]
+        executable, device = compile_stablehlo(data, operands)
+        results = executable.execute([jax.device_put(np.ascontiguousarray(x), device) for x in operands])
         return [np.stack([np.real(r), np.imag(r)], -1) if r.dtype.kind == "c" else r for r in map(np.asarray, results)]
 
     return run
@@ -138,71 +138,70 @@ def _complex(pairs: np.ndarray) -> np.ndarray:
     return pairs.view(np.result_type(pairs.dtype, np.complex64))[..., 0]
 
 
-def _tensorflow(asked: Mapping[str, Any]) -> Loaded:
+def _tensorflow(request: Mapping[str, Any]) -> Loaded:
     import tensorflow as tf
 
-    path, inputs, outputs = asked["path"], asked["inputs"], asked["outputs"]
+    path, inputs, outputs = request["path"], request["inputs"], request["outputs"]
     if os.path.isdir(path):
         loaded = tf.saved_model.load(path)  # its variables last as long as it does
-        signed = loaded.signatures[asked["signature"]]
+        signed = loaded.signatures[request["signature"]]
 
         def call(arrays: Arrays) -> Sequence[Any]:
-            found = (loaded and signed)(**{name: tf.constant(arrays[name]) for name, _ in inputs})
-            return [found[name].numpy() for name, _ in outputs]
+            results = (loaded and signed)(**{name: tf.constant(arrays[name]) for name, _ in inputs})
+            return [results[name].numpy() for name, _ in outputs]
 
         return call
     definition = tf.compat.v1.GraphDef()
     definition.ParseFromString(Path(path).read_bytes())
-    whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(definition, name=""), [])
-    part = whole.prune([tensor for _, tensor in inputs], [tensor for _, tensor in outputs])
-    return lambda arrays: [y.numpy() for y in part(*(tf.constant(arrays[name]) for name, _ in inputs))]
+    function = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(definition, name=""), [])
+    pruned = function.prune([tensor for _, tensor in inputs], [tensor for _, tensor in outputs])
+    return lambda arrays: [y.numpy() for y in pruned(*(tf.constant(arrays[name]) for name, _ in inputs))]
 
 
-def _keras(asked: Mapping[str, Any]) -> Loaded:
+def _keras(request: Mapping[str, Any]) -> Loaded:
     import keras
 
     from ingot.frontends.keras.worker import load
 
     with tempfile.TemporaryDirectory() as folder:
-        model = load(Path(asked["path"]), Path(folder))
+        model = load(Path(request["path"]), Path(folder))
     names = [str(t.name) for t in model.inputs]
 
     def run(arrays: Arrays) -> Sequence[Any]:
-        given = [arrays[name] for name in names]
+        inputs = [arrays[name] for name in names]
         return [
-            np.asarray(y) for y in keras.tree.flatten(model(given[0] if len(given) == 1 else given, training=False))
+            np.asarray(y) for y in keras.tree.flatten(model(inputs[0] if len(inputs) == 1 else inputs, training=False))
         ]
 
     return run
 
 
-def _torchscript(asked: Mapping[str, Any]) -> Loaded:
+def _torchscript(request: Mapping[str, Any]) -> Loaded:
     import torch
     from torch.utils import _pytree as pytree
 
     from ingot.frontends.torch.convert import to_numpy, to_torch
 
-    module = torch.jit.load(asked["path"], map_location="cpu")
-    spec = pytree.treespec_loads(asked["spec"])
+    module = torch.jit.load(request["path"], map_location="cpu")
+    spec = pytree.treespec_loads(request["spec"])
 
     def value(leaf: Sequence[Any], arrays: Arrays) -> Any:
-        kind, it = leaf
+        kind, payload = leaf
         if kind == "fixed":
-            return it
-        return (
-            to_torch(arrays[it]) if kind == "tensor" else arrays[it].shape[0] if kind == "size" else float(arrays[it])
-        )
+            return payload
+        array = arrays[payload]
+        return to_torch(array) if kind == "tensor" else array.shape[0] if kind == "size" else float(array)
 
     def run(arrays: Arrays) -> Sequence[Any]:
-        held = [(*_owner(module, path), name) for path, name in asked["state"]]
+        state = [(*_owner(module, path), name) for path, name in request["state"]]
         with torch.no_grad():
-            for owner, attribute, name in held:
+            for owner, attribute, name in state:
                 setattr(owner, attribute, to_torch(arrays[name]))
-            args, kwargs = pytree.tree_unflatten([value(leaf, arrays) for leaf in asked["leaves"]], spec)
+            args, kwargs = pytree.tree_unflatten([value(leaf, arrays) for leaf in request["leaves"]], spec)
             results = pytree.tree_leaves(module(*args, **kwargs))
-        results = [r for r, kept in zip(results, asked["results"], strict=True) if kept]
-        both = (*(getattr(owner, attribute) for owner, attribute, _ in held), *results)
-        return [to_numpy(r.detach()) if isinstance(r, torch.Tensor) else np.asarray(r) for r in both]
+        results = [r for r, is_result in zip(results, request["results"], strict=True) if is_result]
+        values = (*(getattr(owner, attribute) for owner, attribute, _ in state), *results)
+        return [to_numpy(r.detach()) if isinstance(r, torch.Tensor) else np.asarray(r) for r in values]
 
     return run
 
@@ -221,21 +220,21 @@ def main(folder: Path) -> None:
     # whatever frameworks print goes to stderr: answers have stdout for themselves
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
-        asked = json.loads((folder / "request.json").read_text())
-        _bounded(asked["kind"] == "torchscript")
+        request = json.loads((folder / "request.json").read_text())
+        _bounded(request["kind"] == "torchscript")
         loaded: list[Loaded] = []
-        _try(lambda: loaded.append(_KINDS[asked["kind"]](asked)), answers)
+        _report(lambda: loaded.append(_KINDS[request["kind"]](request)), answers)
         for _ in sys.stdin if loaded else ():
-            _try(lambda: _once(loaded[0], folder), answers)
+            _report(lambda: _answer_once(loaded[0], folder), answers)
 
 
-def _once(run: Loaded, folder: Path) -> None:
+def _answer_once(run: Loaded, folder: Path) -> None:
     arrays = {name: np.array(x) for name, x in safetensors.read(folder / "in.safetensors").items()}
     results = {str(i): np.asarray(y) for i, y in enumerate(run(arrays))}
     safetensors.write(folder / "out.safetensors", results)
 
 
-def _try(work: Callable[[], Any], answers: Any) -> None:
+def _report(work: Callable[[], Any], answers: Any) -> None:
     """The answer is null, or what went wrong."""
     error = None
     try:

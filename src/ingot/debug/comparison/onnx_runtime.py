@@ -27,16 +27,16 @@ def session(model: str | bytes) -> Run:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # what matters is in the raised error
     try:
-        made = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        engine = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own errors have no other base
         raise ImportModelError(f"ONNX Runtime refuses the model: {error}") from error
-    names = [i.name for i in made.get_inputs()]
-    outputs = made.get_outputs()
+    names = [i.name for i in engine.get_inputs()]
+    outputs = engine.get_outputs()
     labels = _labels(model) if any(o.type.startswith("seq(map") for o in outputs) else {}
 
     def run(feeds: Feeds) -> list[np.ndarray]:
         try:
-            results = made.run(None, {name: feeds[name] for name in names if name in feeds})
+            results = engine.run(None, {name: feeds[name] for name in names if name in feeds})
         except Exception as error:
             raise RefusedError(f"ONNX Runtime cannot run the model: {error}") from error
         return [_array(out, labels.get(o.name)) for o, out in zip(outputs, results, strict=True)]
@@ -48,12 +48,12 @@ def _labels(model: str | bytes) -> dict[str, Sequence[int | str]]:
     """What the columns are of each value that a ZipMap makes."""
     import onnx
 
-    read = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
-    zips = [node for node in read.graph.node if node.op_type == "ZipMap"]
-    known = {n.output[0]: {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in zips}
+    proto = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+    zips = [node for node in proto.graph.node if node.op_type == "ZipMap"]
+    attributes = {n.output[0]: {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in zips}
     return {
-        name: [s.decode() for s in own.get("classlabels_strings", ())] or own.get("classlabels_int64s", [])
-        for name, own in known.items()
+        name: [s.decode() for s in values.get("classlabels_strings", ())] or values.get("classlabels_int64s", [])
+        for name, values in attributes.items()
     }
 
 
@@ -85,13 +85,13 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 class Definitions:
     """The nodes of a model as onnx.reference computes them, in float64, from operands that somebody else computed."""
 
-    def __init__(self, model: onnx.ModelProto, given: Feeds) -> None:
+    def __init__(self, model: onnx.ModelProto, feeds: Feeds) -> None:
         import onnx
 
         weights = {w.name: onnx.numpy_helper.to_array(w) for w in model.graph.initializer}
-        self._model, self._known = model, {**weights, **given}
+        self._model, self._constants = model, {**weights, **feeds}
 
-    def guilty(self, value: str, ours: Values, theirs: Values, tolerance: float | None) -> tuple[onnx.NodeProto, bool]:
+    def culprit(self, value: str, ours: Values, theirs: Values, tolerance: float | None) -> tuple[onnx.NodeProto, bool]:
         """Which node is computed otherwise than it is defined, where `value` is the first that is apart; and whether it
         is right in `ours`, not in `theirs`.
 
@@ -100,42 +100,42 @@ class Definitions:
         """
         nodes = self._model.graph.node
         last = next(i for i, node in enumerate(nodes) if value in node.output)
-        mine, other = (self._off(nodes[last], values, tolerance) for values in (ours, theirs))
+        mine, other = (self._error(nodes[last], values, tolerance) for values in (ours, theirs))
         if mine is None or other is None or not (mine.ok and other.ok):
             return nodes[last], mine is not None and other is not None and mine.ok
-        most, at, foreign = 0.0, last, False
+        largest_error, culprit, foreign = 0.0, last, False
         for i, node in enumerate(nodes[: last + 1]):
             for values in (ours, theirs):
-                off = self._off(node, values, tolerance)
-                if off is not None and off.relative > most:
-                    most, at, foreign = off.relative, i, values is theirs
-        return nodes[at], foreign
+                error = self._error(node, values, tolerance)
+                if error is not None and error.relative > largest_error:
+                    largest_error, culprit, foreign = error.relative, i, values is theirs
+        return nodes[culprit], foreign
 
-    def _off(self, node: onnx.NodeProto, values: Values, tolerance: float | None) -> Agreement | None:
+    def _error(self, node: onnx.NodeProto, values: Values, tolerance: float | None) -> Agreement | None:
         """How far a node's results in `values` are off, by its operands there; None where the reference lacks it."""
         defined = self._results(node, values)
         if defined is None:
             return None
-        made = [values[name] for name in node.output if name]
+        results = [values[name] for name in node.output if name]
         with np.errstate(over="ignore"):
-            return worst([agree(x, y.astype(x.dtype), tolerance) for x, y in zip(made, defined, strict=True)])
+            return worst([agree(x, y.astype(x.dtype), tolerance) for x, y in zip(results, defined, strict=True)])
 
     def _results(self, node: onnx.NodeProto, values: Values) -> tuple[np.ndarray, ...] | None:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
-        known = {**self._known, **values}
-        names = [name for name in dict.fromkeys(_read(node)) if name in known]
+        values_by_name = {**self._constants, **values}
+        names = [name for name in dict.fromkeys(_read(node)) if name in values_by_name]
         inputs = [onnx.helper.make_empty_tensor_value_info(name) for name in names]
         outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
         graph = onnx.helper.make_graph([node], "node", inputs, outputs)
-        alone = onnx.helper.make_model(graph, opset_imports=self._model.opset_import, functions=self._model.functions)
+        model = onnx.helper.make_model(graph, opset_imports=self._model.opset_import, functions=self._model.functions)
         try:
             with np.errstate(all="ignore"):
-                found = ReferenceEvaluator(alone).run(None, {name: _wide(known[name]) for name in names})
+                results = ReferenceEvaluator(model).run(None, {name: _wide(values_by_name[name]) for name in names})
         except Exception:  # whatever its many small implementations raise: there is no definition to go by
             return None
-        arrays = [np.asarray(x) for x in found] if isinstance(found, list) else []
+        arrays = [np.asarray(x) for x in results] if isinstance(results, list) else []
         return tuple(arrays) if arrays and all(x.dtype.kind in "biuf" for x in arrays) else None
 
 

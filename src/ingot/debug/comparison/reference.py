@@ -75,15 +75,15 @@ def _litert(source: Source) -> Reference:
 
     def run(feeds: Feeds) -> list[np.ndarray]:
         try:
-            made = litert.Interpreter(str(source.path), experimental_op_resolver_type=resolver)
-            places = [d["index"] for d in made.get_input_details()]
+            engine = litert.Interpreter(str(source.path), experimental_op_resolver_type=resolver)
+            places = [d["index"] for d in engine.get_input_details()]
             for place, label in zip(places, labels, strict=True):
-                made.resize_tensor_input(place, feeds[label].shape)
-            made.allocate_tensors()
+                engine.resize_tensor_input(place, feeds[label].shape)
+            engine.allocate_tensors()
             for place, label in zip(places, labels, strict=True):
-                made.set_tensor(place, feeds[label])
-            made.invoke()
-            return [made.get_tensor(d["index"]) for d in made.get_output_details()]
+                engine.set_tensor(place, feeds[label])
+            engine.invoke()
+            return [engine.get_tensor(d["index"]) for d in engine.get_output_details()]
         except (RuntimeError, ValueError) as error:
             raise RefusedError(f"LiteRT cannot run the model: {error}") from error
 
@@ -100,23 +100,23 @@ def _pytorch(source: Source) -> Reference:
     imported = import_sized(program, source.dynamic)
     module = program.module()
     adapter = imported.inputs
-    held = dict(module.named_buffers()) | dict(module.named_parameters())
-    kept = [held[name] for name in imported.state]
-    carriers = [n.op.label for n in imported.graph.inputs[-len(kept) :] if isinstance(n.op, Input)] if kept else []
+    tensors = dict(module.named_buffers()) | dict(module.named_parameters())
+    state = [tensors[name] for name in imported.state]
+    carriers = [n.op.label for n in imported.graph.inputs[-len(state) :] if isinstance(n.op, Input)] if state else []
 
     def run(feeds: Feeds) -> list[np.ndarray]:
         values = [_argument(leaf, feeds) for leaf in adapter.leaves]
         args, kwargs = pytree.tree_unflatten(values, adapter.spec)
         try:
             with torch.no_grad():
-                for tensor, name in zip(kept, carriers, strict=True):
+                for tensor, name in zip(state, carriers, strict=True):
                     tensor.copy_(torch.from_numpy(feeds[name]))
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
         except (RuntimeError, AssertionError) as error:  # the latter where the program's guards do not hold
             raise RefusedError(f"PyTorch cannot run the model: {error}") from error
         kinds = [kind for kind, _ in imported.outputs.leaves]
         results = [v for v, kind in zip(leaves, kinds, strict=True) if kind != "fixed"]
-        return [_array(v).copy() for v in (*kept, *results)]
+        return [_array(v).copy() for v in (*state, *results)]
 
     return Reference(f"PyTorch {torch.__version__}", run)
 
@@ -148,7 +148,9 @@ def _chosen(graph: Graph, source: Source) -> list[int]:
     return [names.index(name) for name in source.outputs] if source.outputs else list(range(len(names)))
 
 
-def _foreign(name: str, kind: str, request: dict[str, Any], source: Source, kept: list[int] | None = None) -> Reference:
+def _foreign(
+    name: str, kind: str, request: dict[str, Any], source: Source, indices: list[int] | None = None
+) -> Reference:
     started = Foreign(kind, {"path": str(source.path.resolve()), **request}, str(source.path))
 
     def run(feeds: Feeds) -> list[np.ndarray]:
@@ -156,7 +158,7 @@ def _foreign(name: str, kind: str, request: dict[str, Any], source: Source, kept
             results = started.run({**feeds, **source.weights})
         except RefusedError as error:
             raise RefusedError(f"{name} cannot run the model: {error}") from error
-        return results if kept is None else [results[i] for i in kept]
+        return results if indices is None else [results[i] for i in indices]
 
     return Reference(name, run)
 
@@ -164,10 +166,10 @@ def _foreign(name: str, kind: str, request: dict[str, Any], source: Source, kept
 def _xla(source: Source) -> Reference:
     from ingot.frontends.stablehlo import import_stablehlo
 
-    whole = import_stablehlo(source.path)
+    imported = import_stablehlo(source.path)
     # main's arguments in order, those that are given values among them
-    request = {"arguments": [(leaf.name, leaf.kind == "complex") for leaf in whole.inputs]}
-    return _foreign("XLA", "stablehlo", request, source, _chosen(whole.graph, source))
+    request = {"arguments": [(leaf.name, leaf.kind == "complex") for leaf in imported.inputs]}
+    return _foreign("XLA", "stablehlo", request, source, _chosen(imported.graph, source))
 
 
 def _tensorflow(source: Source) -> Reference:
@@ -177,24 +179,24 @@ def _tensorflow(source: Source) -> Reference:
     _stateless(opened.state, "TensorFlow")
     program = cut(read_program(source.path, source.signature), source.inputs, source.outputs)
     if source.path.is_dir():
-        known = cut(read_program(source.path, source.signature), None, None)
-        inside = [e.name for e in program.inputs if e not in known.inputs]
-        if inside := [*inside, *(e.name for e in program.outputs if e not in known.outputs)]:
+        whole_program = cut(read_program(source.path, source.signature), None, None)
+        inside = [e.name for e in program.inputs if e not in whole_program.inputs]
+        if inside := [*inside, *(e.name for e in program.outputs if e not in whole_program.outputs)]:
             raise MissingError(f"TensorFlow runs a whole signature, and {inside} are inside of one")
     ends = {k: [(e.name, e.tensor) for e in getattr(program, k)] for k in ("inputs", "outputs")}
     return _foreign("TensorFlow", "tensorflow", {"signature": program.signature, **ends}, source)
 
 
 def _keras(source: Source) -> Reference:
-    whole = open_model(source.path, replace(source.request, outputs=None, weights=None)).graph
-    return _foreign("Keras", "keras", {}, source, _chosen(whole, source))
+    graph = open_model(source.path, replace(source.request, outputs=None, weights=None)).graph
+    return _foreign("Keras", "keras", {}, source, _chosen(graph, source))
 
 
 def _torchscript(source: Source) -> Reference:
     from torch.utils import _pytree as pytree
 
-    evaluator, asked = script_evaluator(source.path, source.request)
-    imported = import_torch(evaluator, asked.example_inputs, asked.dynamic)
+    evaluator, resolved = script_evaluator(source.path, source.request)
+    imported = import_torch(evaluator, resolved.example_inputs, resolved.dynamic)
     paths = [evaluator.path_of(name) for name in imported.state]
     carriers = [n.op.label for n in imported.graph.inputs[-len(paths) :] if isinstance(n.op, Input)] if paths else []
     leaves = [(x.kind, x.value if x.kind == "fixed" else x.name) for x in imported.inputs.leaves]

@@ -10,14 +10,16 @@ from ingot.ir.node import Graph
 from ingot.ops import with_random_state
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.state import RANDOM
-from ingot.support import safetensors
+from ingot.support import progress, safetensors
 from ingot.support.files import atomic_write
 
 
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
     """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
     numbers takes and gives the state that they come from, (seed, calls)."""
+    progress.report("lower")
     emitted = emit(lower_model_ops(with_random_state(graph, RANDOM)), inline)
+    progress.report("print")
     atomic_write(path, [show(emitted.module).encode()])
     if not emitted.weights:
         return None

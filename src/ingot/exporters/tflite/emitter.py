@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
+from ingot.exporters.tflite.numbers import constant_of, levels_of
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.node import Const, Graph, Input, Node, Op
+from ingot.frontends.tflite.file import Quantization
+from ingot.ir.node import Graph, Input, Node, Op
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError, VerifyError
 
 PLAIN, CHANNELS_LAST = "", "nhwc"
@@ -41,21 +43,29 @@ def emit(graph: Graph) -> Model:
     if open_sizes := sorted(
         {str(d) for n in graph.nodes() for t in n.types for d in t.shape if not isinstance(d, int)}
     ):
-        fix = "fix them: --dim NAME=SIZE"
+        name = open_sizes[0] if open_sizes[0].isidentifier() else "NAME"
+        fix = f'fix them: --dim {name}=1, dynamic={{"{name}": 1}} in Python, or give samples or example inputs'
         raise InputError("TFLite", expected="fixed sizes", got=", ".join(open_sizes[:8]), fix=fix)
     if graph.state:
         raise InputError("TFLite", expected="a model without state", got=", ".join(graph.state))
-    emitter = Emitter()
-    return emitter.run(graph)
+    emitter = Emitter([])
+    model = emitter.run(graph)
+    if emitter.refused:
+        raise UnsupportedOpError(emitter.refused)
+    model.subgraphs = emitter.subgraphs
+    return model
 
 
 class Emitter:
-    """model: the records so far. tensors: of each node, by order."""
+    """model: the records so far. tensors: of each node, by order. several: of nodes with several results. subgraphs: of
+    the whole model, those of loops and branches."""
 
-    def __init__(self) -> None:
+    def __init__(self, subgraphs: list[Model]) -> None:
         self.model = Model()
         self.tensors: dict[Node, dict[str, int]] = {}
+        self.several: dict[Node, list[int]] = {}
         self.refused: list[UnsupportedOp] = []
+        self.subgraphs = subgraphs
 
     def run(self, graph: Graph) -> Model:
         model = self.model
@@ -70,24 +80,22 @@ class Emitter:
             self._emit(node)
         if not self.refused:
             self._outputs(graph)
-        if self.refused:
-            raise UnsupportedOpError(self.refused)
-        model.compact()
+            model.compact()
         return model
 
     def _outputs(self, graph: Graph) -> None:
         model = self.model
-        for position, node in enumerate(graph.outputs):
+        for position, node in enumerate(graph.results):
             i = self.get(node)
             if i in model.inputs or i in model.outputs or model.tensors[i].data is not None:
-                i = self.reshape(i, _shape(node), node)  # an output is a tensor of its own
+                i = self._reshaped(i, _shape(node), node)  # an output is a tensor of its own
             label = graph.output_names[position] if graph.output_names else f"output_{position}"
             model.tensors[i].name = label
             model.outputs.append(i)
             model.output_names.append(label)
 
     def _emit(self, node: Node) -> None:
-        if node in self.tensors or isinstance(node.op, Const | ops.BroadcastInDim):
+        if node in self.tensors or isinstance(node.op, ops.BroadcastInDim) or constant_of(node) is not None:
             return  # these are emitted as their readers need them
         try:
             found = ROWS.get(type(node.op))
@@ -105,14 +113,17 @@ class Emitter:
             self.tensors[node] = self.tensors[result]
             return
         i, order = result if isinstance(result, tuple) else (result, PLAIN)
-        self.model.tensors[i].node = self.model.tensors[i].node or node
+        if len(node.types) == 1:
+            self.model.tensors[i].node = self.model.tensors[i].node or node
         self.tensors[node] = {order: i}
 
     def _refuse(self, node: Node, why: str) -> None:
         """Note that there is no operator for a node; what follows is looked at all the same."""
         self.refused.append(UnsupportedOp(node.op.name, node.loc, why))
         type_ = node.types[0]
-        self.tensors[node] = {PLAIN: self.model.add(Tensor("", str(type_.dtype), ()))}
+        i = self.model.add(Tensor("", str(type_.dtype), tuple(int(str(d)) for d in type_.shape)))
+        self.tensors[node] = {PLAIN: i, CHANNELS_LAST: i}
+        self.several[node] = [i] * len(node.types)
 
     def _emit_all(self, node: Node) -> None:
         """Emit a node that a row made, and what it made it of."""
@@ -120,7 +131,7 @@ class Emitter:
         while stack:
             n = stack[-1]
             sources = [_source(x) for x in n.inputs]
-            missing = [x for x in sources if x not in self.tensors and not isinstance(x.op, Const)]
+            missing = [x for x in sources if x not in self.tensors and constant_of(x) is None]
             if missing and n not in self.tensors:
                 stack += missing
                 continue
@@ -136,13 +147,20 @@ class Emitter:
         known = self.tensors.setdefault(node, {})
         if order in known:
             return known[order]
-        if isinstance(node.op, Const):
-            value = node.op.value
-            known[order] = self.model.constant(value.transpose(TO_LAST) if order else value, node.loc)
+        if (value := constant_of(node)) is not None:
+            value = value.transpose(TO_LAST) if order else value
+            known[order] = self.model.constant(value, node.loc, _without_axis(levels_of(node)))
         else:
             ((other, i),) = known.items()
             known[order] = self.transpose(i, TO_LAST if other == PLAIN else TO_FIRST, node)
         return known[order]
+
+    def weights(self, node: Node, value: np.ndarray, axis: int) -> int:
+        """A constant made of the elements of `node`, with the levels that it has. axis: of its channels."""
+        grid = levels_of(node)
+        if grid is not None and len(grid.scales) > 1:
+            grid = Quantization(grid.scales, grid.zeros, axis)
+        return self.model.constant(value, node.loc, grid)
 
     def order(self, *nodes: Node) -> str:
         """The order to compute a pointwise op in: that of the first operand that was computed."""
@@ -159,9 +177,9 @@ class Emitter:
         shape = [1] * node.type.rank
         for d, size in zip(dims, x.type.shape, strict=True):
             shape[d] = int(str(size))
-        if isinstance(x.op, Const):
-            value = x.op.value.reshape(shape)
-            return self.model.constant(value.transpose(TO_LAST) if order else value, x.loc)
+        if (value := constant_of(x)) is not None:
+            value = value.reshape(shape)
+            return self.model.constant(value.transpose(TO_LAST) if order else value, x.loc, _without_axis(levels_of(x)))
         i = self.get(x)
         i = i if tuple(shape) == _shape(x) else self.reshape(i, tuple(shape))
         return self.transpose(i, TO_LAST) if order else i
@@ -170,7 +188,37 @@ class Emitter:
         i = self.operand(node, PLAIN)
         return self.add("BROADCAST_TO", [i, self.shape(_shape(node))], _shape(node), node=node, dtype=str(node.dtype))
 
+    def computed(self, node: Node) -> int:
+        """The tensor of a node that a row made."""
+        self._emit_all(node)
+        return self.get(node)
+
+    def results(self, node: Node) -> list[int]:
+        """The tensors of a node with several results."""
+        return self.several[node]
+
+    def subgraph(self, graph: Graph) -> int:
+        """The number of a subgraph, of a loop or a branch."""
+        inner = Emitter(self.subgraphs)
+        model = inner.run(graph)
+        self.refused += inner.refused
+        self.subgraphs.append(model)
+        return len(self.subgraphs)
+
     # --- operators
+
+    def add_several(self, name: str, inputs: Sequence[int], node: Node, table: str, options: Mapping[str, Any]) -> int:
+        """Add an operator with the results of `node`; the number of the first."""
+        first = len(self.model.tensors)
+        shapes = [tuple(int(str(d)) for d in t.shape) for t in node.types]
+        label = f"{node.loc}/{name.lower()}_{first}".lstrip("/")
+        outputs = [
+            self.model.add(Tensor(f"{label}.{k}", str(t.dtype), shape))
+            for k, (t, shape) in enumerate(zip(node.types, shapes, strict=True))
+        ]
+        self.model.operators.append(Operator(name, list(inputs), outputs, table, dict(options)))
+        self.several[node] = outputs
+        return outputs[0]
 
     def add(
         self, name: str, inputs: Sequence[int], shape: tuple[int, ...], table: str = "",
@@ -190,10 +238,20 @@ class Emitter:
         return self.ints(*shape)
 
     def reshape(self, i: int, shape: tuple[int, ...], node: Node | None = None) -> int:
+        t = self.model.tensors[i]
+        if t.data is not None:
+            return self.model.constant(t.data.reshape(shape), t.name, _without_axis(t.quantization))
+        return self._reshaped(i, shape, node)
+
+    def _reshaped(self, i: int, shape: tuple[int, ...], node: Node | None) -> int:
         return self.add("RESHAPE", [i, self.shape(shape)], shape, "Reshape", {"new_shape": shape}, node=node)
 
     def transpose(self, i: int, permutation: Sequence[int], node: Node | None = None) -> int:
-        shape = self.model.tensors[i].shape
+        t, shape = self.model.tensors[i], self.model.tensors[i].shape
+        if t.data is not None:
+            return self.model.constant(t.data.transpose(permutation), t.name, _without_axis(t.quantization))
+        if [p for p in permutation if shape[p] != 1] == [p for p in range(len(shape)) if shape[p] != 1]:
+            return self._reshaped(i, tuple(shape[p] for p in permutation), node)
         return self.add("TRANSPOSE", [i, self.ints(*permutation)], tuple(shape[p] for p in permutation), node=node)
 
 
@@ -204,8 +262,18 @@ def _source(node: Node) -> Node:
     return node
 
 
+def _without_axis(grid: Quantization | None) -> Quantization | None:
+    """Levels whose scale is for all of them."""
+    return grid if grid is not None and len(grid.scales) == 1 else None
+
+
 def _shape(node: Node) -> tuple[int, ...]:
     return tuple(int(str(d)) for d in node.type.shape)
 
 
 shape_of = _shape
+
+
+def in_order(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of a graph in an order of TFLite's."""
+    return tuple(shape[p] for p in TO_LAST) if order else shape

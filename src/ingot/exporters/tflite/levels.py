@@ -1,199 +1,193 @@
-"""Float records as int8 ones, by the ranges of their values.
+"""Float records as int8 or int16 ones.
 
     CONV_2D f32   ->   CONV_2D int8: weights by channel within +-127, bias i32 at scale(x) * scale(w)
 
-The rules of scales and zero points are TFLite's (https://ai.google.dev/edge/litert/models/quantization_spec). Operators
-that have no int8 kernel stay in floats, between DEQUANTIZE and QUANTIZE.
+The rules of scales and zero points are TFLite's (https://ai.google.dev/edge/litert/models/quantization_spec); weights
+of int16 operators are int8, their biases i64. Operators that have no kernel of levels stay in floats, between
+DEQUANTIZE and QUANTIZE. The scales are found by `ranges.py` from samples, by `given.py` in a graph that has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.exporters.tflite.fold import WEIGHTED
+from ingot.exporters.tflite.fold import CHANNEL_AXIS, WEIGHTED, places
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
+from ingot.support.dataclass import dataclass
 
-Range = tuple[float, float]
-_JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands have the scale of the result
-_SAME_SCALE = (
-    *_JOINED, "RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE",
+JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands have the scale of the result
+SAME_SCALE = (
+    *JOINED, "RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE", "GATHER",
+    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR",
 )  # fmt: skip
-_FIXED = {
-    "SOFTMAX": Quantization((1 / 256,), (-128,), 0), "LOGISTIC": Quantization((1 / 256,), (-128,), 0),
-    "TANH": Quantization((1 / 128,), (0,), 0),
-}  # fmt: skip
-_INT8 = frozenset((*WEIGHTED, *_SAME_SCALE, *_FIXED, "ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6", "LEAKY_RELU",
-                   "HARD_SWISH"))  # fmt: skip
-_CHANNEL_AXIS = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}  # of weights; those of FULLY_CONNECTED have one scale
-_MOST = 127
-_LARGEST = 1e30  # what masks are made of has no level of its own
+_INT8 = frozenset((*WEIGHTED, *SAME_SCALE, "SOFTMAX", "LOGISTIC", "TANH", "ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6",
+                   "LEAKY_RELU", "HARD_SWISH", "BATCH_MATMUL"))  # fmt: skip
+_OPERATORS = {"i8": _INT8, "i16": _INT8 - {"HARD_SWISH"}}  # what has a kernel of levels
+_ENDS = {"i8": (-128, 127), "i16": (-32768, 32767)}
+_ARRAYS = {"i8": np.int8, "i16": np.int16}
+_MOST_WEIGHT = 127
 
 
-def to_int8(model: Model, ranges: Mapping[int, Range], float_edges: bool = False) -> None:
-    """Change `model` in place. ranges: of the values of float tensors, by number; all that have a node. float_edges:
-    keep the model's inputs and outputs in floats."""
-    _Levels(model, ranges, float_edges).run()
-    model.compact()
+@dataclass(frozen=True)
+class Grid:
+    """The levels of a tensor: their type, "i8" or "i16", and what they stand for."""
+
+    dtype: str
+    quantization: Quantization
+
+    @staticmethod
+    def of(dtype: str, scale: float, zero: int) -> Grid:
+        return Grid(dtype, Quantization((scale,), (zero,), 0))
+
+    def levels(self, x: np.ndarray) -> np.ndarray:
+        q = self.quantization
+        low, high = _ENDS[self.dtype]
+        return np.clip(np.rint(x.astype(np.float64) / q.scale) + q.zero, low, high).astype(_ARRAYS[self.dtype])
 
 
-class _Levels:
-    def __init__(self, model: Model, ranges: Mapping[int, Range], float_edges: bool) -> None:
-        self.model, self.ranges, self.float_edges = model, ranges, float_edges
-        self.parent = list(range(len(model.tensors)))
+def operands(op: Operator) -> Sequence[int]:
+    """Which operands are values that are computed with."""
+    return places(op)[:1] if op.name in (*WEIGHTED, "PADV2") else range(len(op.inputs))
+
+
+def fixed_grid(op: Operator, dtype: str) -> Grid | None:
+    """The levels that an operator has whatever its values are."""
+    if op.name in ("SOFTMAX", "LOGISTIC"):
+        return Grid.of(dtype, 1 / 256, -128) if dtype == "i8" else Grid.of(dtype, 1 / 32768, 0)
+    if op.name == "TANH":
+        return Grid.of(dtype, 1 / 128 if dtype == "i8" else 1 / 32768, 0)
+    return None
+
+
+class Conversion(ABC):
+    """Changes a model in place. as_levels, as_float: the tensors that hold a float tensor's values, by its number.
+    operators: the new ones so far."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.makers = {op.outputs[0]: op for op in model.operators}
         self.operators: list[Operator] = []
-        self.as_int8: dict[int, int] = {}
+        self.as_levels: dict[int, int] = {}
         self.as_float: dict[int, int] = {}
 
-    def run(self) -> None:
-        model = self.model
-        for op in model.operators:
-            if self._is_int8(op) and op.name in _SAME_SCALE:
-                for i in op.inputs if op.name in _JOINED else op.inputs[:1]:
-                    if not self._is_fixed(i) or op.name not in _JOINED:
-                        self._unite(i, op.outputs[0])
-        self.levels = self._quantizations()
-        before, model.operators = model.operators, self.operators
-        for position, i in enumerate(model.inputs):
-            if model.tensors[i].dtype == "f32" and not self.float_edges:
-                given = model.add(Tensor(model.tensors[i].name, "i8", model.tensors[i].shape, None, self._of(i)))
-                self.as_int8[i] = model.inputs[position] = given
-        for op in before:
-            self._convert(op)
-        for position, i in enumerate(model.outputs):
-            if model.tensors[i].dtype == "f32":
-                model.outputs[position] = self._float(i) if self.float_edges else self._int8(i)
-                model.tensors[model.outputs[position]].name = model.output_names[position]
+    @abstractmethod
+    def grid(self, i: int) -> Grid:
+        """The levels of a float tensor."""
 
-    # --- scales
+    @abstractmethod
+    def is_of_levels(self, op: Operator) -> bool:
+        """Whether an operator computes levels."""
 
-    def _is_int8(self, op: Operator) -> bool:
-        first = self.model.tensors[op.outputs[0]]
-        return op.name in _INT8 and first.dtype == "f32" and self.model.tensors[op.inputs[0]].dtype == "f32"
+    def has_kernel(self, op: Operator, dtype: str) -> bool:
+        """Whether TFLite has this operator, which is of floats, for levels of a type."""
+        tensors = self.model.tensors
+        return op.name in _OPERATORS[dtype] and tensors[op.outputs[0]].dtype == tensors[places(op)[0]].dtype == "f32"
 
-    def _is_fixed(self, i: int) -> bool:
-        return i in self.makers and self.makers[i].name in _FIXED
+    # --- values
 
-    def _root(self, i: int) -> int:
-        while self.parent[i] != i:
-            i = self.parent[i]
-        return i
+    def levels(self, i: int) -> int:
+        """The tensor of a float tensor's levels."""
+        if i not in self.as_levels:
+            t, grid = self.model.tensors[i], self.grid(i)
+            made = self._constant(t, grid) if t.data is not None else self.between("QUANTIZE", i, grid)
+            self.as_levels[i] = made
+        return self.as_levels[i]
 
-    def _unite(self, a: int, b: int) -> None:
-        self.parent[self._root(a)] = self._root(b)
+    def float(self, i: int) -> int:
+        """The tensor of a float tensor's values."""
+        if i in self.as_levels and i not in self.as_float and self.model.tensors[i].data is None:
+            made_in_floats = i in self.model.inputs or any(i in op.outputs for op in self.operators)
+            self.as_float[i] = i if made_in_floats else self.between("DEQUANTIZE", self.as_levels[i], None)
+        return self.as_float.get(i, i)
 
-    def _quantizations(self) -> dict[int, Quantization]:
-        """Of each set of tensors with one scale: by the union of their ranges, or as an operator fixes it."""
-        found: dict[int, Range] = {}
-        fixed: dict[int, Quantization] = {}
-        for i, t in enumerate(self.model.tensors):
-            if t.dtype != "f32":
-                continue
-            root = self._root(i)
-            if self._is_fixed(i):
-                fixed.setdefault(root, _FIXED[self.makers[i].name])
-            range_ = self.ranges.get(i)
-            if t.data is not None and t.data.size:
-                range_ = float(t.data.min()), float(t.data.max())
-            if range_ is not None and not np.isnan(range_).any():
-                low, high = found.get(root, (0.0, 0.0))
-                found[root] = min(low, range_[0]), max(high, range_[1])
-        return {root: _asymmetric(range_) for root, range_ in found.items()} | fixed
+    def between(self, name: str, i: int, grid: Grid | None) -> int:
+        """Add a QUANTIZE or, for None, a DEQUANTIZE."""
+        t = self.model.tensors[i]
+        label = f"{t.name}/{name.lower()}"
+        new = (
+            Tensor(label, "f32", t.shape)
+            if grid is None
+            else Tensor(label, grid.dtype, t.shape, None, grid.quantization)
+        )
+        number = self.model.add(new)
+        self.operators.append(Operator(name, [i], [number]))
+        return number
 
-    def _of(self, i: int) -> Quantization:
-        return self.levels.get(self._root(i), Quantization((1.0,), (0,), 0))
+    def _constant(self, t: Tensor, grid: Grid) -> int:
+        assert t.data is not None
+        return self.model.add(Tensor(t.name, grid.dtype, t.shape, grid.levels(t.data), grid.quantization))
 
     # --- operators
 
-    def _int8(self, i: int) -> int:
-        """The levels of a float tensor."""
-        if i not in self.as_int8:
-            t = self.model.tensors[i]
-            if t.data is not None:
-                self.as_int8[i] = self._constant(t, self._of(i))
-            else:
-                self.as_int8[i] = self._between("QUANTIZE", i, "i8", self._of(i))
-        return self.as_int8[i]
-
-    def _float(self, i: int) -> int:
-        if i in self.as_int8 and i not in self.as_float and self.model.tensors[i].data is None:
-            made_in_floats = i in self.model.inputs or any(i in op.outputs for op in self.operators)
-            self.as_float[i] = i if made_in_floats else self._between("DEQUANTIZE", self.as_int8[i], "f32", None)
-        return self.as_float.get(i, i)
-
-    def _between(self, name: str, i: int, dtype: str, quantization: Quantization | None) -> int:
-        t = self.model.tensors[i]
-        new = self.model.add(Tensor(f"{t.name}/{name.lower()}", dtype, t.shape, None, quantization))
-        self.operators.append(Operator(name, [i], [new]))
-        return new
-
-    def _constant(self, t: Tensor, q: Quantization) -> int:
-        assert t.data is not None
-        levels = np.clip(np.rint(t.data.astype(np.float64) / q.scale) + q.zero, -128, 127).astype(np.int8)
-        return self.model.add(Tensor(t.name, "i8", t.shape, levels, q))
-
-    def _convert(self, op: Operator) -> None:
+    def convert(self, op: Operator) -> None:
+        """Add an operator as one of levels, or of floats as it is."""
         model = self.model
-        if not self._is_int8(op):
-            op.inputs = [i if i < 0 or model.tensors[i].dtype != "f32" else self._float(i) for i in op.inputs]
+        if not self.is_of_levels(op):
+            op.inputs = [i if i < 0 or model.tensors[i].dtype != "f32" else self.float(i) for i in op.inputs]
             self.operators.append(op)
             return
         (out,) = op.outputs
-        data = op.inputs[:1] if op.name in (*WEIGHTED, "PADV2") else op.inputs
+        wanted, t = self.grid(out), model.tensors[out]
+        data = operands(op)
+        parts = [self._aligned(op, op.inputs[k], wanted) for k in data]
+        grid = fixed_grid(op, wanted.dtype) or wanted
+        if op.name in SAME_SCALE and op.name not in JOINED:
+            q = model.tensors[parts[0]].quantization
+            assert q is not None
+            grid = Grid(wanted.dtype, q)
         if op.name == "PADV2":
-            op.inputs[2] = self._constant(model.tensors[op.inputs[2]], self._of(out))
-        op.inputs = [*(self._aligned(op, i, out) for i in data), *op.inputs[len(data) :]]
+            op.inputs[2] = self._constant(model.tensors[op.inputs[2]], grid)
+        for k, part in zip(data, parts, strict=True):
+            op.inputs[k] = part
         if op.name in WEIGHTED:
-            self._weights(op)
-        t = model.tensors[out]
-        new = model.add(Tensor(t.name, "i8", t.shape, None, self._of(out), t.node))
-        self.as_int8[out] = new
+            self._weights(op, wanted.dtype)
+        if op.name in ("ADD", "SUB") and wanted.dtype == "i16":
+            op.options["pot_scale_int16"] = False
+        new = model.add(Tensor(t.name, grid.dtype, t.shape, None, grid.quantization, t.node))
         op.outputs = [new]
         self.operators.append(op)
+        self.as_levels[out] = new if grid == wanted else self.between("QUANTIZE", new, wanted)
 
-    def _aligned(self, op: Operator, i: int, out: int) -> int:
+    def _aligned(self, op: Operator, i: int, grid: Grid) -> int:
         """An operand as levels, at the scale of the result where the operator asks for that."""
         if self.model.tensors[i].dtype != "f32":
             return i
-        levels = self._int8(i)
-        if op.name in _JOINED and self.model.tensors[levels].quantization != self._of(out):
-            return self._between("QUANTIZE", levels, "i8", self._of(out))
+        levels = self.levels(i)
+        if op.name in JOINED and self.model.tensors[levels].quantization != grid.quantization:
+            return self.between("QUANTIZE", levels, grid)
         return levels
 
-    def _weights(self, op: Operator) -> None:
+    def _weights(self, op: Operator, dtype: str) -> None:
         model = self.model
-        w = model.tensors[op.inputs[1]]
+        x_place, w_place, bias_place = places(op)
+        w = model.tensors[op.inputs[w_place]]
         assert w.data is not None
-        axis = _CHANNEL_AXIS.get(op.name)
-        others = tuple(d for d in range(w.data.ndim) if d != axis) if axis is not None else None
-        most = np.atleast_1d(np.abs(w.data).max(axis=others)).astype(np.float64)
-        scales = np.where(most > 0, most / _MOST, 1.0).astype(np.float32)
-        shape = [-1 if d == axis else 1 for d in range(w.data.ndim)] if axis is not None else [1] * w.data.ndim
-        levels = np.clip(np.rint(w.data / scales.astype(np.float64).reshape(shape)), -_MOST, _MOST).astype(np.int8)
-        q = Quantization(tuple(map(float, scales)), (0,) * len(scales), axis or 0)
-        op.inputs[1] = model.add(Tensor(w.name, "i8", w.shape, levels, q))
-        x = model.tensors[op.inputs[0]].quantization
+        q = w.quantization or symmetric(w.data, None if op.name == "FULLY_CONNECTED" else CHANNEL_AXIS[op.name])
+        shape = [-1 if d == q.axis and len(q.scales) > 1 else 1 for d in range(w.data.ndim)]
+        scales = np.array(q.scales, np.float32)
+        levels = np.clip(np.rint(w.data / scales.astype(np.float64).reshape(shape)), -128, 127).astype(np.int8)
+        op.inputs[w_place] = model.add(Tensor(w.name, "i8", w.shape, levels, q))
+        x = model.tensors[op.inputs[x_place]].quantization
         assert x is not None
         sums = np.float32(x.scale) * scales
         channels = model.tensors[op.outputs[0]].shape[-1]
-        bias = model.tensors[op.inputs[2]].data if op.inputs[2] >= 0 else None
+        bias = model.tensors[op.inputs[bias_place]].data if op.inputs[bias_place] >= 0 else None
         given = np.zeros(channels) if bias is None else bias.astype(np.float64).reshape(-1)
-        limits = np.iinfo(np.int32)
-        whole = np.clip(np.rint(given / sums.astype(np.float64)), limits.min, limits.max).astype(np.int32)
-        q = Quantization(tuple(map(float, sums)), (0,) * len(sums), 0)
-        op.inputs[2] = model.add(Tensor(f"{w.name}/bias", "i32", (channels,), whole, q))
+        limits = np.iinfo(np.int32 if dtype == "i8" else np.int64)
+        # of 64 bits the greatest that a float tells from the next
+        whole = np.clip(np.rint(given / sums.astype(np.float64)), limits.min, limits.max if dtype == "i8" else 2.0**62)
+        bias_q = Quantization(tuple(map(float, sums)), (0,) * len(sums), 0)
+        name, kind = f"{w.name}/bias", "i32" if dtype == "i8" else "i64"
+        op.inputs[bias_place] = model.add(Tensor(name, kind, (channels,), whole.astype(limits.dtype), bias_q))
 
 
-def _asymmetric(range_: Range) -> Quantization:
-    """255 steps over the range, which holds 0."""
-    low, high = (max(min(end, _LARGEST), -_LARGEST) for end in range_)
-    scale = float(np.float32((high - low) / 255)) or 1.0
-    return Quantization((scale,), (int(np.clip(round(-128 - low / scale), -128, 127)),), 0)
-
-
-def measured(model: Model) -> Sequence[int]:
-    """The numbers of the float tensors whose ranges `to_int8` takes."""
-    return [i for i, t in enumerate(model.tensors) if t.dtype == "f32" and t.node is not None and t.data is None]
+def symmetric(w: np.ndarray, axis: int | None) -> Quantization:
+    """The levels of weights: within +-127, one scale for all or for each channel."""
+    others = tuple(d for d in range(w.ndim) if d != axis) if axis is not None else None
+    most = np.atleast_1d(np.abs(w).max(axis=others)).astype(np.float64)
+    scales = np.where(most > 0, most / _MOST_WEIGHT, 1.0).astype(np.float32)
+    return Quantization(tuple(map(float, scales)), (0,) * len(scales), axis or 0)

@@ -14,7 +14,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass
 class Tensor:
-    """data: of a constant. node: whose elements it has, in the order of `permutation`; None for one in between."""
+    """data: of a constant. quantization: of a constant of floats, the levels that its elements are on.
+    node: whose elements it has, in the order of `permutation`; None for one in between."""
 
     name: str
     dtype: str
@@ -33,12 +34,12 @@ class Operator:
     outputs: list[int]
     table: str = ""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    version: int = 1
 
 
 @dataclass
 class Model:
-    """inputs, outputs: numbers of tensors, with the model's names for them."""
+    """inputs, outputs: numbers of tensors, with the model's names for them. subgraphs: of loops and branches, whose
+    numbers begin with 1."""
 
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     operators: list[Operator] = field(default_factory=list[Operator])
@@ -46,17 +47,19 @@ class Model:
     outputs: list[int] = field(default_factory=list[int])
     input_names: list[str] = field(default_factory=list[str])
     output_names: list[str] = field(default_factory=list[str])
+    subgraphs: list[Model] = field(default_factory=list["Model"])
 
     def add(self, tensor: Tensor) -> int:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
-    def constant(self, value: np.ndarray, name: str = "") -> int:
+    def constant(self, value: np.ndarray, name: str = "", levels: Quantization | None = None) -> int:
+        """levels: those that numbers lie on."""
         from_dtype = {"float": "f", "int": "i", "uint": "u"}
         kind = value.dtype.name.rstrip("0123456789")
         dtype = "bool" if kind == "bool" else f"{from_dtype[kind]}{8 * value.itemsize}"
         data = np.ascontiguousarray(value).reshape(value.shape)
-        return self.add(Tensor(name or f"constant_{len(self.tensors)}", dtype, value.shape, data))
+        return self.add(Tensor(name or f"constant_{len(self.tensors)}", dtype, value.shape, data, levels))
 
     def uses(self) -> dict[int, int]:
         """How many readers each tensor has; an output of the model is read once more."""

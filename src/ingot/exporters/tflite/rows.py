@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, row, shape_of
+from ingot.exporters.tflite import resize
+from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, in_order, row, shape_of
+from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
@@ -15,11 +17,11 @@ VALID, SAME = 1, 0
 _UNARY: dict[type[Op], str] = {
     ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
     ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
-    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
+    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Elu: "ELU", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
 }  # fmt: skip
 _BINARY: dict[type[Op], tuple[str, str]] = {
     ops.Add: ("ADD", "Add"), ops.Sub: ("SUB", "Sub"), ops.Mul: ("MUL", "Mul"), ops.Div: ("DIV", "Div"),
-    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""),
+    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""), ops.Atan2: ("ATAN2", ""),
 }  # fmt: skip
 _COMPARISONS = {
     "EQ": "EQUAL", "NE": "NOT_EQUAL", "LT": "LESS", "LE": "LESS_EQUAL", "GT": "GREATER", "GE": "GREATER_EQUAL",
@@ -27,16 +29,12 @@ _COMPARISONS = {
 _REDUCTIONS = {"sum": "SUM", "max": "REDUCE_MAX", "min": "REDUCE_MIN", "prod": "REDUCE_PROD"}
 
 
-def _in(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape[p] for p in TO_LAST) if order else shape
-
-
 def _like(e: Emitter, n: Node, name: str, table: str = "", **options: object) -> tuple[int, str]:
     """A pointwise operator over all operands, which broadcast."""
     plain = [x for x in n.inputs if not isinstance(x.op, Const | ops.BroadcastInDim)]
     order = e.order(*plain)
     inputs = [e.operand(x, order) for x in n.inputs]
-    shape = _in(order, shape_of(n))
+    shape = in_order(order, shape_of(n))
     if all(e.model.tensors[i].shape != shape for i in inputs):  # all are broadcast: one has to have the whole shape
         inputs[0] = e.get(n.inputs[0], order)
     return e.add(name, inputs, shape, table, node=n, dtype=str(n.dtype), options=options), order
@@ -64,15 +62,19 @@ def binary(e: Emitter, n: Node) -> tuple[int, str]:
     if n.dtype.kind == "b":
         raise Unsupported(f"of {n.dtype}")
     name, table = _BINARY[type(n.op)]
-    if isinstance(n.op, ops.Max) and (bounds := _zero(n)) is not None:
+    if isinstance(n.op, ops.Max) and (bounds := _beyond(n, 0)) is not None:
         return _like_one(e, n, bounds, "RELU")
+    if isinstance(n.op, ops.Min) and (bounds := _beyond(n, 6)) is not None:
+        x = bounds.inputs[0] if isinstance(bounds.op, ops.Relu) else _beyond(bounds, 0)
+        if x is not None and isinstance(bounds.op, ops.Relu | ops.Max):
+            return _like_one(e, n, x, "RELU6")
     return _like(e, n, name, table)
 
 
-def _zero(n: Node) -> Node | None:
-    """x of max(x, 0)."""
-    for x, other in (n.inputs, n.inputs[::-1]):
-        if (value := _splat(other)) is not None and value == 0 and n.dtype.is_float:
+def _beyond(n: Node, bound: float) -> Node | None:
+    """x of max(x, bound), min(x, bound)."""
+    for x, other in (n.inputs, n.inputs[::-1]) if len(n.inputs) == 2 else ():
+        if (value := _splat(other)) is not None and value == bound and n.dtype.is_float:
             return x
     return None
 
@@ -89,7 +91,7 @@ def _splat(n: Node) -> float | None:
 
 def _like_one(e: Emitter, n: Node, x: Node, name: str) -> tuple[int, str]:
     order = e.order(x)
-    return e.add(name, [e.get(x, order)], _in(order, shape_of(n)), node=n), order
+    return e.add(name, [e.get(x, order)], in_order(order, shape_of(n)), node=n), order
 
 
 @row(ops.Clamp)
@@ -157,16 +159,16 @@ def concat(e: Emitter, n: Node) -> tuple[int, str]:
     order = e.order(*n.inputs)
     axis = TO_LAST.index(n.op.dimension) if order else n.op.dimension
     inputs = [e.get(x, order) for x in n.inputs]
-    return e.add("CONCATENATION", inputs, _in(order, shape_of(n)), "Concatenation", {"axis": axis}, node=n), order
+    return e.add("CONCATENATION", inputs, in_order(order, shape_of(n)), "Concatenation", {"axis": axis}, node=n), order
 
 
 @row(ops.Slice)
 def strided_slice(e: Emitter, n: Node) -> tuple[int, str]:
     assert isinstance(n.op, ops.Slice)
     order = e.order(n.inputs[0])
-    parts = [_in(order, tuple(int(str(v)) for v in values)) for values in (n.op.start, n.op.limit, n.op.strides)]
+    parts = [in_order(order, tuple(int(str(v)) for v in values)) for values in (n.op.start, n.op.limit, n.op.strides)]
     inputs = [e.get(n.inputs[0], order), *(e.ints(*values) for values in parts)]
-    return e.add("STRIDED_SLICE", inputs, _in(order, shape_of(n)), "StridedSlice", node=n), order
+    return e.add("STRIDED_SLICE", inputs, in_order(order, shape_of(n)), "StridedSlice", node=n), order
 
 
 @row(ops.Pad)
@@ -177,7 +179,7 @@ def pad(e: Emitter, n: Node) -> tuple[int, str]:
     if any(n.op.interior) or min(*low, *high, 0) < 0 or value is None:
         raise Unsupported("with interior or negative padding")
     order = e.order(n.inputs[0])
-    pairs = list(zip(_in(order, low), _in(order, high), strict=True))
+    pairs = list(zip(in_order(order, low), in_order(order, high), strict=True))
     return _padded(e, e.get(n.inputs[0], order), pairs, value, n), order
 
 
@@ -217,6 +219,35 @@ def take(e: Emitter, n: Node) -> int:
     return e.add("GATHER", [table, indices], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
 
 
+# --- levels
+
+
+@row(ops.Quantize)
+def quantize(e: Emitter, n: Node) -> tuple[int, str]:
+    x, grid = n.inputs[0], grid_of(n.inputs[2], n.inputs[1], n.dtype)
+    if grid is None:
+        raise Unsupported("by scales that are no constants, or several")
+    order = e.order(x)
+    i = e.add("QUANTIZE", [e.get(x, order)], in_order(order, shape_of(n)), node=n, dtype=str(n.dtype))
+    e.model.tensors[i].quantization = grid
+    return i, order
+
+
+@row(ops.Dequantize)
+def dequantize(e: Emitter, n: Node) -> tuple[int, str]:
+    q, zero, scale = n.inputs
+    grid = grid_of(zero, scale, q.dtype)
+    if grid is None or str(q.dtype) not in ("i8", "u8", "i16", "u16"):
+        raise Unsupported(f"of {q.type} by scales that are no constants, or several")
+    order = e.order(q)
+    i = e.get(q, order)
+    known = e.model.tensors[i].quantization
+    if known is not None and known != grid:
+        raise Unsupported("by another scale than the levels were made with")
+    e.model.tensors[i].quantization = grid
+    return e.add("DEQUANTIZE", [i], in_order(order, shape_of(n)), node=n, dtype="f32"), order
+
+
 # --- sums and products
 
 
@@ -250,8 +281,15 @@ def arg_reduce(e: Emitter, n: Node) -> int:
 
 
 @row(ops.Softmax)
-def softmax(e: Emitter, n: Node) -> int:
-    return e.add("SOFTMAX", [e.get(n.inputs[0])], shape_of(n), "Softmax", {"beta": 1.0}, node=n)
+def softmax(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    assert isinstance(n.op, ops.Softmax)
+    axis, rank, (x,) = n.op.axis % n.type.rank, n.type.rank, n.inputs
+    if axis != rank - 1 and (rank, axis) != (4, 1):
+        order = tuple(axis if d == rank - 1 else rank - 1 if d == axis else d for d in range(rank))
+        return ops.Transpose(order)(ops.Softmax(rank - 1)(ops.Transpose(order)(x)))
+    order = PLAIN if axis == rank - 1 else CHANNELS_LAST
+    shape = in_order(order, shape_of(n))
+    return e.add("SOFTMAX", [e.get(x, order)], shape, "Softmax", {"beta": 1.0}, node=n), order
 
 
 @row(ops.MatMul)
@@ -259,9 +297,8 @@ def matmul(e: Emitter, n: Node) -> int | Node:
     a, b = n.inputs
     if not n.dtype.is_float or min(a.type.rank, b.type.rank) < 2:
         raise Unsupported(f"of {a.type} and {b.type}")
-    if isinstance(b.op, Const) and b.type.rank == 2:
-        weights = e.model.constant(b.op.value.T, b.loc)
-        return _fully_connected(e, n, a, weights)
+    if (w := constant_of(b)) is not None and b.type.rank == 2:
+        return _fully_connected(e, n, a, e.weights(b, w.T, 0))
     return e.add("BATCH_MATMUL", [e.get(a), e.get(b)], shape_of(n), "BatchMatMul", node=n)
 
 
@@ -287,7 +324,10 @@ def dot_general(e: Emitter, n: Node) -> Node:
         y = x if order == tuple(range(x.type.rank)) else ops.Transpose(order)(x)
         if sizes[0] == 1 and not batch:
             flat = flat[1:]
-        parts.append(_folded(ops.Reshape(flat)(y) if flat != shape_of(y) else y))
+        if y is not x:
+            y = moved_levels(ops.Transpose(order), x) or y
+        z = ops.Reshape(flat)(y) if flat != shape_of(y) else y
+        parts.append(moved_levels(ops.Reshape(flat), y) or _folded(z))
         free.append(sizes[1])
     y = ops.MatMul()(*parts)
     return y if shape_of(y) == shape_of(n) else ops.Reshape(n.type.shape)(y)
@@ -331,11 +371,14 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     if len(op.strides) == 1:
         wide = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
         (b, c, size), (o, i, k) = shape_of(x), shape_of(w)
-        kernel = const(w.op.value.reshape(o, i, 1, k)) if isinstance(w.op, Const) else ops.Reshape((o, i, 1, k))(w)
+        kernel = moved_levels(ops.Reshape((o, i, 1, k)), w) or _folded(ops.Reshape((o, i, 1, k))(w))
         return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x), kernel))
-    if len(op.strides) != 2 or not isinstance(w.op, Const) or not n.dtype.is_float:
+    if not n.dtype.is_float:
+        raise Unsupported(f"of {x.type}, whose scale is not constant")
+    value = constant_of(w)
+    if len(op.strides) != 2 or value is None:
         raise Unsupported("of constant weights in two dimensions only")
-    kernel = w.op.value.transpose(0, 2, 3, 1)
+    kernel = value.transpose(0, 2, 3, 1)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[1:3], op.dilation, strict=True)]
     i, padding = _windows(e, n, spans, op.strides, op.padding, 0.0)
     options = {
@@ -345,12 +388,14 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     channels = shape_of(x)[1]
     if op.groups > 1 and op.groups == channels:
         # [1, h, w, channels * multiplier]
-        weights = e.model.constant(kernel.transpose(3, 1, 2, 0), w.loc)
+        weights = e.weights(w, kernel.transpose(3, 1, 2, 0), 3)
         options["depth_multiplier"] = kernel.shape[0] // channels
         name, table = "DEPTHWISE_CONV_2D", "DepthwiseConv2D"
     else:
-        weights, name, table = e.model.constant(kernel, w.loc), "CONV_2D", "Conv2D"
-    return e.add(name, [i, weights, -1], _in(CHANNELS_LAST, shape_of(n)), table, options=options, node=n), CHANNELS_LAST
+        weights, name, table = e.weights(w, kernel, 0), "CONV_2D", "Conv2D"
+    return e.add(
+        name, [i, weights, -1], in_order(CHANNELS_LAST, shape_of(n)), table, options=options, node=n
+    ), CHANNELS_LAST
 
 
 @row(ops.ConvTranspose)
@@ -358,11 +403,12 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     """The whole result, of which padding is cut off."""
     assert isinstance(n.op, ops.ConvTranspose)
     op, (x, w) = n.op, n.inputs
-    assert isinstance(w.op, Const)
-    kernel = w.op.value.transpose(1, 2, 3, 0)
-    shape = _in(CHANNELS_LAST, shape_of(n))
+    value = constant_of(w)
+    assert value is not None
+    kernel = value.transpose(1, 2, 3, 0)
+    shape = in_order(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
-    inputs = [e.shape(full), e.model.constant(kernel, w.loc), e.get(x, CHANNELS_LAST)]
+    inputs = [e.shape(full), e.weights(w, kernel, 0), e.get(x, CHANNELS_LAST), -1]
     options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
     i = e.add("TRANSPOSE_CONV", inputs, full, "TransposeConv", node=n, dtype=str(n.dtype), options=options)
     if full == shape:
@@ -391,20 +437,18 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
         "filter_width": op.kernel[1],
     }  # fmt: skip
     name = "AVERAGE_POOL_2D" if is_mean else "MAX_POOL_2D"
-    return e.add(name, [i], _in(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
+    return e.add(name, [i], in_order(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
 
 
 def serves(n: Node) -> bool:
     """Whether a MODEL op stays as one operator."""
     op = n.op
-    if isinstance(op, ops.Softmax):
-        return op.axis in (-1, n.type.rank - 1)
     if isinstance(op, ops.Conv):
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.ConvTranspose):
         plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
-        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
         return constant and plain and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.MaxPool | ops.AvgPool):
         return _is_plain_pool(n, op)
@@ -412,6 +456,14 @@ def serves(n: Node) -> bool:
         return n.dtype.is_float and min(x.type.rank for x in n.inputs) >= 2
     if isinstance(op, ops.Gelu):
         return op.approximate in ("none", "tanh")
+    if isinstance(op, ops.Elu):
+        return op.alpha == 1 and n.dtype.is_float
+    if isinstance(op, ops.GatherND):
+        return op == ops.GatherND()
+    if isinstance(op, ops.Take):
+        return True
+    if isinstance(op, ops.Resize):
+        return resize.has_operator(n, op)
     return n.dtype.is_float
 
 
@@ -427,5 +479,6 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
 
 KEPT: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
-    ops.LeakyRelu, ops.Gelu, ops.Take,
+    ops.LeakyRelu, ops.Gelu, ops.Elu, ops.Take, ops.GatherND,
+    ops.Resize, ops.Dequantize,
 })  # fmt: skip

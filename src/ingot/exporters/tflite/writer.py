@@ -26,12 +26,23 @@ _ALIGNMENT = 16  # of a buffer's data, by the schema
 _MOST_BYTES = 2**31 - 2**20  # a FlatBuffer's offsets have 31 bits
 _PLACEHOLDER = 127  # of the old field for the number of an operator, which has 8 bits
 
-# the first version of an operator that takes int8, where it is not 1 (tensorflow/lite/tools/versioning)
-_INT8_VERSIONS = {
-    "CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 4, "ADD": 2, "SUB": 2, "MUL": 2, "AVERAGE_POOL_2D": 2,
-    "MAX_POOL_2D": 2, "SOFTMAX": 2, "LOGISTIC": 2, "TANH": 2, "PAD": 2, "CONCATENATION": 2, "MEAN": 2, "TRANSPOSE": 2,
-    "DEQUANTIZE": 2, "SLICE": 2, "STRIDED_SLICE": 2, "RELU": 2, "RELU6": 2, "LEAKY_RELU": 2, "MAXIMUM": 2, "MINIMUM": 2,
-    "GATHER": 2, "BATCH_MATMUL": 2,
+# the first version of an operator that takes f32, int8, and int16, where it is not 1 (tensorflow/lite/tools/versioning)
+_VERSIONS: dict[str, dict[str, int]] = {
+    "f32": {"BROADCAST_TO": 2, "RESIZE_BILINEAR": 3, "RESIZE_NEAREST_NEIGHBOR": 3},
+    "i8": {
+        "CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 4, "ADD": 2, "SUB": 2, "MUL": 2, "AVERAGE_POOL_2D": 2,
+        "MAX_POOL_2D": 2, "SOFTMAX": 2, "LOGISTIC": 2, "TANH": 2, "PAD": 2, "PADV2": 2, "CONCATENATION": 2, "MEAN": 2,
+        "TRANSPOSE": 2, "DEQUANTIZE": 2, "SLICE": 2, "STRIDED_SLICE": 2, "RELU": 2, "RELU6": 2, "LEAKY_RELU": 2,
+        "MAXIMUM": 2, "MINIMUM": 2, "GATHER": 2, "BATCH_MATMUL": 2, "TRANSPOSE_CONV": 3,
+        "RESIZE_BILINEAR": 3, "RESIZE_NEAREST_NEIGHBOR": 3,
+    },
+    "i16": {
+        "CONV_2D": 4, "DEPTHWISE_CONV_2D": 5, "FULLY_CONNECTED": 7, "ADD": 3, "SUB": 5, "MUL": 4, "AVERAGE_POOL_2D": 3,
+        "MAX_POOL_2D": 3, "SOFTMAX": 3, "LOGISTIC": 3, "TANH": 3, "PAD": 3, "PADV2": 3, "CONCATENATION": 3, "MEAN": 3,
+        "TRANSPOSE": 5, "DEQUANTIZE": 3, "QUANTIZE": 2, "SLICE": 4, "STRIDED_SLICE": 4, "RELU": 3, "RELU6": 3,
+        "LEAKY_RELU": 2, "MAXIMUM": 4, "MINIMUM": 4, "GATHER": 4, "BATCH_MATMUL": 3, "TRANSPOSE_CONV": 3,
+        "RESIZE_BILINEAR": 4, "RESIZE_NEAREST_NEIGHBOR": 4,
+    },
 }  # fmt: skip
 
 
@@ -44,26 +55,14 @@ def dtype_number(name: str) -> int:
 
 def content(model: Model) -> bytes:
     """The bytes of the file. Raises InputError for a model of 2 GiB and more."""
-    total = sum(t.data.nbytes for t in model.tensors if t.data is not None)
+    models = [model, *model.subgraphs]
+    total = sum(t.data.nbytes for m in models for t in m.tensors if t.data is not None)
     if total > _MOST_BYTES:
         raise InputError("TFLite", expected="weights of less than 2 GiB", got=f"{total} bytes")
     buffers: list[dict[str, Any]] = [{}]
-    tensors = [_tensor(t, buffers) for t in model.tensors]
     codes: dict[tuple[str, int], int] = {}
-    operators: list[dict[str, Any]] = []
-    for op in model.operators:
-        is_int8 = any(model.tensors[i].dtype == "i8" for i in (*op.inputs, *op.outputs) if i >= 0)
-        key = op.name, _INT8_VERSIONS.get(op.name, 1) if is_int8 else op.version
-        row: dict[str, Any] = {"opcode_index": codes.setdefault(key, len(codes))}
-        inputs = op.inputs[:-1] if op.inputs[-1] < 0 else op.inputs
-        row |= {"inputs": inputs, "outputs": op.outputs}
-        if op.table:
-            number = next(n for n, name in schema.UNIONS["builtin_options"].items() if name == op.table)
-            row |= {"builtin_options_type": number, "builtin_options": (op.table, op.options)}
-        operators.append(row)
+    graphs = [_graph(m, "main" if m is model else f"part_{k}", buffers, codes) for k, m in enumerate(models)]
     numbers = {name: schema.OPERATORS.index(name) for name, _ in codes}
-    graph = {"tensors": tensors, "inputs": model.inputs, "outputs": model.outputs, "operators": operators,
-             "name": "main"}  # fmt: skip
     signature = {
         "inputs": [{"name": n, "tensor_index": i} for n, i in zip(model.input_names, model.inputs, strict=True)],
         "outputs": [{"name": n, "tensor_index": i} for n, i in zip(model.output_names, model.outputs, strict=True)],
@@ -76,7 +75,7 @@ def content(model: Model) -> bytes:
              "builtin_code": numbers[name]}
             for name, version in codes
         ],
-        "subgraphs": [graph],
+        "subgraphs": graphs,
         "buffers": buffers,
         "signature_defs": [signature],
     }  # fmt: skip
@@ -85,12 +84,32 @@ def content(model: Model) -> bytes:
     return bytes(builder.Output())
 
 
+def _graph(model: Model, name: str, buffers: list[dict[str, Any]], codes: dict[tuple[str, int], int]) -> dict[str, Any]:
+    """A subgraph. codes: numbers of (operator, version), to which new ones are added."""
+    operators: list[dict[str, Any]] = []
+    for op in model.operators:
+        types = {"f32", *(model.tensors[i].dtype for i in (*op.inputs[:1], *op.outputs))}
+        version = max((table.get(op.name, 1) for dtype, table in _VERSIONS.items() if dtype in types), default=1)
+        key = op.name, version
+        row: dict[str, Any] = {"opcode_index": codes.setdefault(key, len(codes))}
+        inputs = op.inputs[:-1] if op.inputs[-1] < 0 else op.inputs
+        row |= {"inputs": inputs, "outputs": op.outputs}
+        if op.table:
+            number = next(n for n, name in schema.UNIONS["builtin_options"].items() if name == op.table)
+            row |= {"builtin_options_type": number, "builtin_options": (op.table, op.options)}
+        operators.append(row)
+    tensors = [_tensor(t, buffers) for t in model.tensors]
+    return {
+        "tensors": tensors, "inputs": model.inputs, "outputs": model.outputs, "operators": operators, "name": name
+    }  # fmt: skip
+
+
 def _tensor(t: Tensor, buffers: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"shape": t.shape, "type": dtype_number(t.dtype), "buffer": 0, "name": t.name}
     if t.data is not None:
         row["buffer"] = len(buffers)
         buffers.append({"data": t.data})
-    if (q := t.quantization) is not None:
+    if (q := t.quantization) is not None and t.dtype != "f32":
         row["quantization"] = {"scale": q.scales, "zero_point": q.zeros, "quantized_dimension": q.axis}
     return row
 

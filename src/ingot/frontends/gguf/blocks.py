@@ -87,9 +87,18 @@ def _float16(field: np.ndarray) -> np.ndarray:
 
 def _fields(packed: np.ndarray, bits: int, line: int) -> np.ndarray:
     """Unsigned fields of `bits` bits: those in the lowest bits of `line` bytes, then those above them, and so on."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    lines = packed.reshape(len(packed), -1, 1, line) >> shifts
-    return (lines & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
+    packed = np.ascontiguousarray(packed)
+    # eight bytes at once: what a shift moves across bytes is masked out
+    word = np.dtype(np.uint64 if packed.shape[1] % 8 == 0 else np.uint8)
+    mask = word.type(((1 << bits) - 1) * (0x0101010101010101 if word.itemsize == 8 else 1))
+    words, lines = packed.view(word), np.dtype((np.void, line))  # lines are copied as wholes
+    out = np.empty((len(packed), packed.shape[1] // line, 8 // bits, line), np.uint8)
+    by_shift = out.view(lines)[..., 0]
+    for i, shift in enumerate(range(0, 8, bits)):
+        fields = words >> word.type(shift) if shift else words.copy()
+        fields &= mask
+        by_shift[:, :, i] = fields.view(np.uint8).view(lines)
+    return out.reshape(len(packed), -1)
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, lru_cache
+from math import prod
 
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.gguf.blocks import Factors
 from ingot.frontends.gguf.file import GGUFFile, Tensor
 from ingot.frontends.shared.levels import missing
 from ingot.ir.node import Node, deferred_const
@@ -20,7 +22,10 @@ class GGUFWeights:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         # constants are equal where their arrays are the same objects: programs share the weights that they read
-        self._levels, self._plain, self._floats = cache(_levels), cache(_unquantized), cache(_floats)
+        self._plain, self._floats = cache(_unquantized), cache(_floats)
+        # of the tensor whose factors are being packed, one after another
+        factors = lru_cache(maxsize=1)(lambda tensor: tensor.format.scales(tensor.data))
+        self._levels = cache(lambda tensor: _levels(tensor, factors))
 
     @property
     def names(self) -> Collection[str]:
@@ -68,27 +73,29 @@ def _floats(tensor: Tensor) -> Node:
     return deferred_const(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
 
 
-def _levels(tensor: Tensor) -> Node:
+def _levels(tensor: Tensor, factors_of: Callable[[Tensor], Factors]) -> Node:
     """f32[*lines, blocks, groups of a block, group], without a dimension of blocks of one group."""
     format = tensor.format
     assert format.levels is not None
     groups = (format.elements // format.group,) if format.elements != format.group else ()
     blocks = (*tensor.shape[:-1], tensor.shape[-1] // format.elements)
+    per_row = prod(blocks[1:])
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        own = format.decode_levels(tensor.data[start * per_row : stop * per_row])
+        return own.reshape(stop - start, *blocks[1:], *groups, format.group)
 
     def levels() -> np.ndarray:
-        return format.decode_levels(tensor.data).reshape(*blocks, *groups, format.group)
+        return rows(0, blocks[0])
 
     def factor(part: int, i: int) -> Node:
-        def value(blocks: np.ndarray) -> np.ndarray:
-            return format.scales(blocks)[part][i]
-
-        like = value(tensor.data[:1])
+        like = first[part][i]
         shape = (*blocks, *((1, 1) if groups and like.shape[1] == 1 else (*groups, 1)))
         dtype = dtype_of(like)
-        return deferred_const(TensorType(dtype, shape), lambda: value(tensor.data).reshape(shape), tensor.name)
+        return deferred_const(TensorType(dtype, shape), lambda: factors_of(tensor)[part][i].reshape(shape), tensor.name)
 
-    scale, minimum = format.scales(tensor.data[:1])
-    factors = [factor(part, i) for part, own in enumerate((scale, minimum)) for i in range(len(own))]
+    first = format.scales(tensor.data[:1])
+    factors = [factor(part, i) for part, own in enumerate(first) for i in range(len(own))]
     like = TensorType(format.levels, (*blocks, *groups, format.group))
-    form = ops.DequantizeBlocks(format.zero, format.bits, len(scale))
-    return form(deferred_const(like, levels, tensor.name), *factors, loc=tensor.name)
+    form = ops.DequantizeBlocks(format.zero, format.bits, len(first[0]))
+    return form(deferred_const(like, levels, tensor.name, rows), *factors, loc=tensor.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import numpy as np
 
 from ingot.frontends.gguf import GGUFFile
 from ingot.frontends.huggingface.folder import read_json
+from ingot.language.architecture import Architecture
 from ingot.language.lora import LowRank
+from ingot.language.metadata import PAIRED
+from ingot.language.names import roles_of
 from ingot.language.settings import Settings
+from ingot.language.weights import Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
 
@@ -28,6 +33,24 @@ def read_adapter(path: Path, scale: float = 1.0) -> Mapping[str, LowRank]:
     """By names of weights, as the model's own file has them. scale: of what the adapter changes. Raises
     ImportModelError."""
     return _of_folder(path, scale) if path.is_dir() else _of_gguf(path, scale)
+
+
+def in_gguf(adapter: Mapping[str, LowRank], weights: Weights, architecture: Architecture) -> Mapping[str, LowRank]:
+    """An adapter with names of `transformers` as one of a GGUF file, whose converter names and orders matrices anew.
+    What it has no name for is left as it is."""
+    names = dict(architecture.names)
+    heads = {"query": architecture.heads, "key": architecture.key_heads}
+
+    def image(name: str, part: LowRank) -> tuple[str, LowRank]:
+        for role, place in roles_of(name):
+            own = names.get(role, "").format(*place)
+            if own in weights:
+                part = replace(part, transposed=False)
+                is_paired = architecture.family in PAIRED and role in heads and part.shape == weights.shape(own)
+                return own, part.reordered(heads[role]) if is_paired else part
+        return name, part
+
+    return dict(image(name, part) for name, part in adapter.items())
 
 
 def _of_gguf(path: Path, scale: float) -> Mapping[str, LowRank]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ingot.frontends.gguf import GGUFFile, GGUFWeights
 from ingot.frontends.huggingface import Folder, FolderWeights
-from ingot.frontends.language.adapters import read_adapter
+from ingot.frontends.language.adapters import in_gguf, read_adapter
 from ingot.frontends.language.text import json_of, text_of_folder, text_of_metadata
 from ingot.ir.node import Graph
 from ingot.ir.types import DType, bf16, f16, f32, i8
@@ -22,7 +22,7 @@ from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
-from ingot.language.lora import MergedWeights
+from ingot.language.lora import LowRank, MergedWeights
 from ingot.language.metadata import from_metadata
 from ingot.language.programs import POOLINGS, chunk, embed, score
 from ingot.language.settings import Settings
@@ -65,15 +65,18 @@ def open_language(
         architecture = from_metadata(file.metadata)
         text = text_of_metadata(file.metadata) if with_text else {}
         pooling = _pooling_of_metadata(file.metadata, architecture)
-        return LanguageFile(path, architecture, _merged(GGUFWeights(file), adapters), text, pooling)
+        weights = GGUFWeights(file)
+        weights = _merged(weights, [in_gguf(read_adapter(*adapter), weights, architecture) for adapter in adapters])
+        return LanguageFile(path, architecture, weights, text, pooling)
     folder = Folder(path)
     architecture = from_config(folder.config)
     text = text_of_folder(folder) if with_text else {}
-    return LanguageFile(path, architecture, _merged(FolderWeights(folder), adapters), text, _pooling_of_folder(path))
+    weights = _merged(FolderWeights(folder), [read_adapter(*adapter) for adapter in adapters])
+    return LanguageFile(path, architecture, weights, text, _pooling_of_folder(path))
 
 
-def _merged(weights: Weights, adapters: Sequence[tuple[Path, float]]) -> Weights:
-    return MergedWeights(weights, [read_adapter(*adapter) for adapter in adapters]) if adapters else weights
+def _merged(weights: Weights, adapters: Sequence[Mapping[str, LowRank]]) -> Weights:
+    return MergedWeights(weights, adapters) if adapters else weights
 
 
 def chunk_graph(path: Path, kind: Kind) -> Graph:

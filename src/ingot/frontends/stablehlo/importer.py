@@ -192,6 +192,7 @@ class Importer:
     depth: int = 0
     draws: int = 0
     caller: str = ""  # the place of the call whose function is walked over
+    rank: Node | None = None  # of the device, inside of a computation of each device
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
@@ -223,7 +224,8 @@ class Importer:
                 where=self.where or None,
             )  # fmt: skip
         self.depth -= 1
-        return results
+        what, types = f"a result of @{function.name}", map(_type, function.result_types)
+        return tuple(_checked(value, type, what) for value, type in zip(results, types, strict=True))
 
     def block(
         self, block: Block, arguments: Sequence[AnyValue], outer: Scope | None, captures: dict[Node, Node] | None = None
@@ -264,7 +266,7 @@ class Importer:
             results = call_row(call, operands)
             if len(results) != len(op.results):
                 raise Unsupported(f"{len(op.results)} results, its row gives {len(results)}")
-            return [_checked(value, type, op) for value, type in zip(results, call.types, strict=True)]
+            return [_checked(value, type, op.name) for value, type in zip(results, call.types, strict=True)]
         except Unsupported as e:
             # a refusal without a reason is that of an operation inside, which is listed already
             if str(e):
@@ -276,7 +278,7 @@ class Importer:
             raise ShapeError(str(e), where=loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
 
 
-_TERMINATORS = frozenset(("func.return", "return", "stablehlo.return"))
+_TERMINATORS = frozenset(("func.return", "return", "stablehlo.return", "sdy.return"))
 _NO_ROW = "no row"
 
 
@@ -284,28 +286,28 @@ def _type(text: str) -> Tensor | None:
     return tensor_type(text) if text.startswith("tensor<") else None
 
 
-def _checked(value: AnyValue, type: Tensor | None, op: Operation) -> AnyValue:
-    """`value`, whose type is the declared one; a size that only the declaration knows is taken from it."""
+def _checked(value: AnyValue, type: Tensor | None, what: str) -> AnyValue:
+    """`value`, whose type is the declared one of `what`; a size that only the declaration knows is taken from it."""
     if type is None or not isinstance(value, Node | Complex | Quantized):
         return value
     nodes = parts(value)
-    fitted = tuple(_fit(n, type, op) for n in nodes)
+    fitted = tuple(_fit(n, type, what) for n in nodes)
     if fitted == nodes:
         return value
     return Complex(*fitted) if isinstance(value, Complex) else fitted[0] if isinstance(value, Node) else value
 
 
-def _fit(node: Node, type: Tensor, op: Operation) -> Node:
+def _fit(node: Node, type: Tensor, what: str) -> Node:
     if node.dtype != type.dtype or len(node.shape) != len(type.shape):
         declared = show(type.dtype, [d for d in type.shape])
-        raise ImportModelError(f"{op.name}: another type than its operands give", expected=node.type, got=declared)
+        raise ImportModelError(f"{what}: another type than its operands give", expected=node.type, got=declared)
     shape = node.shape
     if shape == type.shape:
         return node
     sizes: list[DimLike] = []
     for got, declared in zip(shape, type.shape, strict=True):
         if isinstance(got, int) and declared is not None and got != declared:
-            raise ImportModelError(f"{op.name}: a declared size", expected=got, got=declared)
+            raise ImportModelError(f"{what}: a declared size", expected=got, got=declared)
         sizes.append(got if declared is None else declared)
     if tuple(sizes) == shape:
         return node

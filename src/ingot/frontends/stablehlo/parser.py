@@ -310,6 +310,7 @@ class Parser:
         functions: dict[str, Function] = {}
         name, attributes = "", dict[str, Attribute]()
         resources: dict[str, str] = {}
+        meshes: dict[str, str] = {}
         opened: list[str] = []
         while (token := self.peek()) != _END:
             self.at += 1
@@ -338,7 +339,8 @@ class Parser:
             elif token[0] in "#!" and self.accept("="):
                 self._alias(token)
             elif token == "sdy.mesh":
-                self._mesh()
+                name_of_mesh, text = self._mesh()
+                meshes[name_of_mesh] = text
             elif token == "{-#":
                 resources = self._resources()
             else:
@@ -347,7 +349,7 @@ class Parser:
             self.fail("'}'")
         if not functions:
             self.fail("a function")
-        return Module(name, functions, attributes, self.locations, resources)
+        return Module(name, functions, attributes, self.locations, resources, meshes)
 
     def _generic_module(self) -> tuple[dict[str, Attribute], str]:
         self.many(self.take, "(", ")")
@@ -370,14 +372,15 @@ class Parser:
         else:
             self.aliases[token] = self.attribute()
 
-    def _mesh(self) -> None:
-        """sdy.mesh @mesh = <["x"=2]> {...}: read and forgotten."""
-        self.take()
+    def _mesh(self) -> tuple[str, str]:
+        """sdy.mesh @mesh = <["x"=2]> {...}: its name, and what it is made of, as text."""
+        name = symbol_name(self.take())
         self.expect("=")
-        self.skip()
+        text = self.skip()
         if self.peek() == "{":
             self.dictionary()
         self.optional_location()
+        return name, text
 
     def _resources(self) -> dict[str, str]:
         """{-# dialect_resources: { builtin: { name: "0x..." } } #-}"""

@@ -43,6 +43,8 @@ class _Pieces:
 
 def operation(p: Parser, name: str, count: int) -> Parts:
     """The operation whose name has been read. `count`: of its results."""
+    if name == "sdy.manual_computation":
+        return _manual_computation(p, name)
     pieces = _pieces(p)
     types = _types(p, name, count) if p.accept(":") else [pieces.type] * count
     attributes = pieces.attributes
@@ -59,6 +61,23 @@ def operation(p: Parser, name: str, count: int) -> Parts:
         attributes = _named(name, pieces, rename)
     short = _FULL_NAMES.get(name, name)
     return short, [*pieces.operands, *pieces.inits], attributes, regions, types
+
+
+def _manual_computation(p: Parser, name: str) -> Parts:
+    """sdy.manual_computation(%x) in_shardings=[<@mesh, [{"dp"}]>] out_shardings=[...] manual_axes={"dp"} (%y: ...) {}
+    : (types) -> types"""
+    operands = p.many(p.take, "(", ")")
+    attributes: dict[str, Attribute] = {}
+    for key in ("in_shardings", "out_shardings"):
+        p.expect(key)
+        p.expect("=")
+        attributes[key] = Raw("".join(p.many(p.skip, "[", "]")))
+    p.expect("manual_axes")
+    p.expect("=")
+    attributes["manual_axes"] = Raw(" ".join(p.many(p.take, "{", "}")))
+    region = p.region(tuple(p.many(p.argument, "(", ")")))
+    p.expect(":")
+    return name, operands, attributes, [region], p.signature()[1]
 
 
 def _pieces(p: Parser) -> _Pieces:
@@ -188,7 +207,7 @@ def _entry(p: Parser) -> tuple[str, Attribute]:
 
 # of a type list without an arrow, the last is the result's, unless every operand gives a result
 _TYPE_PER_OPERAND = {"stablehlo.while", "stablehlo.optimization_barrier"}
-_NO_RESULTS = {"return", "func.return", "stablehlo.return"}
+_NO_RESULTS = {"return", "func.return", "stablehlo.return", "sdy.return"}
 
 
 def _types(p: Parser, name: str, count: int) -> list[str]:

@@ -14,11 +14,13 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.syntax import Attribute, Raw
-from ingot.frontends.stablehlo.values import AnyValue
+from ingot.frontends.stablehlo.values import AnyValue, Call
 from ingot.ir.node import Node
 
 _DIMENSION = re.compile(r"\{([^{}]*)\}(?:p\d+)?")
 _AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
+_PER_VALUE = re.compile(r'<@("[^"]*"|[^,>\s]+)\s*,\s*\[([^\]]*)\]')
+_SIZE = re.compile(r'"([^"]+)"=(\d+)')
 _TILES = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _MAX_DEVICES = 1 << 16
 
@@ -40,20 +42,37 @@ def sharding(attributes: Mapping[str, Attribute], rank: int) -> ops.Sharding | N
     return None
 
 
-def _sdy(text: str, rank: int) -> ops.Sharding | None:
-    start = text.find("[{")
-    if rank == 0 or start < 0:
-        return None
-    end = text.find("]", start)
+def manual_shardings(c: Call, key: str) -> tuple[tuple[tuple[str, int], ...], tuple[ops.Axes, ...]]:
+    """The mesh of a manual computation, and for each operand or result the axes that split its dimensions."""
+    text = getattr(c.attributes.get(key), "text", "")
+    found = _PER_VALUE.findall(text)
+    meshes = {c.importer.module.meshes.get(name.strip('"'), "") for name, _ in found}
+    axes = [_SIZE.findall(mesh) for mesh in meshes]
+    if len(meshes) > 1 or not all(axes) or any("device_ids" in mesh for mesh in meshes):
+        raise Unsupported(f"{key} = {text[:100]}: one mesh of the module, with devices in order")
+    mesh = tuple((name, int(size)) for name, size in axes[0]) if axes else ()
+    return mesh, tuple(_axes(dimensions) for _, dimensions in found)
+
+
+def _axes(text: str) -> ops.Axes:
+    """{"dp", "tp"}, {}   ->   (dp, tp), ()"""
     axes: list[tuple[str, ...]] = []
-    for dimension in _DIMENSION.findall(text[start:end]):
+    for dimension in _DIMENSION.findall(text):
         names = _AXIS.findall(dimension)
         if any(part for _, part in names):
             raise Unsupported(f"a part of a mesh axis: {dimension}")
         axes.append(tuple(name for name, _ in names))
+    return tuple(axes)
+
+
+def _sdy(text: str, rank: int) -> ops.Sharding | None:
+    start = text.find("[{")
+    if rank == 0 or start < 0:
+        return None
+    axes = _axes(text[start : text.find("]", start)])
     if len(axes) != rank:
         raise Unsupported(f"a sharding of {len(axes)} dimensions for a value of {rank}")
-    return ops.Sharding(tuple(axes)) if any(axes) else None
+    return ops.Sharding(axes) if any(axes) else None
 
 
 def _tiled(text: str, rank: int) -> ops.Sharding | None:

@@ -100,6 +100,7 @@ class Module:
     attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
     locations: Mapping[str, str] = field(default_factory=dict[str, str])
     resources: Mapping[str, str] = field(default_factory=dict[str, str])
+    meshes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def main(self) -> Function | None:

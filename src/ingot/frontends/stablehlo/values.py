@@ -139,6 +139,7 @@ class Context(Protocol):
     module: Module
     rows: Rows
     sizes: Sizes
+    rank: Node | None  # of the device, inside of a computation of each device
 
     def random_key(self) -> Node: ...
     def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]: ...
@@ -187,8 +188,10 @@ class Call:
         value = self._get(name)
         if isinstance(value, Number):
             return int(value)
-        (only,) = _ints(value, name)
-        return only
+        values = _ints(value, name)
+        if len(values) != 1:
+            raise Unsupported(f"{name} of {len(values)} numbers, expected one")
+        return values[0]
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.attributes.get(name, default)
@@ -198,6 +201,27 @@ class Call:
         if default is not None and self.attributes.get(name) is None:
             return tuple(default)
         return _ints(self._get(name), name)
+
+    def axes(self, name: str, rank: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Distinct axes of a tensor of this rank. Raises Unsupported for others."""
+        axes = self.ints(name, default)
+        if len(set(axes)) < len(axes) or any(not 0 <= d < rank for d in axes):
+            raise Unsupported(f"{name} = {list(axes)}, expected distinct axes in [0, {rank})")
+        return axes
+
+    def axis(self, name: str, rank: int) -> int:
+        """As `axes`, one of them."""
+        axis = self.int(name)
+        if not 0 <= axis < rank:
+            raise Unsupported(f"{name} = {axis}, expected an axis in [0, {rank})")
+        return axis
+
+    def per_axis(self, name: str, rank: int, default: int) -> tuple[int, ...]:
+        """A number for each of `rank` axes. Raises Unsupported for more or fewer."""
+        values = self.ints(name, (default,) * rank)
+        if len(values) != rank:
+            raise Unsupported(f"{name} of {len(values)} numbers, expected {rank}")
+        return values
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
         """[[low, high], ...]; zeros where the attribute is absent."""

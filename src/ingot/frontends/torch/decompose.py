@@ -19,7 +19,7 @@ from ingot.frontends.torch.decompositions.formats import FORMATS
 from ingot.frontends.torch.decompositions.fused_attention import FUSED
 from ingot.frontends.torch.tracing.guards import noted_equalities
 from ingot.frontends.torch.tracing.inplace import destination
-from ingot.frontends.torch.tracing.recurrence import whole_recurrences
+from ingot.frontends.torch.tracing.whole_ops import whole_recurrences
 
 
 def decomposed(

@@ -27,7 +27,7 @@ from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes, open_lengths
-from ingot.frontends.torch.tracing.recurrence import whole_recurrences
+from ingot.frontends.torch.tracing.whole_ops import whole_recurrences
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def export_module(
     if example_inputs is None:
         raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
     # one that was put into a module of the caller's after `eval` is not
-    if not gradients and all(module.training for module in net.modules()):
+    if not gradients and all(m.training for m in net.modules()) and any(map(_may_differ_in_training, net.modules())):
         _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
     if gradients:
@@ -288,6 +288,14 @@ class _Quiet:
     def __exit__(self, *exc: object) -> None:
         for n, level in zip(self._names, self._levels, strict=True):
             logging.getLogger(n).setLevel(level)
+
+
+def _may_differ_in_training(module: nn.Module) -> bool:
+    """Whether it is a dropout, a norm of batches, or code that is not PyTorch's own."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return True
+    kinds = nn.modules.dropout._DropoutNd | nn.modules.batchnorm._NormBase | nn.RReLU
+    return isinstance(module, kinds) or bool(getattr(module, "dropout", 0))
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

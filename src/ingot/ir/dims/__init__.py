@@ -16,6 +16,7 @@ from ingot.ir.dims.algebra import (
     floordiv,
     is_computed,
     is_input_element,
+    is_number,
     is_static,
     mod,
     product,

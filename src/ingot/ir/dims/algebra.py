@@ -52,9 +52,14 @@ def is_computed(name: str) -> bool:
     return name.startswith(COMPUTED_PREFIX)
 
 
+def is_number(name: str) -> bool:
+    """Whether `name` is any integer, not a size: an element of an input, or what the run finds."""
+    return "." in name
+
+
 def is_input_element(name: str) -> bool:
-    """Whether `name` is an element of an input: any integer, not a size."""
-    return "." in name and not is_computed(name)
+    """Whether `name` is an element of an input."""
+    return is_number(name) and not is_computed(name)
 
 
 @dataclass(frozen=True, slots=True)

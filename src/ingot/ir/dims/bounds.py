@@ -16,13 +16,14 @@ from ingot.ir.dims.algebra import (
     exact_quotient,
     extreme,
     is_computed,
+    is_number,
     symbols_of,
 )
 
 
 def default_bounds(name: str, lowest: int = 1) -> Interval:
     """The default bounds of a symbol: a size is at least `lowest`, a computed size at least 0, an integer unbounded."""
-    return (None if "." in name else min(lowest, 0) if is_computed(name) else lowest, None)
+    return (None if is_number(name) else min(lowest, 0) if is_computed(name) else lowest, None)
 
 
 def dim_max(a: int | Dim, b: int | Dim, symbol_bounds: Mapping[str, Interval] | None = None) -> int | Dim:

@@ -165,7 +165,9 @@ class Dot(Expr):
     """Lane i of c plus the products of the neighboring elements of a and b in the 32 bits of lane i.
 
     u8 or i8 with i8, four times the lanes of c, i32: exact but for c, which wraps (Intel SDM, VPDPBUSD; Arm, USDOT and
-    SDOT). 16 times, for a c of one lane: Arm's VMLADAVA.
+    SDOT), unless two products of i8 in a lane are of -128 with -128, whose sum some machines lack the bits for. 16
+    times, for a c of one lane: Arm's VMLADAVA. i16 with i16, twice the lanes of c: as exact, unless all four
+    operands of a lane are -2^15 (Intel SDM, VPMADDWD).
 
     bf16, twice the lanes of c, f32: fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])), both sums rounded to nearest even.
     Denormal operands and sums may count as zero: Intel's vdpbf16ps, which implements this where available, flushes them

@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable
 
 from ingot.ir import kernel as k
-from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f32, f64, i8, i32, i64, u8
+from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f32, f64, i8, i16, i32, i64, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
@@ -337,12 +337,13 @@ class _Checker:
     def dot(self, e: k.Dot) -> None:
         self.same_kinds("dot", e, e.c)
         self.require(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
-        for a, expected in zip((e.a, e.b), _DOT_OPERANDS.get(e.dtype, ()), strict=False):
-            lanes = e.lanes * 32 // expected.bits
-            is_signed_bytes = (a.dtype, expected) == (i8, u8)
-            is_whole_vector = e.lanes == 1 and expected.bits == 8 and e.a.lanes == e.b.lanes == 16
-            matches = (a.dtype == expected or is_signed_bytes) and (a.lanes == lanes or is_whole_vector)
-            self.require(matches, "dot", f"an operand {expected}x{lanes}", _kind(a))
+        operands = _DOT_OPERANDS.get(e.dtype, ())
+        found = (e.a.dtype, e.b.dtype)
+        self.require(not operands or found in operands, "dot", f"operands {operands}", found)
+        is_whole_vector = e.lanes == 1 and e.a.dtype.bits == 8 and e.a.lanes == e.b.lanes == 16
+        for a in (e.a, e.b):
+            lanes = e.lanes * 32 // a.dtype.bits
+            self.require(a.lanes == lanes or is_whole_vector, "dot", f"an operand {a.dtype}x{lanes}", _kind(a))
 
     def gather(self, e: k.Gather, scope: _Scope) -> None:
         subject = f"gather {e.buffer.name}"
@@ -399,7 +400,7 @@ class _Checker:
         self.mask(e.mask, e.lanes, subject, scope)
 
 
-_DOT_OPERANDS = {f32: (bf16, bf16), i32: (u8, i8)}  # by the type of the sums
+_DOT_OPERANDS = {f32: ((bf16, bf16),), i32: ((u8, i8), (i8, i8), (i16, i16))}  # by the type of the sums
 _UNARY_KINDS = {
     "neg": "fiu",
     "abs": "fiu",

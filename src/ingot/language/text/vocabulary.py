@@ -11,6 +11,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE = "▁"  # stands for a space
 _LONGEST_WORD = 100  # characters that WordPiece looks at
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is no UTF-8
 _LONGEST_PIECE = 128  # characters of a token that is made of others
 MODELS = ("llama", "gpt2", "gemma4", "bert", "t5")
 
@@ -65,7 +67,7 @@ def texts(s: Settings, key: str) -> list[str]:
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
         raise s.error(key, "a list of texts", None if value is None else type(value).__name__)
     for i, text in enumerate(value):
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        if not text.isascii() and _SURROGATE.search(text):
             raise s.error(f"{key}[{i}]", "UTF-8", text)
     return list(value)
 
@@ -128,9 +130,11 @@ def _merges(
         token = tokens[i]
         if kinds[i] in (_CONTROL, _BYTE) or not 2 <= len(token) <= _LONGEST_PIECE:
             continue
-        pairs: list[tuple[str, str]] = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
-        yield from sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        cuts = range(1, len(token))
+        known = [(a, b) for i in cuts if (a := token[:i]) in vocabulary and (b := token[i:]) in vocabulary]
+        if len(known) > 1:
+            known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        yield from known
 
 
 def _characters(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:

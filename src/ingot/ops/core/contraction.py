@@ -1,4 +1,9 @@
-"""Sums of products: dot_general and convolution, with StableHLO's dimension numbers."""
+"""Sums of products: dot_general and convolution, with StableHLO's dimension numbers.
+
+Sums of signs. Words (u32) hold 32 numbers that are 1 or -1, a bit that is set for -1. Such a number times another is -1
+where their bits differ, so a sum of K products is K - 2 * (the number of bits that differ). `of_signs` contractions
+compute that number in i32 (Courbariaux et al. 2016, "Binarized Neural Networks"; Rastegari et al. 2016, "XNOR-Net").
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import Dim, DimLike, mod, product
 from ingot.ir.node import Cropped, Node, Op, Samples
-from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32
+from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32, u32
 from ingot.ops.core.base import (
     Category,
     CoreOp,
@@ -38,6 +43,9 @@ def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> 
     With a given `dtype`, operands may be different dtypes of one kind, and products of 8-bit operands may be summed in
     floats.
     """
+    if op.of_signs:  # type: ignore[attr-defined]
+        types = (a.dtype, b.dtype, dtype)
+        op.expect(types == (u32, u32, i32), f"of signs: expected u32, u32 and sums in i32, got {types}")
     same_kind = (a.dtype.is_integer and b.dtype.is_integer) or (a.dtype.is_float and b.dtype.is_float)
     op.expect(
         a.dtype == b.dtype or (same_kind and dtype is not None),
@@ -63,6 +71,17 @@ def _widen_operands(a: np.ndarray, b: np.ndarray, out: DType) -> tuple[np.ndarra
     return a.astype(wide), b.astype(wide)
 
 
+def _signs(words: np.ndarray, axis: int) -> np.ndarray:
+    """The signs of u32 along `axis`, 32 for each: 1.0 or -1.0."""
+    bits = np.unpackbits(np.ascontiguousarray(np.moveaxis(words, axis, -1)).view(np.uint8), axis=-1, bitorder="little")
+    return np.moveaxis(1 - 2 * bits.astype(np.float32), -1, axis)
+
+
+def _differences(sums: np.ndarray, bits: int) -> np.ndarray:
+    """Of how many pairs of `bits` the product is -1."""
+    return (bits - sums) / 2
+
+
 def _round(y: np.ndarray, out: DType) -> np.ndarray:
     return round_to(y.astype(np.int64) if out.is_integer else y, out)
 
@@ -73,7 +92,7 @@ class DotGeneral(CoreOp):
 
     Result dimensions: batch, free axes of lhs, free axes of rhs. batch, contract: (lhs axes, rhs axes), paired in
     order. dtype: the dtype of the result (i8 x i8 -> i32, bf16 x bf16 -> f32, f32 x f16 -> f32), by default that of the
-    operands. f16 and bf16 accumulate in f32.
+    operands. f16 and bf16 accumulate in f32. of_signs: see module; there is at least one contracted axis.
     """
 
     name: ClassVar[str] = "dot_general"
@@ -84,6 +103,7 @@ class DotGeneral(CoreOp):
     batch: AxisPairs = ((), ())
     contract: AxisPairs = ((), ())
     dtype: DType | None = None
+    of_signs: bool = False
 
     def free(self, rank_a: int, rank_b: int) -> AxisPairs:
         """The axes of lhs and of rhs that are neither batch nor contracted, ascending."""
@@ -116,6 +136,7 @@ class DotGeneral(CoreOp):
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
         a, b = inputs
+        self.expect(bool(self.contract[0]) or not self.of_signs, "of signs: expected a contracted axis")
         check_dims(self, (*self.batch[0], *self.contract[0]), a.rank, "lhs dims")
         check_dims(self, (*self.batch[1], *self.contract[1]), b.rank, "rhs dims")
         for what, (da, db) in (("batch", self.batch), ("contract", self.contract)):
@@ -142,6 +163,8 @@ class DotGeneral(CoreOp):
         types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
         out = self.infer(*types)
         lhs, rhs = inputs
+        if self.of_signs:
+            lhs, rhs = (_signs(x, dims[0]) for x, dims in zip(inputs, self.contract, strict=True))
         a, b = _widen_operands(lhs, rhs, out.dtype)
         free_a, free_b = self.free(a.ndim, b.ndim)
         batch = [a.shape[d] for d in self.batch[0]]
@@ -150,7 +173,8 @@ class DotGeneral(CoreOp):
         a = a.transpose(*self.batch[0], *free_a, *self.contract[0]).reshape(*batch, rows, depth)
         b = b.transpose(*self.batch[1], *self.contract[1], *free_b).reshape(*batch, depth, cols)
         with np.errstate(all="ignore"):
-            return _round((a @ b).reshape(tuple(int(d) for d in out.shape)), out.dtype)
+            sums = (a @ b).reshape(tuple(int(d) for d in out.shape))
+        return _round(_differences(sums, depth) if self.of_signs else sums, out.dtype)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -168,6 +192,12 @@ class DotGeneral(CoreOp):
         bf16 = ml_dtypes.bfloat16
         yield cls(contract=((1,), (0,)), dtype=f32), (_data(3, 33, dtype=bf16), _data(33, 20, dtype=bf16))
         yield cls(contract=((1,), (1,)), dtype=f32), (_data(3, 33), _data(4, 33, dtype=np.float16))
+        yield cls(contract=((1,), (0,)), dtype=i32, of_signs=True), (_words(3, 5), _words(5, 19))
+        yield cls(((0,), (0,)), ((2, 1), (1, 2)), i32, of_signs=True), (_words(2, 3, 2, 4), _words(2, 2, 3, 5))
+
+
+def _words(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 1 << 32, shape, dtype=np.uint32)
 
 
 def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
@@ -184,7 +214,7 @@ class Convolution(CoreOp):
 
     feature_groups: splits C (I of rhs = C / groups); batch_groups: splits N. dtype: the dtype of the result, by default
     that of the operands. zeros: (low, high) for each spatial axis, how many positions of lhs at its ends are known to
-    be zeros because padding was folded into lhs; () for none.
+    be zeros because padding was folded into lhs; () for none. of_signs: see module; padding adds words of 0.
     """
 
     name: ClassVar[str] = "convolution"
@@ -203,6 +233,7 @@ class Convolution(CoreOp):
     batch_groups: int = 1
     dtype: DType | None = None
     zeros: Pairs = ()
+    of_signs: bool = False
 
     @property
     def spatial(self) -> str:
@@ -256,6 +287,7 @@ class Convolution(CoreOp):
         kernel = dict(zip(self.rhs_layout, w.shape, strict=True))
         groups, batches = self.feature_groups, self.batch_groups
         self.expect(groups >= 1 and batches >= 1 and 1 in (groups, batches), "expected one kind of groups at most")
+        self.expect(groups == batches == 1 or not self.of_signs, "of signs: expected no groups")
         self.expect(
             kernel["I"] * groups == sizes["C"],
             f"expected {sizes['C']} input channels = {groups} groups x I of the kernel {w}, got I = {kernel['I']}",
@@ -291,6 +323,9 @@ class Convolution(CoreOp):
         w = w.transpose([self.rhs_layout.index(c) for c in "OI" + letters])
         low, high = ([0, 0, *(p[side] for p in self.padding)] for side in (0, 1))
         x = pad_array(x, low, high, (0, 0, *(d - 1 for d in self.lhs_dilation)), np.zeros((), x.dtype))
+        bits = w[0].size * 32
+        if self.of_signs:
+            x, w = (_signs(words.astype(np.uint32), 1) for words in (x, w))
         sizes = dict(zip(self.out_layout, (int(d) for d in out.shape), strict=True))
         spatial = tuple(sizes[c] for c in letters)
         if self.batch_groups > 1:
@@ -305,6 +340,7 @@ class Convolution(CoreOp):
                 if depthwise
                 else np.concatenate([self._convolve(p, q, spatial) for p, q in parts], 1)
             )
+        y = _differences(y, bits) if self.of_signs else y
         y = y.transpose([("NC" + letters).index(c) for c in self.out_layout])
         return np.ascontiguousarray(_round(y, out.dtype)).reshape(tuple(int(d) for d in out.shape))
 
@@ -363,6 +399,8 @@ class Convolution(CoreOp):
         narrow = _data(1, 5, 5, 3, dtype=bf16), _data(3, 3, 3, 4, dtype=bf16)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nhwc, dtype=f32), narrow
         yield cls(one, none, one, one, *nchw, 3, dtype=f32), (_data(2, 3, 5, 5, dtype=bf16), _data(3, 1, 3, 3))
+        signs = _words(2, 7, 5, 3), _words(3, 2, 3, 4)
+        yield cls((2, 1), ((1, 1), (0, 2)), one, one, *nhwc, dtype=i32, of_signs=True), signs
 
 
 def is_depthwise(node: Node) -> bool:

@@ -37,6 +37,10 @@ class AdaptivePool(Op):
         self.expect(not has_empty, f"expected spatial sizes other than 0, got {x}")
         return x.with_shape((*x.shape[:2], *self.output_size))
 
+    def spans(self, shape: Shape, d: int) -> list[tuple[int, int]]:
+        """The first and one-past-last index of each window along dimension d, for static sizes."""
+        return _spans(int(shape[d]), int(self.output_size[d - 2]))
+
     def reduce_regular(self, x: Term, kind: str, dims: Sequence[tuple[int, DimLike]]) -> Term:
         """x with each dimension d of the pairs (d, factor) reduced by `factor` neighbors at a time."""
         full_dims = tuple(d for d, factor in dims if factor == x.shape[d])

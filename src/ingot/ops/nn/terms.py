@@ -396,6 +396,13 @@ def take(x: Term, indices: Value, axis: int) -> Term:
     return Term(gather(x.node, index.node))
 
 
+def repeat(x: Term, axis: int, factor: DimLike) -> Term:
+    """x with each element repeated `factor` times along `axis`."""
+    shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
+    dims = [d for d in range(len(shape)) if d != axis + 1]
+    return x.spread(shape, dims).reshape((*x.shape[:axis], x.shape[axis] * factor, *x.shape[axis + 1 :]))
+
+
 def windows(x: Term, start: Value, count: DimLike, axis: int) -> Term:
     """Windows of `count` elements along `axis`, one from each index in `start`.
 

@@ -19,7 +19,7 @@ from typing import TypeGuard
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_static
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Graph, Node, Op, Project, rebuild
+from ingot.ir.node import Graph, Input, Node, Op, Project, rebuild
 from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse, permute
 
 MAX_IMAGE_CHANNELS = 4  # an input of so few channels is not transposed
@@ -64,9 +64,23 @@ def transpose(x: Node, permutation: Perm) -> Node:
     return ops.Transpose(permutation)(x, loc=x.loc)
 
 
+def has_images(graph: Graph) -> bool:
+    """Whether a graph has values that are best stored channels last: it has convolutions, or inputs that are stored so,
+    as which they are transposed to the order of the model's dimensions."""
+    return any(isinstance(n.op, ops.Convolution) or _is_channels_last_input(n) for n in graph.nodes())
+
+
+def _is_channels_last_input(n: Node) -> bool:
+    rank = n.type.rank if len(n.types) == 1 else 0
+    if not isinstance(n.op, ops.Transpose) or rank < 4 or not isinstance(n.inputs[0].op, Input):
+        return False
+    return n.op.permutation == (0, rank - 1, *range(1, rank - 1))
+
+
 def assign_layouts(graph: Graph) -> Graph:
-    """Put convolutions and the ops that follow them into channels-last order (see module)."""
-    if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
+    """Put convolutions, images that are stored channels last and the ops that follow them into this order (see
+    module)."""
+    if not has_images(graph):
         return graph
     w = _Layouts(_enlarging(graph) | _updating(graph), _row_transposes(graph))
     for n in graph.nodes():
@@ -280,4 +294,4 @@ def with_explicit_padding(op: ops.Convolution, x: Node, value: Node, loc: str = 
     return replace(op, padding=((0, 0),) * len(spatial), lhs_dilation=(1,) * len(spatial)), image
 
 
-__all__ = ["assign_layouts", "explicit_padding", "transpose", "with_explicit_padding"]
+__all__ = ["assign_layouts", "explicit_padding", "has_images", "transpose", "with_explicit_padding"]

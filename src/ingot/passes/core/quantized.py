@@ -25,7 +25,7 @@ Floats of 8 bits are multiplied directly where the machine supports it, constant
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +35,7 @@ from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.layout import identity_axes
 from ingot.ir.node import Graph, Node, Op, const, deferred_const, rebuild, splat_of
-from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e5m2, f16, f32, i8, i32, static_shape, u8
+from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e5m2, f16, f32, i8, i16, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
@@ -55,6 +55,7 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
     depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,), rounds: bool = False,
+    stays: Callable[[Node], bool] = lambda n: False, least_weight: int = -128,
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
@@ -62,15 +63,18 @@ def lower_quantized(
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
     product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
     convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
-    types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes."""
+    types of 16 bits that these may be scaled by. rounds: what levels are multiplied with is rounded to bytes. stays:
+    whether a product is faster in floats. least_weight: of the i8 weights that are multiplied exactly."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
             w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
-            integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums)
-            return integers or (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats, rounds) or new
+            integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums, least_weight)
+            if integers is not None and not stays(new):
+                return integers
+            return (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats, rounds) or new
         return new
 
     nodes = graph.nodes()
@@ -310,7 +314,11 @@ def _shifted(x: Node, offset: int, to: DType) -> Node:
 
 
 def _bytes(a: _Levels, to: DType) -> _Levels:
-    """Levels as u8 or i8."""
+    """Levels as u8 or i8, or as i16 with a zero of 0."""
+    if to == i16:
+        zero = ops.BroadcastInDim(a.q.shape, a.axes)(a.zero)
+        levels = ops.Convert(i16)(ops.sub(ops.Convert(i32)(a.q), zero))
+        return replace(a, q=levels, zero=const(np.int32(0)) if not a.axes else ops.full(a.zero.shape, 0, i32))
     offset = 128 if to == u8 else -128
     return a if a.q.dtype == to else replace(a, q=_shifted(a.q, offset, to), zero=ops.add(a.zero, offset))
 
@@ -328,12 +336,16 @@ def _signed(b: _Levels) -> _Levels:
     return _bytes(b, i8)
 
 
-def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType) -> Node | None:
+def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType, least_weight: int) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
     a, b = (_levels(x, INTEGERS) for x in n.inputs)
     if a is None or b is None or len(b.axes) > 1 or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
         return None
-    a, b = _bytes(a, int8_dot), _signed(b)
+    # no dot product sums a depthwise convolution, whose kernel widens bytes of any type
+    depthwise = isinstance(n.op, ops.Convolution) and _is_depthwise(n.op, b)
+    a, b = a if depthwise and int8_dot == i16 else _bytes(a, int8_dot), _signed(b)
+    if least_weight > -128 and not depthwise and value_of(b.q).min(initial=0) < least_weight:
+        return None
     rows, columns = _places(n, a, 0), _places(n, b, 1)
     if rows is None or columns is None:
         return None
@@ -426,6 +438,10 @@ def _matmul_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     return sums
 
 
+def _is_depthwise(op: ops.Convolution, b: _Levels) -> bool:
+    return b.q.shape[op.rhs_layout.index("I")] == 1 and op.feature_groups > 1
+
+
 def _has_holes(op: ops.Convolution) -> bool:
     return any(d != 1 for d in op.lhs_dilation)
 
@@ -437,7 +453,7 @@ def _convolution_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen, depthwise_su
     depth = product(b.q.shape[d] for d in window)
     plain = op.batch_groups == 1 and (_is_zero(a.zero) or not _has_holes(op))
     channels = b.q.shape[op.rhs_layout.index("I")]
-    depthwise = channels == 1 and op.feature_groups > 1
+    depthwise = _is_depthwise(op, b)
     groups_fit = op.feature_groups == 1 or depthwise or (isinstance(channels, int) and channels % 4 == 0)
     max_terms = MAX_TERMS_F32 if depthwise else MAX_TERMS_I32
     if not (plain and groups_fit and isinstance(depth, int) and depth <= max_terms and _is_zero(b.zero)):

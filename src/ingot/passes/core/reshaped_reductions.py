@@ -24,6 +24,7 @@ from ingot.ir.dims import DimLike, estimate, exact_quotient, product
 from ingot.ir.node import Graph, Node, rebuild
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
+from ingot.passes.core.layout import has_images
 from ingot.support.dataclass import dataclass
 
 Atoms = tuple[tuple[int, ...], ...]  # the parts of each dimension, outermost first
@@ -105,9 +106,10 @@ class _Region:
 
 
 def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
-    """Remove reshapes between images and their reductions (see module), if the graph has convolutions: without them,
-    images are in the order of their dimensions. at_once: elements of the largest slice that is reduced in one pass."""
-    if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
+    """Remove reshapes between images and their reductions (see module), if the graph has images that are stored
+    channels last: others are in the order of their dimensions. at_once: elements of the largest slice that is reduced
+    in one pass."""
+    if not has_images(graph):
         return graph
     users, outputs = graph.uses(), set(graph.outputs)
     region_of: dict[Node, _Region] = {}

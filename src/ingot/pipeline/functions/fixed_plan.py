@@ -9,7 +9,7 @@ from ingot.runtime.expr import evaluate
 from ingot.runtime.placement import Request, place
 from ingot.runtime.program import Buffer, Program, TensorSpec
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import CompileError
+from ingot.support.errors import InputError
 from ingot.targets.c.program import Call, Plan, Tensor
 
 
@@ -18,20 +18,20 @@ def fixed_plan(program: Program, shares_halos: bool = False) -> Plan:
 
     shares_halos: buffers with a halo share memory with others, and are filled in each run; else, once.
 
-    Raises CompileError for a program with symbolic sizes.
+    Raises InputError for a program with symbolic sizes.
     """
     if program.symbols or program.sizes:
         names = ", ".join(s.name for s in (*program.symbols, *program.sizes))
-        raise CompileError(
+        raise InputError(
             "C functions for a model with symbolic sizes",
             expected="fixed sizes",
             got=names,
             fix="fix them: --dim NAME=SIZE",
         )
     if any(step.collective is not None for step in program.steps):
-        raise CompileError("C functions for a program of several ranks", expected="one rank", got="collectives")
+        raise InputError("C functions for a program of several ranks", expected="one rank", got="collectives")
     if hosted := [step.label for step in program.steps if step.host is not None]:
-        raise CompileError("C functions for a program that calls Python's", expected="no such calls", got=hosted)
+        raise InputError("C functions for a program that calls Python's", expected="no such calls", got=hosted)
     inputs, outputs = map(_tensors, (program.inputs, program.outputs))
     binding = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
     read_offsets, initial = _state_offsets(program, b"")

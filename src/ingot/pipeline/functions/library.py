@@ -22,7 +22,7 @@ from ingot.targets.cpu.c_entry import (
     helpers,
     state_begins_at,
 )  # fmt: skip
-from ingot.targets.cpu.elf import Library, archive, relocatable, shared_object
+from ingot.targets.cpu.elf import MACHINES, Library, archive, relocatable, shared_object
 from ingot.targets.cpu.link import link
 from ingot.targets.cpu.objects import compiled
 
@@ -30,7 +30,7 @@ from ingot.targets.cpu.objects import compiled
 def export(program: Program, path: Path, weights: Path | None = None) -> None:
     """Write a program for CPUs as a shared object (`.so`), an object (`.o`) or an archive (`.a`), and its header.
 
-    Raises InputError for another suffix, and CompileError for a program with open sizes or for several devices.
+    Raises InputError for another suffix or open sizes, and CompileError for a program for several devices.
     """
     if path.suffix not in LIBRARY_SUFFIXES:
         raise InputError(
@@ -41,6 +41,10 @@ def export(program: Program, path: Path, weights: Path | None = None) -> None:
     if program.device != "cpu" or len(program.code) > 1:
         raise CompileError("a native library", expected="a program for a CPU", got=", ".join(program.code))
     plan, code = fixed_plan(program), program.code["cpu"]
+    if code.features.arch not in MACHINES:
+        known = " or ".join(f"a program for {arch}" for arch in MACHINES)
+        fix = "save it as an artifact (.ingot), or compile portable C (--target c)"
+        raise InputError("a native library", expected=known, got=code.features.arch, fix=fix)
     baseline = Features(code.features.arch)  # what looks whether the processor is fit runs on any
     helper, offsets = helpers(code.features)
     start = -(-len(code.blob) // 64) * 64

@@ -117,6 +117,9 @@ class Loaded:
     def ticks_per_second(self) -> float:
         return ticks_per_second(self._image)
 
+    def notes(self) -> list[str]:
+        return []
+
     @property
     def arena_bytes(self) -> int:
         return sum(context.nbytes for context in self._contexts)

@@ -32,6 +32,10 @@ _native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _clock = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
+def threads_text(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
+
+
 def thread_count(asked: int | None) -> int:
     """The threads asked for; None: INGOT_THREADS, or the physical cores this process may run on, within the container's
     CPU quota. Raises InputError for anything but a positive int."""

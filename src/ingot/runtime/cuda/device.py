@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -23,6 +23,8 @@ from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.memory import Memory
 from ingot.runtime.cuda.nccl import Communicators, communicators_of
+from ingot.runtime.cuda.nvtx import ranges_of
+from ingot.runtime.cuda.profile import TICKS_PER_SECOND, Profile
 from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
@@ -32,7 +34,6 @@ from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
-_TICKS = 1e12  # of a profile, in a second: a kernel's time may be some microseconds
 KEPT = 16  # sets of shapes whose graphs a context keeps
 
 
@@ -88,7 +89,7 @@ class Loaded:
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
         self._weights = Memory(self._driver)
-        self._profile = _Profile()
+        self._profile = Profile(ranges_of(program, self._driver))
         self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
@@ -152,7 +153,10 @@ class Loaded:
 
     @property
     def ticks_per_second(self) -> float:
-        return _TICKS
+        return TICKS_PER_SECOND
+
+    def notes(self) -> list[str]:
+        return [] if self._bounded is None else self._bounded.notes()
 
     @property
     def arena_bytes(self) -> int:
@@ -221,13 +225,6 @@ def _free(image: Image, memory: _Held, contexts: list[Context]) -> None:
     image.unload()
 
 
-@dataclass
-class _Profile:
-    """Where runs write the ends of their steps, if somebody asks."""
-
-    readings: NDArray[np.int64] | None = None
-
-
 def _captured(driver: Driver) -> bool:
     """Whether the caller's stream is."""
     stream = _callers_stream()
@@ -275,7 +272,7 @@ class Context:
     runs without a caller's."""
 
     def __init__(
-        self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: _Profile,
+        self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: Profile,
         communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
         """weights: their address, or what keeps them within a bound."""
@@ -321,10 +318,10 @@ class Context:
             self._communicators.check()
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
-        direct = None if captured or self._profile.readings is not None else self._direct
+        direct = self._direct if self._profile.is_off and not captured else None
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
-            known = instance.graphs.again(places, stream)
+            known = instance.graphs.relaunch(places, stream)
             if not known and not any(pointer % ALIGN for pointer in pointers):
                 instance.graphs.run(places, stream)
                 known = True
@@ -381,12 +378,13 @@ class Context:
         seconds = None if self._profile.readings is None else dict[int, float]()
         if streams and bounded is not None:
             instance.graphs.stream(places, stream, bounded, seconds)
-            if seconds is not None and self._profile.readings is not None:
-                _told(self._profile.readings, seconds)
-        elif self._profile.readings is None:
+        elif self._profile.is_off:
             instance.graphs.run(tuple(places), stream)
+        elif self._profile.ranges is not None and seconds is None:
+            instance.graphs.stream(places, stream, self._profile.ranges)
         else:
-            _told(self._profile.readings, instance.graphs.times(places, stream))
+            seconds = instance.graphs.times(places, stream)
+        self._profile.tell(seconds)
         for i, (pointer, here, nbytes) in [*enumerate(ends)][instance.read :]:
             if places[2 + i] == pointer:
                 continue
@@ -487,12 +485,4 @@ class _Direct:
         return same and instance is self.instance and stream == self.stream
 
 
-def _told(readings: NDArray[np.int64], seconds: Mapping[int, float]) -> None:
-    """Steps that did not run took no time."""
-    taken = [seconds.get(number, 0.0) for number in range(len(readings) - 1)]
-    readings[:] = np.rint(np.cumsum([0.0, *taken]) * _TICKS)
-
-
 DEVICE = CudaDevice()
-
-__all__ = ["DEVICE", "CudaDevice"]

@@ -42,9 +42,9 @@ LEAST_VERSION = 12000
 
 
 class KernelParams(Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2. together: whether all programs have to run at once, which is no field of it."""
+    """CUDA_KERNEL_NODE_PARAMS_v2. cooperative: whether all programs have to run at once, which is no field of it."""
 
-    together = False
+    cooperative = False
 
     _fields_ = (
         ("func", c_void_p),
@@ -268,7 +268,7 @@ class Driver:
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
         """One kernel alone, with the parameters' present values."""
-        name, extra = ("cuLaunchCooperativeKernel", ()) if params.together else ("cuLaunchKernel", (None,))
+        name, extra = ("cuLaunchCooperativeKernel", ()) if params.cooperative else ("cuLaunchKernel", (None,))
         self._call(
             name, c_void_p(params.func), *map(c_uint, params.grid), *map(c_uint, params.block),
             c_uint(params.shared), c_void_p(stream), params.params, *extra,
@@ -298,7 +298,7 @@ class Driver:
         nodes = (c_void_p * count)(*before)
         given = (None, c_size_t(0)) if early or not before else (nodes, c_size_t(count))
         self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *given, byref(params))
-        if params.together:
+        if params.cooperative:
             value = (c_uint * 16)(1)  # CUlaunchAttributeValue
             self._call("cuGraphKernelNodeSetAttribute", node, c_int(_COOPERATIVE), byref(value))
         if early:

@@ -20,10 +20,10 @@ ELSE_VERSION = 12080  # those with a body for each of two cases
 
 @dataclass(frozen=True)
 class Loop:
-    """condition; while the flag of step `at` is not 0: body, condition. turns: how many, if known beforehand."""
+    """condition; while the flag of step `at` is not 0: body, condition. trip_count: None if only the run knows it."""
 
     at: int
-    turns: Expr | None
+    trip_count: Expr | None
     condition: Flow
     body: Flow
 
@@ -38,15 +38,15 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Found:
+class SizeRead:
     """Sizes that the host reads here, as what follows depends on them. Nothing does if the flag of step `at` is 0."""
 
     at: int
 
 
-Item: TypeAlias = "int | Loop | Branch | Found"  # a number is that of a step that launches something
+Item: TypeAlias = "int | Loop | Branch | SizeRead"  # a number is that of a step that launches something
 Flow: TypeAlias = tuple[Item, ...]
-Piece: TypeAlias = "Flow | Loop | Branch | Found"  # a tuple is what one graph holds
+Piece: TypeAlias = "Flow | Loop | Branch | SizeRead"  # a tuple is what one graph holds
 
 
 def flow(program: Program) -> Flow:
@@ -60,99 +60,104 @@ class _Parser:
         self._tables = {b.id for b in program.buffers if b.kind == "table"}
 
     def items(self, start: int, end: int) -> Flow:
-        found: list[tuple[int, Item]] = []  # each behind the number of its first step
+        result: list[tuple[int, Item]] = []  # each behind the number of its first step
         at = start
         while at < end:
             step = self._steps[at]
             if step.target is None:
-                found.append((at, at))
+                result.append((at, at))
                 at += 1
                 continue
             if not step.args:
-                raise self._odd(at)
+                raise self._unstructured(at)
             if at and any(identity in self._tables for identity, _ in self._steps[at - 1].args):
-                found.append((at, Found(at)))
+                result.append((at, SizeRead(at)))
                 at += 1
                 continue
             target = step.target
             if not at < target <= end:
-                raise self._odd(at)
+                raise self._unstructured(at)
             last = self._steps[target - 1]
-            back = last.target if last.target is not None and not last.args and target - 1 > at else None
-            if back is None:
-                found.append((at, Branch(at, self.items(at + 1, target), ())))
+            jump_target = last.target if last.target is not None and not last.args and target - 1 > at else None
+            if jump_target is None:
+                result.append((at, Branch(at, self.items(at + 1, target), ())))
                 at = target
-            elif back > at:
-                if not target <= back <= end:
-                    raise self._odd(target - 1)
-                branch = Branch(at, self.items(at + 1, target - 1), self.items(target, back))
-                found.append((at, branch))
-                at = back
+            elif jump_target > at:
+                if not target <= jump_target <= end:
+                    raise self._unstructured(target - 1)
+                branch = Branch(at, self.items(at + 1, target - 1), self.items(target, jump_target))
+                result.append((at, branch))
+                at = jump_target
             else:
-                first = next((i for i, (number, _) in enumerate(found) if number >= back), len(found))
-                if not start <= back or (found[first][0] if first < len(found) else at) != back:
-                    raise self._odd(target - 1)
-                condition = tuple(item for _, item in found[first:])
-                turns = step.dims[0] if step.dims else None
-                found[first:] = [(back, Loop(at, turns, condition, self.items(at + 1, target - 1)))]
+                first = next((i for i, (number, _) in enumerate(result) if number >= jump_target), len(result))
+                if not start <= jump_target or (result[first][0] if first < len(result) else at) != jump_target:
+                    raise self._unstructured(target - 1)
+                condition = tuple(item for _, item in result[first:])
+                trip_count = step.dims[0] if step.dims else None
+                result[first:] = [(jump_target, Loop(at, trip_count, condition, self.items(at + 1, target - 1)))]
                 at = target
-        return tuple(item for _, item in found)
+        return tuple(item for _, item in result)
 
-    def _odd(self, at: int) -> ArtifactError:
+    def _unstructured(self, at: int) -> ArtifactError:
         return ArtifactError("jumps of a program", expected="loops and branches", got=f"step {at} to another place")
 
 
-def inside(items: Sequence[Item]) -> Iterator[Item]:
+def nested_items(items: Sequence[Item]) -> Iterator[Item]:
     """These, and all that is in them."""
     for item in items:
         yield item
         if isinstance(item, Loop):
-            yield from inside((*item.condition, *item.body))
+            yield from nested_items((*item.condition, *item.body))
         elif isinstance(item, Branch):
-            yield from inside((*item.then, *item.otherwise))
+            yield from nested_items((*item.then, *item.otherwise))
 
 
 def sized(program: Program) -> list[bool]:
     """Of each step, whether its chunks or dims depend on sizes that steps find."""
-    found = {size.name for size in program.sizes}
+    result = {size.name for size in program.sizes}
     return [
-        any(isinstance(d, tuple) and not found.isdisjoint(d) for d in (step.chunks, *step.dims))
+        any(isinstance(d, tuple) and not result.isdisjoint(d) for d in (step.chunks, *step.dims))
         for step in program.steps
     ]
 
 
 def fits(
-    item: Item, version: int, sized: Sequence[bool], laid_out: Callable[[Loop], bool], *, held: bool = False
+    item: Item,
+    version: int,
+    sized: Sequence[bool],
+    is_unrolled: Callable[[Loop], bool],
+    *,
+    nested: bool = False,
 ) -> bool:
-    """Whether a graph can hold it with such a driver. laid_out: whether a loop's turns are. held: by a conditional
-    node, where nothing may depend on sizes that steps find."""
+    """Whether a graph can hold it with such a driver. is_unrolled: whether a loop is. nested: inside of a
+    conditional node, where nothing may depend on sizes that steps find."""
     if isinstance(item, int):
-        return not (held and sized[item])
-    if isinstance(item, Found):
+        return not (nested and sized[item])
+    if isinstance(item, SizeRead):
         return False
     if isinstance(item, Branch):
-        needed, inner = ELSE_VERSION if item.otherwise else WHILE_VERSION, (*item.then, *item.otherwise)
-    elif laid_out(item):
-        needed, inner = version, item.body
+        min_version, inner = ELSE_VERSION if item.otherwise else WHILE_VERSION, (*item.then, *item.otherwise)
+    elif is_unrolled(item):
+        min_version, inner = version, item.body
     else:
-        needed, inner = WHILE_VERSION, (*item.condition, *item.body)
-    held = held or isinstance(item, Branch) or not laid_out(item)
-    return version >= needed and all(fits(i, version, sized, laid_out, held=held) for i in inner)
+        min_version, inner = WHILE_VERSION, (*item.condition, *item.body)
+    nested = nested or isinstance(item, Branch) or not is_unrolled(item)
+    return version >= min_version and all(fits(i, version, sized, is_unrolled, nested=nested) for i in inner)
 
 
 def pieces(items: Flow, fits: Callable[[Loop | Branch], bool]) -> list[Piece]:
     """Graphs, and between them what the host follows: loops and branches that do not fit into one, sizes."""
-    found: list[Piece] = []
-    together: list[Item] = []
+    result: list[Piece] = []
+    group: list[Item] = []
     for item in items:
-        if isinstance(item, int) or (not isinstance(item, Found) and fits(item)):
-            together.append(item)
+        if isinstance(item, int) or (not isinstance(item, SizeRead) and fits(item)):
+            group.append(item)
             continue
-        if together:
-            found.append(tuple(together))
-            together = []
-        found.append(item)
-    return [*found, tuple(together)] if together else found
+        if group:
+            result.append(tuple(group))
+            group = []
+        result.append(item)
+    return [*result, tuple(group)] if group else result
 
 
-__all__ = ["Branch", "Flow", "Found", "Item", "Loop", "fits", "flow", "inside", "pieces", "sized"]
+__all__ = ["Branch", "Flow", "Item", "Loop", "SizeRead", "fits", "flow", "nested_items", "pieces", "sized"]

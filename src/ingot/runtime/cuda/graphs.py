@@ -1,6 +1,6 @@
 """A bound program as CUDA graphs: a node for each launch, behind those whose memory it needs (`order.py`). A loop whose
-turns are known beforehand is laid out in the graph, turn by turn; others, and branches, are conditional nodes, whose
-flag a kernel tells the driver. Kernels that await what is before them start early: all do so before they read, so that
+trip count is known beforehand is unrolled; others, and branches, are conditional nodes, whose flag a kernel tells the
+driver. Kernels that await what is before them start early: all do so before they read, so that
 what is before the one before has ended, too. Behind a size that steps find, the host reads it, and tells it to the
 kernels that depend on it. The host follows loops and branches, too, that have such sizes, or where the driver is too
 old.
@@ -19,10 +19,11 @@ from typing import TypeAlias
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Added, Clock
 from ingot.runtime.cuda.driver import Driver
-from ingot.runtime.cuda.flow import Branch, Flow, Found, Loop, fits, flow, pieces, sized
+from ingot.runtime.cuda.flow import Branch, Flow, Loop, SizeRead, fits, flow, pieces, sized
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
+from ingot.runtime.cuda.nvtx import Ranges
 from ingot.runtime.cuda.order import Access, Order
 from ingot.runtime.cuda.resolver import Resolver
 from ingot.runtime.cuda.streaming import BoundedWeights
@@ -32,17 +33,17 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
 _EXCHANGES = -1  # the number of a memory that stands for the GPUs' links
-MOST = 4096  # kernels that a loop's turns are laid out in
-COPIES = 4  # of a graph, each at other addresses: results that a caller holds in turns need no update of nodes then
+MAX_UNROLLED_KERNELS = 4096  # of an unrolled loop
+MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results by turns cost no update of nodes
 
 
 @dataclass
 class _Conditional:
-    """A node of a graph that runs its bodies as a flag says. tells: the launches that tell it the flag, of which the
-    first is right in front of it."""
+    """A node of a graph that runs its bodies as a flag says. flag_nodes: the launches that tell it the flag;
+    the first is right in front of it."""
 
     loop: bool
-    tells: tuple[Node, ...]
+    flag_nodes: tuple[Node, ...]
     bodies: tuple[list[_Part], ...]
 
 
@@ -63,7 +64,7 @@ class _Segment:
 class _Hosted:
     """What the host follows: a loop (first: its condition, second: its body), a branch (either) or sizes."""
 
-    item: Loop | Branch | Found
+    item: Loop | Branch | SizeRead
     flag: tuple[int, int]  # where it is: index into the places, byte offset
     first: list[_Run]
     second: list[_Run]
@@ -77,7 +78,7 @@ def _nodes(parts: Sequence[_Part]) -> Iterator[Node]:
         if isinstance(part, Node):
             yield part
         elif isinstance(part, _Conditional):
-            yield part.tells[0]
+            yield part.flag_nodes[0]
             for body in part.bodies:
                 yield from _nodes(body)
 
@@ -112,7 +113,7 @@ def _known(number: Expr, values: Mapping[str, int]) -> bool:
     return isinstance(number, int) or all(not isinstance(i, str) or i in OPERATORS or i in values for i in number)
 
 
-class _Maker:
+class _RunBuilder:
     """Makes what runs of a program's steps for one set of shapes."""
 
     def __init__(
@@ -127,13 +128,13 @@ class _Maker:
     def runs(self, items: Flow, version: int) -> list[_Run]:
         """version: of the driver; 0: without conditional nodes."""
         made: list[_Run] = []
-        for piece in pieces(items, lambda item: fits(item, version, self._sized, self._laid_out)):
+        for piece in pieces(items, lambda item: fits(item, version, self._sized, self._is_unrolled)):
             match piece:
                 case Loop():
                     first, second = piece.condition, piece.body
                 case Branch():
                     first, second = piece.then, piece.otherwise
-                case Found():
+                case SizeRead():
                     first = second = ()
                 case _:
                     if parts := self._parts(piece):
@@ -145,15 +146,15 @@ class _Maker:
     def _flag(self, at: int) -> tuple[int, int]:
         return self._resolve.buffer(*self._steps[at].args[0])
 
-    def _laid_out(self, loop: Loop) -> bool:
-        return self._turns(loop) is not None
+    def _is_unrolled(self, loop: Loop) -> bool:
+        return self._trip_count(loop) is not None
 
-    def _turns(self, loop: Loop) -> int | None:
-        """How many turns of a loop are laid out; None: it is not."""
-        if loop.turns is None or not _known(loop.turns, self._binding.values):
+    def _trip_count(self, loop: Loop) -> int | None:
+        """The trip count of a loop that is unrolled; None: it is not."""
+        if loop.trip_count is None or not _known(loop.trip_count, self._binding.values):
             return None
-        launches, turns = self._launches(loop.body), evaluate(loop.turns, self._binding.values)
-        return (turns if launches else 0) if launches * turns <= MOST else None
+        launches, trips = self._launches(loop.body), evaluate(loop.trip_count, self._binding.values)
+        return (trips if launches else 0) if launches * trips <= MAX_UNROLLED_KERNELS else None
 
     def _launches(self, items: Flow) -> int:
         count = 0
@@ -161,13 +162,13 @@ class _Maker:
             match item:
                 case int():
                     count += bool(self._binding.counts[item][0])
-                case Loop() if (turns := self._turns(item)) is not None:
-                    count += turns * self._launches(item.body)
+                case Loop() if (trips := self._trip_count(item)) is not None:
+                    count += trips * self._launches(item.body)
                 case Loop():
                     count += self._launches((*item.condition, *item.body, *item.condition)) + 1
                 case Branch():
                     count += self._launches((*item.then, *item.otherwise)) + 1
-                case Found():
+                case SizeRead():
                     pass
         return count
 
@@ -178,19 +179,19 @@ class _Maker:
                 case int():
                     if self._binding.counts[item][0]:
                         found.append(self._node(item))
-                case Loop() if (turns := self._turns(item)) is not None:
-                    for _ in range(turns):
+                case Loop() if (trips := self._trip_count(item)) is not None:
+                    for _ in range(trips):
                         found += self._parts(item.body)
                 case Loop():
-                    first, again = self._tell(item.at), self._tell(item.at)
-                    body = [*self._parts(item.body), *self._parts(item.condition), again]
-                    found += [*self._parts(item.condition), _Conditional(True, (first, again), (body,))]
+                    first, last_flag = self._flag_node(item.at), self._flag_node(item.at)
+                    body = [*self._parts(item.body), *self._parts(item.condition), last_flag]
+                    found += [*self._parts(item.condition), _Conditional(True, (first, last_flag), (body,))]
                 case Branch():
                     then, otherwise = self._parts(item.then), self._parts(item.otherwise)
                     if then or otherwise:
                         bodies = (then, otherwise) if item.otherwise else (then,)
-                        found.append(_Conditional(False, (self._tell(item.at),), bodies))
-                case Found():
+                        found.append(_Conditional(False, (self._flag_node(item.at),), bodies))
+                case SizeRead():
                     raise AssertionError("sizes in a graph")
         return found
 
@@ -214,7 +215,7 @@ class _Maker:
         count = self._binding.dims[number][0]
         return Exchange(self._driver, number, step, self._communicators, count, bases, accesses)
 
-    def _tell(self, at: int) -> Node:
+    def _flag_node(self, at: int) -> Node:
         """A launch that tells a conditional node the flag of step `at`; which node, is known when there is a graph."""
         reads = [self._resolve.access(*self._steps[at].args[0], False)]
         return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None, reads)
@@ -228,16 +229,16 @@ class Graphs:
         communicators: Communicators | None = None,
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
-        self._made: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
-        self._streamed: list[_Run] = []  # what runs kernel by kernel
-        self._left: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
+        self._copies_by_places: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
+        self._streamed_runs: list[_Run] = []  # what runs kernel by kernel
+        self._recent_places: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
         self._capture_stream = 0
-        self._built: tuple[int, ...] = ()  # what the graphs themselves do
+        self._graph_places: tuple[int, ...] = ()  # what the graphs themselves do
         self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
         resolve = Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
-        self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve, communicators)
-        self._runs = self._maker.runs(self._flow, driver.version)
+        self._flow, self._builder = flow(program), _RunBuilder(driver, program, image, binding, resolve, communicators)
+        self._runs = self._builder.runs(self._flow, driver.version)
         self._users: dict[int, list[tuple[_Segment, Node]]] = {}  # of each place
         for segment in _segments(self._runs):
             for node in segment.nodes:
@@ -247,36 +248,37 @@ class Graphs:
         exchanges = [part for segment in _segments(self._runs) for part in _exchanges(segment.parts)]
         self._fixed = sorted({base for part in exchanges for base, _ in part.bases})
         first = self._runs[0] if len(self._runs) == 1 else None
-        self._whole = first if isinstance(first, _Segment) else None  # the only graph, of by far the most programs
+        self._only_segment = first if isinstance(first, _Segment) else None  # as most programs have
         # a graph with conditional nodes has one copy, says the driver's reference
-        alone = self._whole is None or any(isinstance(part, _Conditional) for part in self._whole.parts)
-        self._copies = 1 if alone else COPIES
+        only = self._only_segment
+        is_plain = only is not None and not any(isinstance(part, _Conditional) for part in only.parts)
+        self._max_copies = MAX_COPIES if is_plain else 1
 
-    def again(self, places: tuple[int, ...], stream: int) -> bool:
+    def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
         """Launch, if that is all that a run at these addresses needs."""
-        copy = self._made.get(places)
-        if copy is None or self._whole is None:
+        copy = self._copies_by_places.get(places)
+        if copy is None or self._only_segment is None:
             return False
-        self._driver.launch(self._whole.executables[copy], stream)
+        self._driver.launch(self._only_segment.executables[copy], stream)
         return True
 
     def run(self, places: tuple[int, ...], stream: int) -> None:
         """Launch at these addresses; a flag that the host asks for waits for what is before it."""
-        copy = self._made.get(places)
+        copy = self._copies_by_places.get(places)
         if copy is None:
-            copy = self._ready(places)
+            copy = self._prepare_copy(places)
 
-        if self._whole is not None:
-            self._driver.launch(self._whole.executables[copy], stream)
+        if self._only_segment is not None:
+            self._driver.launch(self._only_segment.executables[copy], stream)
             return
 
         def launch(segment: _Segment) -> None:
-            self._fit(segment)
+            self._resize(segment)
             self._driver.launch(segment.executables[0], stream)
 
-        self._start(launch, self._runs, places, stream)
+        self._run(launch, self._runs, places, stream)
 
-    def _fit(self, segment: _Segment) -> None:
+    def _resize(self, segment: _Segment) -> None:
         """Let kernels compute as much as the sizes say that are known by now."""
         for node in segment.nodes:
             if node.sized is None or not node.resize(self._known):
@@ -289,7 +291,7 @@ class Graphs:
 
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
-        runs = self._maker.runs(self._flow, version=0)
+        runs = self._builder.runs(self._flow, version=0)
         if any(isinstance(run, _Hosted) for run in runs):
             raise DeviceError(
                 "a CUDA graph that is captured", expected="a program whose steps are known beforehand",
@@ -304,24 +306,24 @@ class Graphs:
                     self._driver.launch_kernel(part.params, stream)
 
     def stream(
-        self, places: Places, stream: int, weights: BoundedWeights, seconds: dict[int, float] | None = None
+        self, places: Places, stream: int, launcher: BoundedWeights | Ranges, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernel by kernel, as `BoundedWeights.launch` does."""
-        runs = self._streamed = self._streamed or self._maker.runs(self._flow, version=0)
+        """Launch kernel by kernel, as `launcher.launch` does."""
+        runs = self._streamed_runs = self._streamed_runs or self._builder.runs(self._flow, version=0)
 
         def launch(segment: _Segment) -> None:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            weights.launch(_without_conditionals(segment), places, stream, seconds)
+            launcher.launch(_without_conditionals(segment), places, stream, seconds)
 
-        self._start(launch, runs, places, stream)
+        self._run(launch, runs, places, stream)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
         found: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
-        runs = self._maker.runs(self._flow, version=0)
+        runs = self._builder.runs(self._flow, version=0)
         for segment in _segments(runs):
             for node in segment.nodes:
                 node.point(places)
@@ -338,99 +340,100 @@ class Graphs:
                     node.resize(self._known)
             nodes = _without_conditionals(segment)
             # another one for each size
-            key = (id(segment), *(n for node in nodes if isinstance(node, Node) and node.sized for n in node.told))
+            sizes = (n for node in nodes if isinstance(node, Node) and node.sized for n in node.launch_key)
+            key = (id(segment), *sizes)
             if nodes and key not in clocks:
                 clocks[key] = Clock(self._driver, [added(node) for node in nodes])
             for node, seconds in zip(nodes, clocks[key].run(stream) if nodes else (), strict=True):
                 found[node.number] = found.get(node.number, 0.0) + seconds
 
         try:
-            self._start(launch, runs, places, stream)
+            self._run(launch, runs, places, stream)
         finally:
             for clock in clocks.values():
                 clock.drop()
         return found
 
-    def _ready(self, places: tuple[int, ...]) -> int:
+    def _prepare_copy(self, places: tuple[int, ...]) -> int:
         """The number of a copy that reads and writes there: a new one if others did so lately, or else an old one."""
-        if self._made and any(self._built[i] != places[i] for i in self._fixed):
+        if self._copies_by_places and any(self._graph_places[i] != places[i] for i in self._fixed):
             self.drop()
         try:
-            if not self._made:
-                copy = self._make(places)
-            elif places in self._left and len(self._made) < self._copies:
+            if not self._copies_by_places:
+                copy = self._make_graphs(places)
+            elif places in self._recent_places and len(self._copies_by_places) < self._max_copies:
                 copy = self._copy()
-                self._move(copy, self._built, places)
+                self._move(copy, self._graph_places, places)
             else:
-                old = next(iter(self._made))
-                copy = self._made.pop(old)
-                self._left[old] = None
-                if len(self._left) > COPIES:
-                    del self._left[next(iter(self._left))]
+                old = next(iter(self._copies_by_places))
+                copy = self._copies_by_places.pop(old)
+                self._recent_places[old] = None
+                if len(self._recent_places) > MAX_COPIES:
+                    del self._recent_places[next(iter(self._recent_places))]
                 self._move(copy, old, places)
         except DeviceError:
             self.drop()  # some nodes may be moved, and some not: all is made anew
             raise
-        self._made[places] = copy
+        self._copies_by_places[places] = copy
         return copy
 
-    def _make(self, places: tuple[int, ...]) -> int:
+    def _make_graphs(self, places: tuple[int, ...]) -> int:
         for segment in _segments(self._runs):
             segment.graph = self._driver.graph()
-            self._build(segment.graph, segment.parts, places)
+            self._add_nodes(segment.graph, segment.parts, places)
             for node in segment.nodes:
                 node.enabled, node.chunks = True, node.params.grid[0]
-        self._built = places
+        self._graph_places = places
         return self._copy()
 
     def _copy(self) -> int:
         for segment in _segments(self._runs):
             segment.executables.append(self._driver.instantiate(segment.graph))
-        return len(self._made)
+        return len(self._copies_by_places)
 
-    def _build(self, graph: int, parts: Sequence[_Part], places: Places) -> None:
+    def _add_nodes(self, graph: int, parts: Sequence[_Part], places: Places) -> None:
         """Add nodes to a graph, each behind those that it needs."""
         order, made = Order(), list[tuple[int, bool]]()  # of each part: its node, and whether it is a kernel that runs
         for number, part in enumerate(parts):
             if self._binding.sizes.size:  # kernels may not run then, nor write what they are told to
-                needed = [number - 1] if number else []
+                predecessors = [number - 1] if number else []
             else:
-                needed = order.next(access for node in _launched(part) for access in node.accesses)
-            before = [made[i][0] for i in needed]
+                predecessors = order.next(access for node in _launched(part) for access in node.accesses)
+            before = [made[i][0] for i in predecessors]
             # what may not run, or is no kernel, awaits nothing for those behind it; a kernel whose programs run at once
             # has plain edges alone
-            early = all(made[i][1] for i in needed)
+            starts_early = all(made[i][1] for i in predecessors)
             if isinstance(part, Node):
                 part.point(places)
-                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and early)
-                made.append((part.handle, part.sized is None and not part.params.together))
+                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and starts_early)
+                made.append((part.handle, part.sized is None and not part.params.cooperative))
                 continue
             if isinstance(part, Exchange):
                 made.append((part.add(graph, before, places, self._captures()), False))
                 continue
-            condition, tell = self._driver.condition(graph), part.tells[0]
-            for each in part.tells:
-                each.tell(condition)
-            tell.point(places)
-            tell.handle = self._driver.add_kernel(graph, before, tell.params)
+            condition, flag_node = self._driver.condition(graph), part.flag_nodes[0]
+            for node in part.flag_nodes:
+                node.set_condition(condition)
+            flag_node.point(places)
+            flag_node.handle = self._driver.add_kernel(graph, before, flag_node.params)
             node, bodies = self._driver.add_conditional(
-                graph, [tell.handle], condition, len(part.bodies), loop=part.loop
+                graph, [flag_node.handle], condition, len(part.bodies), loop=part.loop
             )
             for body, inner in zip(bodies, part.bodies, strict=True):
-                self._build(body, inner, places)
+                self._add_nodes(body, inner, places)
             made.append((node, False))
 
     def _move(self, copy: int, old: Places, new: Places) -> None:
         """Let a copy that reads and writes at old addresses do so at new ones."""
-        moved: dict[Node, _Segment] = {}  # each once
+        affected: dict[Node, _Segment] = {}  # each once
         for place, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b:
-                moved.update((node, segment) for segment, node in self._users.get(place, ()))
-        for node, segment in moved.items():
+                affected.update((node, segment) for segment, node in self._users.get(place, ()))
+        for node, segment in affected.items():
             node.point(new)
             self._driver.update(segment.executables[copy], node.handle, node.params)
 
-    def _start(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
+    def _run(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
         """Launch what runs, as the flags say that the host reads."""
         if self._binding.sizes.size:
             self._binding.begin()
@@ -440,9 +443,9 @@ class Graphs:
 
         def follow(runs: Sequence[_Run]) -> bool:
             """False: sizes were found that end it all."""
-            return all(one(run) for run in runs)
+            return all(run_one(run) for run in runs)
 
-        def one(run: _Run) -> bool:
+        def run_one(run: _Run) -> bool:
             if isinstance(run, _Segment):
                 launch(run)
                 return True
@@ -486,7 +489,7 @@ class Graphs:
                 self._driver.drop_graph(segment.graph, segment.executables)
             segment.graph = 0
             segment.executables.clear()
-        self._made.clear()
+        self._copies_by_places.clear()
 
 
 __all__ = ["Graphs"]

@@ -39,8 +39,8 @@ class Node:
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
         self._driver, self._matrices = driver, {m.parameter: m for m in code.matrices}
-        self._held = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
-        first = -(-ctypes.addressof(self._held) // MAP_BYTES) * MAP_BYTES
+        self._map_memory = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
+        first = -(-ctypes.addressof(self._map_memory) // MAP_BYTES) * MAP_BYTES
         self._maps = {m.parameter: first + i * MAP_BYTES for i, m in enumerate(code.matrices)}
         start = ctypes.addressof(self._values)
         pointers: list[int] = []
@@ -52,8 +52,8 @@ class Node:
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
             self._pointers, None, None, None,
         )  # fmt: skip
-        self.params.together = code.together
-        self.told: tuple[int, ...] = ()  # what a run told of it last
+        self.params.cooperative = code.cooperative
+        self.launch_key: tuple[int, ...] = ()  # number, chunks and dims of the last run
         self.handle = 0
 
     def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
@@ -63,8 +63,8 @@ class Node:
             if i in self._maps:
                 self._driver.encode(self._maps[i], self._matrices[i], address)
 
-    def tell(self, condition: int) -> None:
-        """Let the launch of what tells a flag tell it to this conditional node."""
+    def set_condition(self, condition: int) -> None:
+        """Of a launch that tells a flag: the conditional node to tell it to."""
         self._values[len(self.bases)] = condition
 
     def resize(self, values: Mapping[str, int]) -> bool:
@@ -76,7 +76,7 @@ class Node:
         if chunks == self.chunks and dims == self._values[first : first + len(dims)]:
             return False
         self._values[first : first + len(dims)] = dims
-        self.told = self.number, chunks, *dims
+        self.launch_key = self.number, chunks, *dims
         self.chunks, self.params.grid[0] = chunks, max(chunks, 1)
         return True
 

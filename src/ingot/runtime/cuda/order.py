@@ -47,28 +47,28 @@ class Order:
 
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
-        self._behind: list[int] = []  # of each launch: the bits of all that come before it
+        self._ancestors: list[int] = []  # of each launch: the bits of all that come before it
 
     def next(self, accesses: Iterable[Access]) -> list[int]:
         """The numbers of the launches right behind which the next one comes: none of them is before another."""
-        number, needed = len(self._behind), set[int]()
+        number, predecessors = len(self._ancestors), set[int]()
         for access in accesses:
             memory = self._memories.setdefault(access.memory, _Memory())
             for part in memory.parts(access.start, access.end):
                 writer, readers = memory.uses[part]
-                needed.add(writer)
+                predecessors.add(writer)
                 if access.writes:
-                    needed.update(readers)
+                    predecessors.update(readers)
                     memory.uses[part] = number, []
                 else:
                     readers.append(number)
-        found, behind = list[int](), 0
-        for other in sorted(needed - {-1, number}, reverse=True):
-            if not behind >> other & 1:
-                found.append(other)
-                behind |= self._behind[other] | 1 << other
-        self._behind.append(behind)
-        return found
+        direct, ancestors = list[int](), 0
+        for other in sorted(predecessors - {-1, number}, reverse=True):
+            if not ancestors >> other & 1:
+                direct.append(other)
+                ancestors |= self._ancestors[other] | 1 << other
+        self._ancestors.append(ancestors)
+        return direct
 
 
 __all__ = ["Access", "Order"]

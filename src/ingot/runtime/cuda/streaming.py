@@ -7,6 +7,7 @@ reads it, into one of two slots: while a kernel reads one, the next step's weigh
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -126,6 +127,28 @@ def _stacked(nbytes: Mapping[int, int], starts: Iterable[int]) -> tuple[dict[int
     return places, end
 
 
+_RATE_BYTES, _RATE_REPEATS = 32 << 20, 5
+
+
+def copy_rate(driver: Driver) -> tuple[float, float]:
+    """Bytes/s of copies from the host, as weights are streamed, and the seconds of a small one: the best of a few."""
+    driver.enter()
+    source, memory = np.ones(_RATE_BYTES, np.uint8), Memory(driver)
+    memory.hold(source.nbytes)
+
+    def seconds(nbytes: int) -> float:
+        begin = time.perf_counter()
+        driver.to_device(memory.address, source.ctypes.data, nbytes, 0)
+        driver.synchronize(0)
+        return time.perf_counter() - begin
+
+    try:
+        large, small = (min(seconds(n) for _ in range(_RATE_REPEATS)) for n in (source.nbytes, _ALIGN))
+    finally:
+        memory.free()
+    return source.nbytes / max(large - small, 1e-9), small
+
+
 class BoundedWeights:
     """A program's weights on the GPU within `device_memory` bytes, shared with `others`: arenas, arguments and state.
 
@@ -171,6 +194,17 @@ class BoundedWeights:
                       plan.resident_bytes, streamed, len(plan.streamed))  # fmt: skip
         self.plan = plan
         return plan
+
+    def notes(self) -> list[str]:
+        """What runs copy, once the first one has placed the weights."""
+        if self.plan is None or not self.plan.streamed:
+            return []
+        stays = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
+        lines = [f"{stays}; copied from the host in each call:"]
+        for number, places in self.plan.streamed.items():
+            label = self._program.steps[number].label
+            lines.append(f"  step {number} {label}: {sum(self._nbytes[start] for start in places)} bytes")
+        return lines
 
     def launch(
         self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None

@@ -11,65 +11,82 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ingot import __version__
 from ingot.language.engine import Answer, BusyError
 from ingot.language.text.generation import Piece, StopSearch, Token
 from ingot.language.text.tokenizer import Tokenizer
-from ingot.serving.openai.calls import Call, CallReader
+from ingot.serving.openai.call_reader import CallPart, CallReader
 from ingot.serving.openai.metrics import Pace
 from ingot.serving.openai.model import Prompt
+from ingot.serving.openai.reasoning import ReasoningReader
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class Delta:
-    """finish: in the last one of a choice, else ""."""
+    """reasoning: what the model thinks before it answers. finish: in the last one of a choice, else ""."""
 
     content: str = ""
-    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
     tokens: tuple[Token, ...] = ()
     finish: str = ""
 
     @staticmethod
     def joined(parts: Sequence[Delta]) -> Delta:
-        calls = tuple(call for part in parts for call in part.calls)
+        """The same with whole calls."""
+        calls: dict[int, CallPart] = {}
+        for call in (call for part in parts for call in part.calls):
+            first = calls.setdefault(call.index, replace(call, arguments=""))
+            calls[call.index] = replace(first, arguments=first.arguments + call.arguments)
         tokens = tuple(token for part in parts for token in part.tokens)
-        return Delta("".join(part.content for part in parts), calls, tokens, parts[-1].finish)
+        content, reasoning = ("".join(texts) for texts in zip(*((p.content, p.reasoning) for p in parts), strict=True))
+        return Delta(content, reasoning, tuple(calls.values()), tokens, parts[-1].finish)
 
 
 class Choice:
-    """One answer to a request. offset: characters of its text before the next delta. calls: told so far."""
+    """One answer to a request. offset: characters of its text before the next delta."""
 
     def __init__(
         self, index: int, answer: Answer, prompt: Prompt, tokenizer: Tokenizer, pace: Pace, stop: Sequence[str] = ()
     ) -> None:
         self.index, self.answer, self.prompt, self.tokenizer = index, answer, prompt, tokenizer
-        self.offset, self.calls = 0, 0
-        self._pace, self._reader = pace, None
+        self.offset = 0
+        self._pace, self._thoughts, self._calls = pace, None, None
+        if prompt.reasoning is not None:
+            self._thoughts = ReasoningReader(prompt.reasoning, is_begun=prompt.is_thinking)
         if prompt.calls is not None:
-            self._reader = CallReader(prompt.calls, [tool.function.name for tool in prompt.tools])
-            # special tokens, which have no text in an answer, may stand around calls
+            self._calls = CallReader(prompt.calls, prompt.tools, is_guarded="grammar" in prompt.constraint)
+        if self._thoughts or self._calls:
+            # special tokens, which have no text in an answer, may stand around thoughts and calls
             self._stream, self._search = tokenizer.stream(prompt.ids, special=True), StopSearch(stop)
 
     def read(self, piece: Piece) -> Delta:
         self._pace.tokens(len(piece.tokens))
         if piece.finish == "cancelled":
             raise BusyError("the server shuts down")
-        if self._reader is None:
-            return Delta(piece.text, (), piece.tokens, piece.finish)
+        if not self._thoughts and not self._calls:
+            return Delta(piece.text, tokens=piece.tokens, finish=piece.finish)
         finish = piece.finish
         text, _ = self._search.push(self._stream.push([token.id for token in piece.tokens]))
         if finish and not self._search.is_found:
             more_text, is_found = self._search.push(self._stream.finish())
             text += more_text + ("" if is_found else self._search.finish())
-        content, calls = self._reader.push(text)
-        if finish:
-            rest, more = self._reader.finish()
-            content, calls = content + rest, calls + more
-            finish = "tool_calls" if self._reader.has_calls and finish == "stop" else finish
-        return Delta(content, tuple(calls), piece.tokens, finish)
+        reasoning, content = self._thoughts.push(text) if self._thoughts else ("", text)
+        if finish and self._thoughts:
+            rest, more_text = self._thoughts.finish()
+            reasoning, content = reasoning + rest, content + more_text
+        calls: list[CallPart] = []
+        if self._calls:
+            content, calls = self._calls.push(content)
+            if finish:
+                rest, more = self._calls.finish()
+                content, calls = content + rest, calls + more
+                finish = "tool_calls" if self._calls.has_calls and finish == "stop" else finish
+        return Delta(content, reasoning, tuple(calls), piece.tokens, finish)
 
 
 async def deltas(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta]]:
@@ -109,16 +126,15 @@ class Form:
     def chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         told: dict[str, Any] = {"text": delta.content}
         if self._is_chat:
-            content = {"content": delta.content} if delta.content else {}
-            calls = [{"index": choice.calls + i, **_call(call)} for i, call in enumerate(delta.calls)]
-            told = {"delta": {**content, **({"tool_calls": calls} if calls else {})}}
-        chunk = self._chunk([self._choice(choice, told, delta)])
-        choice.calls += len(delta.calls)
-        return chunk
+            calls = [{"index": call.index, **_call(call)} for call in delta.calls]
+            parts = {"reasoning_content": delta.reasoning, "content": delta.content, "tool_calls": calls}
+            told = {"delta": {name: part for name, part in parts.items() if part}}
+        return self._chunk([self._choice(choice, told, delta)])
 
     def is_told(self, delta: Delta) -> bool:
         """Whether a chunk of it would say something."""
-        return bool(delta.content or delta.calls or delta.finish or (self._has_logprobs and delta.tokens))
+        is_said = delta.content or delta.reasoning or delta.calls or delta.finish
+        return bool(is_said or (self._has_logprobs and delta.tokens))
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last chunk of a stream."""
@@ -130,8 +146,9 @@ class Form:
             own: dict[str, Any] = {"text": delta.content}
             if self._is_chat:
                 calls = {"tool_calls": [_call(call) for call in delta.calls]} if delta.calls else {}
+                thought = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
                 content = None if delta.calls and not delta.content else delta.content
-                own = {"message": {"role": "assistant", "content": content, "refusal": None, **calls}}
+                own = {"message": {"role": "assistant", "content": content, "refusal": None, **thought, **calls}}
             told.append(self._choice(choice, own, delta))
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": told, "usage": usage(choices)}
@@ -158,7 +175,10 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: CallPart) -> dict[str, Any]:
+    """The first part of a call says what it is."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

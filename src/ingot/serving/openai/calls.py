@@ -1,49 +1,59 @@
-"""Calls of tools: how a model writes them, the grammar of them, and how they are found in an answer.
+"""Calls of tools: how a model writes them.
 
-    form = call_form(render, tokenizer)                learned from what the chat template makes of two calls
-    calls_grammar(form, tools, tokenizer, ...)         what an answer may be
-    CallReader(form, names).push(text)                 ->  what is content, and the calls
+form = call_form(render, tokenizer)        learned from what the chat template makes of a few calls
 
-    <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>      before, a call, after
-    [TOOL_CALLS]add[ARGS]{"a": 1}                                          before, name, middle, arguments
-
-A call that is none, as it is no JSON or names no tool, stays part of the content.
+<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>      before, a call, after
+[TOOL_CALLS]add[ARGS]{"a": 1}                                          before, name, middle, arguments
+<function=add><parameter=a>1</parameter></function>                    arguments by name, as in XML
+[add(a=1, b='x')]                                                      the same, as in Python
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
-import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ingot.language.text.generation import overlap
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.serving.openai.errors import OpenAIError
-from ingot.serving.openai.protocol import Tool
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Render = Callable[..., str]  # (messages, tools, **values) -> text
 _NAMES = ("first_probe", "second_probe")
 _ARGUMENTS = ({"probe": "one"}, {"probe": "two"})
+_TOLD = ("probe", "count", "number", "integer")  # what no form has: names and types that differ from call to call
+_TEXT_KEY, _NUMBER_KEY, _NUMBER = "probe", "count", 75310
 _TOOLS = [
     {"type": "function", "function": {"name": name, "description": "", "parameters": {
-        "type": "object", "properties": {"probe": {"type": "string"}}, "required": ["probe"]}}}
+        "type": "object", "required": [_TEXT_KEY],
+        "properties": {_TEXT_KEY: {"type": "string"}, _NUMBER_KEY: {"type": "integer"}}}}}
     for name in _NAMES
 ]  # fmt: skip
-# as `json.dumps` writes them; a model could go on with spaces between any two words
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TRIGGER = re.compile(r"<[^<>\s]+>|\[\w+\]|[<\[]?[^\s{\[<]+")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_IDS, _ANY_ID = ("probe0000", "probe0001"), "\0"  # what stands for a call's id in a form
+_IDS, ANY_ID = ("probe0000", "probe0001"), "\0"  # what stands for a call's id in a form
 _TEXT = "probe answer"
-_ID = string.ascii_letters + string.digits  # nine of these are what Mistral's templates take
-_COUNT = re.compile(r"(?<=:)\d+")
+COUNT = re.compile(r"(?<=:)\d+")
 _DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Arguments that are written one by one, each behind its name: of texts and of others (numbers, lists) what stands
+    between name and value, and behind the value.
+
+    following: behind that, in front of the next name. empty: in place of all of it where a call has no arguments; None:
+    unknown. is_python: values are written as Python has them; else texts as they are, others as JSON.
+    """
+
+    text_value: str
+    other_value: str
+    text_end: str
+    other_end: str
+    following: str
+    empty: str | None
+    is_python: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class CallForm:
     `before` begins with in an answer that may be a text; "": such an answer is a call as a whole.
 
     keys: of the JSON object that is a call, in order; name_key, arguments_key: two of them. Without keys a call is the
-    name, `middle`, and its arguments. takes_text: whether the template takes arguments as text, not as an object.
+    name, `middle`, and its arguments: an object, or the first of them `by_name`. takes_text: whether the template takes
+    arguments as text, not as an object.
     """
 
     before: str
@@ -63,6 +74,7 @@ class CallForm:
     arguments_key: str = ""
     middle: str = ""
     takes_text: bool = False
+    by_name: ByName | None = None
 
     @property
     def trigger(self) -> str:
@@ -71,7 +83,7 @@ class CallForm:
 
 
 def call_form(render: Render, tokenizer: Tokenizer) -> CallForm:
-    """Raises OpenAIError (400) for a template that writes no tools, or calls that are no JSON."""
+    """Raises OpenAIError (400) for a template that writes no tools, or calls in a form that is not known."""
     user = [{"role": "user", "content": "probe"}]
     try:
         prompt = render(user, _TOOLS)
@@ -81,13 +93,15 @@ def call_form(render: Render, tokenizer: Tokenizer) -> CallForm:
         raise OpenAIError(400, "the model's chat template has no tools", param="tools", code="unsupported_parameter",
                           fix="leave tools out, or serve it with a --template that has them")  # fmt: skip
     ask = _Probe(render, tokenizer, user, prompt)
+    if (form := _form_by_name(ask)) is not None:
+        return form
     one = ask.calls(1, takes_text=False)
     takes_text = one is None or str(_ARGUMENTS[0]) in one  # refused, or written as Python has it
     one = ask.calls(1, takes_text=True) if takes_text else one
     form = None if one is None else _form(one, ask.calls(2, takes_text=takes_text), takes_text)
     if form is not None:
         return form
-    raise OpenAIError(400, "the model's chat template", expected="calls of tools with arguments as JSON",
+    raise OpenAIError(400, "the model's chat template", expected="calls of tools as JSON, XML or Python",
                       got="another form of calls", param="tools", code="unsupported_parameter")  # fmt: skip
 
 
@@ -102,11 +116,14 @@ class _Probe:
 
     def calls(self, count: int, *, takes_text: bool) -> str | None:
         """Of so many calls, without what stands before any answer and what ends it; None where that is refused."""
+        return self.calls_with([json.dumps(a) if takes_text else a for a in _ARGUMENTS[:count]])
+
+    def calls_with(self, arguments: Sequence[Any]) -> str | None:
+        """Of a call with each of these arguments."""
         calls = [
-            {"id": _IDS[i], "type": "function",
-             "function": {"name": _NAMES[i], "arguments": json.dumps(_ARGUMENTS[i]) if takes_text else _ARGUMENTS[i]}}
-            for i in range(count)
-        ]  # fmt: skip
+            {"id": _IDS[i], "type": "function", "function": {"name": _NAMES[i], "arguments": own}}
+            for i, own in enumerate(arguments)
+        ]
         found = self._answer({"content": "", "tool_calls": calls})
         text = self._answer({"content": _TEXT}) or ""
         opening = text.partition(_TEXT)[0] if _TEXT in text else ""
@@ -173,210 +190,62 @@ def _form(one: str, two: str | None, takes_text: bool) -> CallForm | None:
 def _shape(text: str) -> str:
     """What all calls share: their ids differ, and numbers that count them."""
     for index in _IDS:
-        text = text.replace(index, _ANY_ID)
-    return _COUNT.sub("0", text)
+        text = text.replace(index, ANY_ID)
+    return COUNT.sub("0", text)
 
 
-# --- grammars
-
-
-def calls_grammar(
-    form: CallForm,
-    tools: Sequence[Tool],
-    tokenizer: Tokenizer,
-    *,
-    is_required: bool,
-    has_several: bool,
-    schema: Any = None,
-) -> str | None:
-    """A grammar in Lark's language; None where anything may be answered. schema: what else an answer may be.
-
-    https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md#tool-calling
-    """
-    literal = _Literals(tokenizer)
-    rules = [_call_rule(form, tools, literal)]
-    more = f" ({literal(form.between)} call)*" if has_several and form.between is not None else ""
-    after = literal(form.after)
-    if is_required or schema is not None:
-        other = "" if is_required else f" | %json {json.dumps(schema)}"
-        return "\n".join([f"start: marked{other}", f"marked: {literal(form.before)} call{more} {after}", *rules])
-    if not form.trigger:
+def _form_by_name(ask: _Probe) -> CallForm | None:
+    """The form of arguments that are written one by one. Each part is what answers with other arguments share."""
+    text, number = {_TEXT_KEY: "one"}, {_NUMBER_KEY: _NUMBER}
+    none, one, two = ask.calls_with([{}]), ask.calls_with([text]), ask.calls_with([text, text])
+    number_last, text_last = ask.calls_with([text | number]), ask.calls_with([number | text])
+    if one is None or number_last is None or text_last is None:
         return None
-    mark, rest = literal(form.trigger), literal(form.before[len(form.trigger) :])
-    head = f"head: TEXT {mark}" if mark.startswith("<") else f"head[lazy]: TEXT {mark}"
-    text = ["tail: TEXT", r"TEXT: /(.|\n)*/", head]
-    return "\n".join(["start: marked? tail", *text, f"marked: head {rest} call{more} {after}", *rules])
+    words = [_NAMES[0], _TEXT_KEY, "one"]
+    numbers = [_NUMBER_KEY, str(_NUMBER)]
+    if (first := _cut(one, words)) is None or any(c in first[1] for c in "{"):
+        return None
+    before, middle, text_value, rest = first
+    last = _cut(number_last, [*words, *numbers]), _cut(text_last, [words[0], *numbers, *words[1:]])
+    if last[0] is None or last[1] is None:
+        return None
+    *_, text_next, other_value, other_rest = last[0]
+    other_next = last[1][3]
+    (text_end, after), (other_end, other_after) = _shared(rest, text_next), _shared(other_rest, other_next)
+    following = text_next[len(text_end) :]
+    if other_after != after or other_next[len(other_end) :] != following:
+        return None
+    quote = text_value.removeprefix(other_value)
+    is_python = quote in ("'", '"') and text_end == quote and not other_end
+    if not is_python and not (text_end.strip() and other_end.strip()):
+        return None
+    bare = None if none is None else _cut(none, [_NAMES[0]])
+    empty = bare[1].removesuffix(after) if bare and bare[1].endswith(after) else None
+    between = None
+    if two is not None and (both := _cut(two, [*words, _NAMES[1], *words[1:]])) and both[3].startswith(text_end):
+        between = both[3][len(text_end) :]
+    if is_python:
+        text_value, text_end = other_value, ""
+    parts = (middle, text_value, other_value, text_end, other_end, following)
+    if any(word in part for part in parts for word in _TOLD):
+        return None
+    form = ByName(text_value, other_value, text_end, other_end, following, empty, is_python)
+    return CallForm(before.lstrip(), between, after.rstrip(), middle=middle, by_name=form)
 
 
-def _call_rule(form: CallForm, tools: Sequence[Tool], literal: _Literals) -> str:
-    parameters = [(tool.function.name, tool.function.parameters or {"type": "object"}) for tool in tools]
-    if not form.keys:
-        calls = [
-            f"{json.dumps(name)} {literal(form.middle)} %json {json.dumps({**schema, 'x-guidance': _SPACES})}"
-            for name, schema in parameters
-        ]
-        return f"call: {' | '.join(calls)}"
-    schemas: list[dict[str, Any]] = []
-    for name, arguments in parameters:
-        known = {form.name_key: {"const": name}, form.arguments_key: arguments}
-        properties = {key: known.get(key, {"type": "string", "pattern": "^[A-Za-z0-9]{9}$"}) for key in form.keys}
-        schemas.append(
-            {"type": "object", "properties": properties, "required": [*form.keys], "additionalProperties": False}
-        )
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return f"call: %json {json.dumps({**schema, 'x-guidance': _SPACES})}"
-
-
-class _Literals:
-    """Texts in Lark's language. A special token is not the characters of its name; numbers count calls."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self._special = {token.content: index for index, token in added.items() if token.special}
-        names = sorted(self._special, key=len, reverse=True)
-        self._parts = re.compile("|".join([*map(re.escape, names), _ANY_ID, _COUNT.pattern]))
-
-    def __call__(self, text: str) -> str:
-        out: list[str] = []
-        at = 0
-        for found in self._parts.finditer(text):
-            out += [json.dumps(text[at : found.start()])] if found.start() > at else []
-            name = found.group()
-            other = "/[A-Za-z0-9]{9}/" if name == _ANY_ID else "/[0-9]+/"
-            out.append(f"<[{self._special[name]}]>" if name in self._special else other)
-            at = found.end()
-        out += [json.dumps(text[at:])] if at < len(text) else []
-        return " ".join(out)
-
-
-# --- answers
-
-
-@dataclass(frozen=True)
-class Call:
-    """arguments: JSON."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: "".join(secrets.choice(_ID) for _ in range(9)))
-
-
-class CallReader:
-    """Finds calls in a text that comes in parts, special tokens among it. names: of the tools."""
-
-    def __init__(self, form: CallForm, names: Sequence[str]) -> None:
-        self._form, self._names = form, {*names}
-        self._kept, self._is_inside, self._told = "", False, 0
-        self.has_calls = False
-
-    def push(self, text: str) -> tuple[str, list[Call]]:
-        """(what is certain and content, the calls that are complete)."""
-        self._kept += text
-        trigger = self._form.trigger
-        if not trigger:  # of an answer that is no object nothing need be kept
-            opening = self._form.before + "{"
-            begins = self._kept.lstrip()[: len(opening)]
-            return ("" if opening.startswith(begins) else self._take(len(self._kept))), []
-        content, calls = "", list[Call]()
-        while True:
-            if not self._is_inside:
-                place = self._kept.find(trigger)
-                if place < 0:
-                    return self._trimmed(content + self._take(len(self._kept) - overlap(self._kept, trigger))), calls
-                content += self._take(place)
-                self._is_inside, self._told = True, 0
-            if "}" not in text:
-                return self._trimmed(content), calls
-            found, end = self._read(self._kept)
-            calls += found[self._told :]
-            self._told = max(self._told, len(found))
-            if not found or end is None or not self._form.after:
-                return self._trimmed(content), calls
-            self._take(end)
-            self._is_inside = False
-
-    def finish(self) -> tuple[str, list[Call]]:
-        """The rest. Some models leave out what stands after calls."""
-        rest, self._kept = self._kept, ""
-        if self._form.trigger and not self._is_inside:
-            return self._trimmed(rest), []
-        found, _ = self._read(rest)
-        return ("" if found else rest), found[self._told :]
-
-    def _read(self, text: str) -> tuple[list[Call], int | None]:
-        """(the calls that a text begins with, where it goes on behind all of them; None where that is not there)."""
-        form, calls = self._form, list[Call]()
-        at = _skipped(text, 0, form.before)
-        while at is not None:
-            call, at = self._call(text, at)
-            if call is None or at is None:
-                return calls, None
-            calls.append(call)
-            self.has_calls = True
-            following = None if form.between is None else _skipped(text, at, form.between)
-            if following is None or not text[following:].strip():
-                return calls, _skipped(text, at, form.after)
-            at = following
-        return calls, None
-
-    def _call(self, text: str, at: int) -> tuple[Call | None, int | None]:
-        form, at = self._form, _behind_spaces(text, at)
-        name: Any = None
-        if not form.keys:
-            found = _NAME.match(text, at)
-            # a name may end as the middle begins
-            name = found and next(
-                (n for n in sorted(self._names, key=len, reverse=True) if text.startswith(n, at)), None
-            )
-            after_name = None if name is None else _skipped(text, at + len(name), form.middle)
-            if after_name is None:
-                return None, None
-            at = _behind_spaces(text, after_name)
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return None, None
-        arguments = value
-        if form.keys:
-            if not isinstance(value, Mapping):
-                return None, None
-            name, arguments = value.get(form.name_key), value.get(form.arguments_key, {})
-        if name not in self._names:
-            return None, None
-        return Call(name, arguments if isinstance(arguments, str) else json.dumps(arguments)), end
-
-    def _trimmed(self, content: str) -> str:
-        """Line breaks between calls are no content."""
-        return "" if self.has_calls and not content.strip() else content
-
-    def _take(self, count: int) -> str:
-        text, self._kept = self._kept[:count], self._kept[count:]
-        return text
-
-
-def _skipped(text: str, at: int, expected: str) -> int | None:
-    """The place behind `expected`; spaces may stand anywhere or be left out, numbers and ids are any."""
-    i = 0
-    while True:
-        i = _behind_spaces(expected, i)
-        if i == len(expected):
-            return at
-        at = _behind_spaces(text, at)
-        if at == len(text):
+def _cut(answer: str, words: Sequence[str]) -> list[str] | None:
+    """What stands around words that follow each other; None where one is not there."""
+    parts: list[str] = []
+    for word in words:
+        part, found, answer = answer.partition(word)
+        if not found:
             return None
-        if expected[i] == _ANY_ID and text[at].isalnum():
-            at, i = _behind(text, at, str.isalnum), i + 1
-        elif expected[i].isdigit() and text[at].isdigit():
-            at, i = _behind(text, at, str.isdigit), _behind(expected, i, str.isdigit)
-        elif expected[i] == text[at]:
-            at, i = at + 1, i + 1
-        else:
-            return None
+        parts.append(part)
+    return [*parts, answer]
 
 
-def _behind(text: str, at: int, belongs: Callable[[str], bool]) -> int:
-    return next((i for i in range(at, len(text)) if not belongs(text[i])), len(text))
-
-
-def _behind_spaces(text: str, at: int) -> int:
-    return _behind(text, at, str.isspace)
+def _shared(rest: str, other: str) -> tuple[str, str]:
+    """(what both begin with, to the end of a mark; the rest of the first)."""
+    length = next((i for i, (a, b) in enumerate(zip(rest, other, strict=False)) if a != b), min(len(rest), len(other)))
+    end = max(rest.rfind(c, 0, length) for c in ">]") + 1 or (length if "<" not in rest[:length] else 0)
+    return rest[:end], rest[end:]

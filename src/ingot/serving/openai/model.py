@@ -12,8 +12,9 @@ import numpy as np
 
 from ingot.api.language_model import LanguageModel
 from ingot.language.engine import Answer
-from ingot.serving.openai.calls import CallForm, call_form, calls_grammar
+from ingot.serving.openai.calls import CallForm, call_form
 from ingot.serving.openai.errors import OpenAIError
+from ingot.serving.openai.grammars import calls_grammar, thoughtful_grammar
 from ingot.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,6 +24,7 @@ from ingot.serving.openai.protocol import (
     SchemaFormat,
     Tool,
 )
+from ingot.serving.openai.reasoning import Reasoning, reasoning_of
 from ingot.support.dataclass import dataclass
 
 _COMPLETION_TOKENS = 16  # of OpenAI's completions, where a request does not say
@@ -32,12 +34,15 @@ _OBJECT = {"type": "object"}
 @dataclass(frozen=True)
 class Prompt:
     """ids: of the prompt. constraint: what the answer keeps to, as the arguments of `LanguageModel.request`. calls: how
-    calls of `tools` are written; None: nobody looks for them."""
+    calls of `tools` are written, reasoning: how thoughts are; None: nobody looks for them. is_thinking: the prompt has
+    begun a thought."""
 
     ids: list[int]
     constraint: Mapping[str, Any]
     calls: CallForm | None = None
     tools: Sequence[Tool] = ()
+    reasoning: Reasoning | None = None
+    is_thinking: bool = False
 
 
 class ServedLanguageModel:
@@ -53,6 +58,7 @@ class ServedLanguageModel:
         self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
         self._template = threading.Lock()  # a template counts its steps
         self._forms: dict[str | None, CallForm | OpenAIError] = {}
+        self._thoughts: dict[str, Reasoning | None] = {}
 
     @property
     def engine(self):
@@ -78,23 +84,35 @@ class ServedLanguageModel:
             chosen = [tool for tool in tools if tool.function.name == asked.tool_choice.function.name]
         else:
             chosen = tools
-        schema = self._schema(asked)
-        calls, constraint = None, {} if schema is None else {"schema": schema}
-        if tools:
-            calls = self._call_form()
-            is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
-            grammar = calls_grammar(
-                calls, chosen, self.model.tokenizer, is_required=is_required,
-                has_several=asked.parallel_tool_calls, schema=schema,
-            )  # fmt: skip
-            constraint = constraint if grammar is None else {"grammar": grammar}
         messages = [_message(message, i) for i, message in enumerate(asked.messages)]
         if any("tool_calls" in message for message in messages) and not self._takes_text():
             _read_arguments(messages)
         given = [tool.model_dump(exclude_none=True) for tool in tools]
         text = self._rendered(messages, given or None, **(asked.chat_template_kwargs or {}))
+        reasoning = None if asked.reasoning_format == "none" else self._reasoning()
+        is_thinking = reasoning is not None and reasoning.is_begun(text)
+        calls, constraint = self._constraint(asked, chosen, reasoning, is_thinking=is_thinking)
         ids = self.model.tokenizer.encode(text, framed=False)
-        return Prompt(self._checked(ids, "messages"), constraint, calls, chosen)
+        return Prompt(self._checked(ids, "messages"), constraint, calls, chosen, reasoning, is_thinking)
+
+    def _constraint(
+        self, asked: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
+    ) -> tuple[CallForm | None, Mapping[str, Any]]:
+        """How calls are written, and what the answer keeps to."""
+        schema, tokenizer = self._schema(asked), self.model.tokenizer
+        if tools:
+            calls = self._call_form()
+            is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
+            grammar = calls_grammar(
+                calls, tools, tokenizer, is_required=is_required, has_several=asked.parallel_tool_calls, schema=schema,
+                reasoning=reasoning, is_thinking=is_thinking,
+            )  # fmt: skip
+            return calls, {} if grammar is None else {"grammar": grammar}
+        if schema is None:
+            return None, {}
+        if reasoning is not None and is_thinking:
+            return None, {"grammar": thoughtful_grammar(reasoning, schema, tokenizer)}
+        return None, {"schema": schema}
 
     def _rendered(self, messages: Any, tools: Any, **values: Any) -> str:
         with self._template:
@@ -111,6 +129,12 @@ class ServedLanguageModel:
         if isinstance(form, OpenAIError):
             raise form
         return form
+
+    def _reasoning(self) -> Reasoning | None:
+        source = self.model.template or ""
+        if source not in self._thoughts:
+            self._thoughts[source] = reasoning_of(self._rendered, source)
+        return self._thoughts[source]
 
     def _takes_text(self) -> bool:
         """Whether the template takes arguments of calls as text."""

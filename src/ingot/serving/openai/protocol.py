@@ -3,8 +3,8 @@
 parse(ChatRequest, b'{"model": "m", "messages": [...]}')  ->  ChatRequest
 
 Fields of OpenAI's that change nothing here (`user`, `metadata`) are taken; all others that are not below are errors
-that name them. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `chat_template_kwargs` are those of llama.cpp
-and vLLM.
+that name them. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `chat_template_kwargs` and `reasoning_format` are
+those of llama.cpp and vLLM.
 """
 
 from __future__ import annotations
@@ -204,6 +204,7 @@ class ChatRequest(_Sampled):
     parallel_tool_calls: bool = True
     response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None

@@ -171,7 +171,16 @@ IG_UNUSED static uint64_t ig_to_u64(double x) {
 }
 IG_UNUSED static int64_t ig_div(int64_t a, int64_t b) { return b == -1 ? (int64_t)(0U - (uint64_t)a) : a / b; }
 IG_UNUSED static int64_t ig_mod(int64_t a, int64_t b) { return b == -1 ? 0 : a % b; }
-IG_UNUSED static int ig_popcnt(uint64_t x) { int n = 0; for (; x != 0U; x &= x - 1U) n++; return n; }
+#if defined(__POPCNT__) && defined(__GNUC__)
+IG_UNUSED static int ig_popcnt32(uint32_t x) { return __builtin_popcount(x); }
+#else
+IG_UNUSED static int ig_popcnt32(uint32_t x) {
+  x -= x >> 1 & 0x55555555U;
+  x = (x & 0x33333333U) + (x >> 2 & 0x33333333U);
+  return (int)(((x + (x >> 4)) & 0x0f0f0f0fU) * 0x01010101U >> 24);
+}
+#endif
+IG_UNUSED static int ig_popcnt(uint64_t x) { return ig_popcnt32((uint32_t)x) + ig_popcnt32((uint32_t)(x >> 32)); }
 IG_UNUSED static int ig_clz(uint64_t x, int bits) { int n = bits; for (; x != 0U; x >>= 1) n--; return n; }
 /* (a * b + 2^31) >> 32, and min(max(x, -128), 127) */
 #if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
@@ -228,6 +237,25 @@ IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c)
 }
 IG_UNUSED static inline int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
   return ig_smlad(a >> 8 & 0xff00ffU, ig_odd(b), ig_smlad(a & 0xff00ffU, ig_even(b), c));
+}
+#elif defined(__SSE2__) && defined(__GNUC__)
+#include <emmintrin.h>
+IG_UNUSED static inline __m128i ig_signed(uint32_t x) {
+  __m128i v = _mm_cvtsi32_si128((int)x);
+  return _mm_srai_epi16(_mm_unpacklo_epi8(v, v), 8);
+}
+IG_UNUSED static inline __m128i ig_unsigned(uint32_t x) {
+  return _mm_unpacklo_epi8(_mm_cvtsi32_si128((int)x), _mm_setzero_si128());
+}
+IG_UNUSED static inline int32_t ig_pairs(__m128i a, __m128i b, int32_t c) {
+  __m128i p = _mm_madd_epi16(a, b);
+  return (int32_t)((uint32_t)c + (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(p, _mm_shuffle_epi32(p, 1))));
+}
+IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_pairs(ig_signed(a), ig_signed(b), c);
+}
+IG_UNUSED static inline int32_t ig_dot4_u8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_pairs(ig_unsigned(a), ig_signed(b), c);
 }
 #else
 #define IG_BYTE(x, i) ((int32_t)(int8_t)((x) >> (8 * (i)) & 0xffU))

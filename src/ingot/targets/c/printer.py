@@ -416,6 +416,8 @@ class Function:
             case "not":
                 return f"{a} == 0" if dtype == boolean else self.wrap(f"~{self.as_unsigned(a, dtype)}", dtype)
         pattern = f"(uint64_t)(uint{dtype.bits}_t){a}"
+        if fn == "popcnt" and dtype.bits <= 32:
+            return f"({value_type(dtype)})ig_popcnt32((uint{dtype.bits}_t){a})"
         width_argument = f", {dtype.bits}" if fn == "clz" else ""
         return f"({value_type(dtype)})ig_{fn}({pattern}{width_argument})"
 

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
-from ingot.ir.types import DType, boolean
+from ingot.ir.types import DType, boolean, i16
 from ingot.support.errors import CompileError
 from ingot.targets.c.printer import NARROW_FLOATS, Function, accumulated_product, name_of, round_to, value_type
 
 _VECTOR = re.compile(r"\big_(f32|f64|[iu](?:8|16|32|64))x(\d+)\b")
+_PAIRS = re.compile(r"\bIG_PAIRS_(\d+)\b")
+_PAIR_PRODUCTS = {"4": ("__SSE2__", "pmaddwd128"), "8": ("__AVX2__", "pmaddwd256")}  # by lanes of the sums
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _LANE_SUFFIX = "[l]"  # of a vector operand in a loop over lanes
 
@@ -39,7 +41,18 @@ def vector_types(code: str) -> str:
         c_type = {"f32": "float", "f64": "double"}.get(name, f"{'u' * (name[0] == 'u')}int{name[1:]}_t")
         padded_size = 1 << (size - 1).bit_length()
         lines.append(f"typedef {c_type} ig_{name}x{lanes} __attribute__((vector_size({padded_size})));")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *map(_pair_products, sorted(set(_PAIRS.findall(code)), key=int)), ""])
+
+
+def _pair_products(lanes: str) -> str:
+    """A macro that adds products of pairs of 16 bits to a vector of sums. Functions of vectors that the machine has no
+    registers for are a warning."""
+    name, (feature, builtin) = f"IG_PAIRS_{lanes}(r, a, b)", _PAIR_PRODUCTS.get(lanes, ("", ""))
+    each = "r[l] += a[2 * l] * b[2 * l] + a[2 * l + 1] * b[2 * l + 1]"
+    plain = f"#define {name} for (int l = 0; l < {lanes}; l++) {each}"
+    if not feature:
+        return plain
+    return f"#if defined({feature})\n#define {name} r = r + __builtin_ia32_{builtin}(a, b)\n#else\n{plain}\n#endif"
 
 
 def _is_plain(dtype: DType) -> bool:
@@ -131,6 +144,12 @@ class VectorFunction(Function):
                 return self.temp(
                     kind, _initializer([lanes[i] for i in e.indices]) if e.lanes > 1 else lanes[e.indices[0]]
                 )
+            case k.Dot() if e.a.dtype == i16:
+                a, b, c = map(self.value, (e.a, e.b, e.c))
+                name = self.new_temp()
+                self.line(f"{kind} {name} = {c};")
+                self.line(f"IG_PAIRS_{e.lanes}({name}, {a}, {b});")
+                return name
             case k.Binary() if e.fn in _ARITHMETIC and e.dtype.is_float and _is_plain(e.dtype):
                 return self.temp(kind, f"{self.value(e.a)} {_ARITHMETIC[e.fn]} {self.value(e.b)}")
             case k.Load() if e.mask is None and e.buffer.space == "register" and e.buffer.lanes == e.lanes:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from ingot.support.dataclass import dataclass
 from ingot.support.files import Part
 
-_MACHINES = {"x86_64": 62, "aarch64": 183}
+MACHINES = {"x86_64": 62, "aarch64": 183}
 _PAGES = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest that a kernel may have
 _DISTANCE = {"x86_64": 24, "aarch64": 260}  # R_X86_64_PC64, R_AARCH64_PREL64
 _NULL, _PROGBITS, _SYMTAB, _STRTAB, _RELA, _HASH, _DYNAMIC, _NOBITS, _DYNSYM = 0, 1, 2, 3, 4, 5, 6, 8, 11
@@ -206,7 +206,7 @@ def _file(arch: str, kind: int, segments: bytes, count: int, sections: list[_Sec
         for name, s in zip(texts, sections, strict=True)
     )
     header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
-        "<HHIQQQIHHHHHH", kind, _MACHINES[arch], 1, 0, _HEADER if count else 0, table, 0, _HEADER,
+        "<HHIQQQIHHHHHH", kind, MACHINES[arch], 1, 0, _HEADER if count else 0, table, 0, _HEADER,
         _SEGMENT if count else 0, count, _SECTION_HEADER, len(sections), len(sections) - 1,
     )  # fmt: skip
     return [header, segments, *body, bytes(table - at), rows]

@@ -147,6 +147,7 @@ class _Search:
         groups = list(self.groups())
         goals = [(_goal(g), g[0]) for g in groups]
         attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]
+        progress.report("attack")
         for attack, (goal, box) in zip(attacks, goals, strict=True):  # cheap, before any proof
             if (verdict := self.attack(attack, goal, box)) is not None:
                 return verdict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +28,7 @@ from ingot.transform.quantize.formats import Formats, Recipe, apply_formats
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group
 
+Turn = Callable[[], AbstractContextManager[None]]
 _COMPARE_SECONDS, _BURST_SECONDS = 0.4, 0.002  # of a comparison in total, and of each burst of one model
 _MIN_RUNS, _MAX_RUNS = 5, 60  # profiled runs
 _TIME_SLICE_SECONDS = 1e-3  # the scheduler preempts a thread for no less
@@ -52,12 +54,16 @@ class BuiltModel:
 class Bench:
     """Builds and times choices for the calls of one sample."""
 
-    def __init__(self, graph: Graph, groups: Sequence[Group], recipe: Recipe, call: Call, threads: int) -> None:
+    def __init__(
+        self, graph: Graph, groups: Sequence[Group], recipe: Recipe, call: Call, threads: int, turn: Turn = nullcontext
+    ) -> None:
+        """turn: gives what is held while models are timed."""
+        self._turn = turn
         self.graph, self.groups, self.recipe, self.call, self.threads = graph, groups, recipe, call, threads
         self._features = features_of("native")
         self._owners = groups_by_location(graph, groups)
         self._float: BuiltModel | None = None
-        self._latency: float | None = None  # of the float model
+        self.float_seconds: float | None = None  # of a call of the float model, once it is measured
 
     @property
     def exact(self) -> BuiltModel:
@@ -75,15 +81,16 @@ class Bench:
     def group_seconds(self, built: BuiltModel) -> dict[str, float]:
         """The seconds of each group's products in a call, including the steps between the previous products and these:
         the minimum of several runs, alternating with the float model."""
-        runs: list[list[float]] = []
+        exact, runs = self.exact, list[list[float]]()
         cpu_seconds = float("inf")
-        start = time.perf_counter()
-        while len(runs) < _MIN_RUNS or (time.perf_counter() - start < _COMPARE_SECONDS and len(runs) < _MAX_RUNS):
-            if built is not self.exact:
-                self.exact.model.run(self.call)
-            cpu_start = time.thread_time()
-            runs.append([seconds for _, seconds in built.model.profile(*self.call)])
-            cpu_seconds = min(cpu_seconds, (time.thread_time() - cpu_start) / 2)  # it runs twice
+        with self._turn():
+            start = time.perf_counter()
+            while len(runs) < _MIN_RUNS or (time.perf_counter() - start < _COMPARE_SECONDS and len(runs) < _MAX_RUNS):
+                if built is not exact:
+                    exact.model.run(self.call)
+                cpu_start = time.thread_time()
+                runs.append([seconds for _, seconds in built.model.profile(*self.call)])
+                cpu_seconds = min(cpu_seconds, (time.thread_time() - cpu_start) / 2)  # it runs twice
         step_seconds = np.min(runs, axis=0)
         step_seconds = (without_preemption(step_seconds, cpu_seconds) if self.threads == 1 else step_seconds).tolist()
         # equal layers run the same kernel on the same sizes: any difference between them is noise
@@ -98,16 +105,18 @@ class Bench:
         minimum times of both, measured in alternation. Other load on the machine only slows calls down, and would
         otherwise favor the model that was measured in a quiet moment."""
         exact = partial(self.exact.model, *self.call)
-        if self._latency is None:
-            self._latency = timing.median(exact)
+        if self.float_seconds is None:
+            with self._turn():
+                self.float_seconds = timing.median(exact)
         if built is self.exact:
-            return self._latency
+            return self.float_seconds
         # the clock of a single thread stops while the thread is preempted
         clock = time.thread_time if self.threads == 1 else time.perf_counter
-        float_seconds, own_seconds = timing.interleaved(
-            [exact, partial(built.model, *self.call)], _COMPARE_SECONDS, _BURST_SECONDS, np.min, clock
-        ).min(axis=0)  # fmt: skip
-        return self._latency * float(own_seconds / float_seconds)
+        with self._turn():
+            float_seconds, own_seconds = timing.interleaved(
+                [exact, partial(built.model, *self.call)], _COMPARE_SECONDS, _BURST_SECONDS, np.min, clock
+            ).min(axis=0)  # fmt: skip
+        return self.float_seconds * float(own_seconds / float_seconds)
 
     def joules(self, built: BuiltModel, counters: Found) -> float:
         """Of a call. Raises DeviceError if no counter advances."""

@@ -21,6 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
+from ingot.pipeline.target import features_of
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 from ingot.transform.quantize.ranges import Levels, ValueStats
@@ -272,3 +273,14 @@ def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -
     if group.is_recurrent:
         candidates = [f for f in candidates if f == DYNAMIC]
     return (FLOAT, *candidates)
+
+
+def default_formats(groups: Sequence[Group], has_size: bool) -> tuple[str, ...]:
+    """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
+    bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
+    formats = [STATIC, DYNAMIC, PAIRED]
+    if any(g.shared and not g.is_matrices for g in groups):
+        formats.insert(0, SHARED)
+    if any("bf16" in name for name in features_of("native").features):
+        formats.append("bfloat16")
+    return (*formats, *(BITS if has_size else ()))

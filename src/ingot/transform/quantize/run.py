@@ -6,9 +6,9 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
-from numbers import Real
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,22 @@ from ingot.debug.probe import cpu_name
 from ingot.driver.compile import Options
 from ingot.driver.open import Opened, Request, open_model, recognize
 from ingot.ir.node import Graph
-from ingot.ir.types import f32, word_fix
+from ingot.ir.types import f32
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.device import energy_counters
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.blas import blas_threads
-from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
 from ingot.support.errors import IngotError, InputError
 from ingot.support.garbage import give_back
 from ingot.transform.bounds.error import rounding_errors
-from ingot.transform.quantize.bench import Bench, BuiltModel, with_receipt
+from ingot.transform.quantize.bench import Bench, BuiltModel, Turn, with_receipt
 from ingot.transform.quantize.calibrate import Probe
 from ingot.transform.quantize.formats import (
     BITS,
-    DYNAMIC,
     FLOAT,
-    FORMATS,
     LEVELS,
     PAIRED,
     SHARED,
@@ -48,38 +43,26 @@ from ingot.transform.quantize.formats import (
     Recipe,
     apply_formats,
     candidate_formats,
+    default_formats,
     stored_bytes,
 )
-from ingot.transform.quantize.metric import Judge, Metric, check_outputs, check_scores, min_score
-from ingot.transform.quantize.report import Report, Row
+from ingot.transform.quantize.metric import Judge, check_outputs, check_scores, min_score
+from ingot.transform.quantize.report import Report, Row, deviation, reason_of
 from ingot.transform.quantize.rounding import roundings
 from ingot.transform.quantize.samples import Samples, first_call, read_samples
-from ingot.transform.quantize.search import Goals, Option, Point, Search
+from ingot.transform.quantize.search import Goals, Option, Point, Search, SearchOptions, check, energy_counters
 from ingot.transform.quantize.simulate import Simulator
 from ingot.transform.quantize.sites import Group, find_groups, prepare, product_types
-from ingot.transform.quantize.table import Table
+from ingot.transform.quantize.table import Table, Value
+from ingot.transform.quantize.workers.fleet import Fleet, Job
 
 HELD_OUT_FRACTION = 0.3  # of the samples: for checking the result, not for the search
 DEFAULT_SCORE_FRACTION, DEFAULT_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
 SCORE_MARGIN = 0.2  # of the loss that is allowed: for what neither part of the samples shows
 _FEEDBACK_BUDGET, _SENSITIVITY_BUDGET, _SIMULATION_BUDGET = 0.4, 0.35, 0.2  # of the budget
+_JOBS_PER_WORKER = 4  # of errors: the slower ones do fewer
 _MAX_BOUNDED_NODES = 200  # of a model whose rounding is bounded: intervals of deeper ones say nothing
 _SIMULATED_SCORES, _MIN_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """The constraints and settings of a search; see `ingot.quantize`."""
-
-    metric: Metric | None = None
-    at_least: float | None = None
-    latency_ms: float | None = None
-    size_mb: float | None = None
-    energy_millijoules: float | None = None
-    seconds: float = 60.0
-    formats: Sequence[str] | None = None
-    threads: int | None = None
-    seed: int = 0
 
 
 class QuantizedModel(CompiledModel):
@@ -88,7 +71,7 @@ class QuantizedModel(CompiledModel):
 
     def __init__(
         self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
-        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool], None],
+        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool, str], None],
     ) -> None:  # fmt: skip
         super().__init__(program, threads=threads, convention=convention)
         self.report, self.graph, self._write_onnx, self._write_tflite = report, graph, write_onnx, write_tflite
@@ -101,14 +84,17 @@ class QuantizedModel(CompiledModel):
         """
         self._write_onnx(Path(path))
 
-    def save_tflite(self, path: str | os.PathLike[str], *, float_edges: bool = False) -> None:
+    def save_tflite(
+        self, path: str | os.PathLike[str], *, float_edges: bool = False, activations: str = "int8"
+    ) -> None:
         """Write the model as a TFLite file of int8 operators, for microcontrollers and NPUs.
 
-        All values are int8, by their ranges over the samples, whatever formats were chosen for this machine; operators
-        that have no int8 kernel stay in floats. float_edges: keep the inputs and outputs in floats. Raises InputError
-        for open sizes, and UnsupportedOpError naming every op that TFLite has no operator for.
+        All values are int8 (or int16, if `activations` says so; weights are int8), by their ranges over the samples,
+        whatever formats were chosen for this machine; operators that have no kernel of levels stay in floats.
+        float_edges: keep the inputs and outputs in floats. Raises InputError for open sizes, and UnsupportedOpError
+        naming every op that TFLite has no operator for.
         """
-        self._write_tflite(Path(path), float_edges)
+        self._write_tflite(Path(path), float_edges, activations)
 
 
 def quantize_model(
@@ -121,17 +107,29 @@ def quantize_model(
     batch: int = 1,
     table: str | os.PathLike[str] | None = None,
     options: SearchOptions,
+    fleet: Fleet | None = None,
 ) -> QuantizedModel:
+    """See `ingot.quantize`. fleet: who measures; by default this process."""
+    quantizer = open_quantizer(
+        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table,
+        options=options, fleet=fleet,
+    )  # fmt: skip
+    with blas_threads(quantizer.threads):
+        return quantizer.run()
+
+
+def open_quantizer(
+    model: Any, samples: Any, labels: Any = None, *, example_inputs: Any = None, dynamic: Any = None, batch: int = 1,
+    table: str | os.PathLike[str] | None = None, options: SearchOptions, fleet: Fleet | None = None,
+) -> Quantizer:  # fmt: skip
     """See `ingot.quantize`."""
-    _check(options)
+    check(options)
     start = time.monotonic()
     if example_inputs is None and _is_traced(model):
         example_inputs = first_call(samples, batch)
     opened = open_model(model, Request(example_inputs, dynamic)).stateless()
     calls = read_samples(opened.graph, samples, labels, batch, opened.flatten)
-    quantizer = _Quantizer(model, opened, calls, options, Path(table) if table is not None else None, start)
-    with blas_threads(quantizer.threads):
-        return quantizer.run()
+    return Quantizer(model, opened, calls, options, Path(table) if table is not None else None, start, fleet)
 
 
 def _is_traced(model: Any) -> bool:
@@ -140,40 +138,14 @@ def _is_traced(model: Any) -> bool:
     return kind in ("jax", "torch") and callable(source) and not hasattr(source, "graph_signature")
 
 
-def _check(options: SearchOptions) -> None:
-    for name in ("at_least", "latency_ms", "size_mb", "energy_millijoules", "seconds"):
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, Real) and 0 < float(value) < np.inf):
-            raise InputError(name, expected="a positive number", got=value)
-    if options.at_least is not None and options.at_least > 1:
-        raise InputError("at_least", expected="a fraction of the float model's score, up to 1", got=options.at_least)
-    if options.metric is not None and not callable(options.metric):
-        raise InputError("metric", expected="a function of a list of outputs", got=type(options.metric).__name__)
-    formats = options.formats
-    unknown = formats if isinstance(formats, str) else [f for f in formats or () if f not in FORMATS]
-    if unknown:
-        words = [unknown] if isinstance(unknown, str) else unknown
-        fix = next((fix for word in words if (fix := word_fix(word, FORMATS))), None)
-        raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown, fix=fix)
-
-
-def _energy_counters(options: SearchOptions) -> Found:
-    """Of this machine, if energy is constrained. Raises InputError where there is none."""
-    if options.energy_millijoules is None:
-        return Found((), ())
-    found = energy_counters({"cpu"})
-    if not found.counters:
-        got = "none" + (f" ({'; '.join(found.reasons)})" if found.reasons else "")
-        raise InputError("energy_millijoules", expected="a machine with an energy counter", got=got, fix="leave it out")
-    return found
-
-
-class _Quantizer:
+class Quantizer:
     """One quantization: its model, samples and measurements."""
 
     def __init__(
-        self, model: Any, opened: Opened, samples: Samples, options: SearchOptions, table: Path | None, start: float
-    ) -> None:
+        self, model: Any, opened: Opened, samples: Samples, options: SearchOptions, table: Path | None, start: float,
+        fleet: Fleet | None = None,
+    ) -> None:  # fmt: skip
+        self.fleet = fleet
         self.model, self.opened, self.options, self.start = model, opened, options, start
         self.threads = thread_count(options.threads)
         self.graph = prepare(opened.graph)
@@ -185,23 +157,57 @@ class _Quantizer:
             if other_types:
                 fix = f"convert it to float32 first: its products are of {', '.join(other_types)}"
             raise InputError(what, expected=expected, got="none", fix=fix)
-        self.formats = tuple(options.formats or _default_formats(options, self.groups))
+        self.formats = tuple(options.formats or default_formats(self.groups, options.size_mb is not None))
         self.search_samples, self.held_out_samples = samples.split(HELD_OUT_FRACTION, options.seed)
         self.table = Table(table, self._digest(samples))
-        self.counters = _energy_counters(options)
+        self.counters = energy_counters(options)
 
     def run(self) -> QuantizedModel:
-        self._calibrate()
-        self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads)
-        self.judges = tuple(self._judge(s) for s in (self.search_samples, self.held_out_samples))
-        self.float_scores = tuple(self._float_score(j) for j in self.judges)
-        self.goals = self._goals()
-        self.best: tuple[Point, BuiltModel] | None = None
+        self.prepare()
         uniform_points = self._measure_uniform()
         options = self._options()
         search = Search(options, self.goals, self._simulated_score, self._measure, self._is_out_of_time)
+        if self.fleet is not None:
+            search.ahead, search.prefetch = self.fleet.count, self._prefetch
         chosen = search.run(uniform_points)
         return self._result(chosen, search, options)
+
+    def prepare(self, turn: Turn = nullcontext) -> None:
+        """Round values and weights, and run the float model. turn: gives what is held while models are timed."""
+        self._calibrate()
+        self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads, turn)
+        self.judges = tuple(self._judge(s) for s in (self.search_samples, self.held_out_samples))
+        self.float_scores = tuple(self._float_score(j) for j in self.judges)
+        self.goals = self._goals()
+        self.best: tuple[Point, Callable[[], BuiltModel]] | None = None
+        self.times: dict[str, dict[str, float]] = {}
+
+    def done(self, job: Job) -> dict[str, Value]:
+        """What a job measures, by the table's keys: see `worker.Worker`."""
+        if "errors" in job:
+            for name, form in job["errors"]:
+                self._error(next(g for g in self.groups if g.name == name), form, job["calls"])
+        else:
+            self.bench.float_seconds = job["float_seconds"]
+            build = cache(partial(self._build, job["formats"]))
+            if "times" in job:
+                self._group_seconds(job["times"], build)
+            self._point(job["name"], job["formats"], build)
+        return self.table.take()
+
+    def _prefetch(self, models: Sequence[tuple[str, Formats]], uniform: bool = False) -> None:
+        """Have the fleet measure models, if there is one. uniform: each has one format, its name, in all its groups."""
+        if self.fleet is None:
+            return
+        progress.report(f"measure {len(models)} models")
+        told = {"float_seconds": self.bench.float_seconds}
+        jobs = [
+            {"name": f"all {name}" if uniform else name, "formats": dict(formats), **told,
+             **({"times": name} if uniform else {})}
+            for name, formats in models
+            if not self.table.has(f"latency {_formats_key(formats)}")
+        ]  # fmt: skip
+        self.fleet.fill(self.table, jobs)
 
     # Measuring
 
@@ -254,7 +260,6 @@ class _Quantizer:
 
     def _measure_uniform(self) -> list[Point]:
         """Measure the float model, and for each format the model with this format in all groups that support it."""
-        self.times: dict[str, dict[str, float]] = {}
         points: list[Point] = []
         for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
             formats = self._uniform_formats(form)
@@ -264,12 +269,19 @@ class _Quantizer:
             if form != FLOAT and (not formats or can_skip):
                 continue
             progress.report(f"measure {form}")
-            built = self.bench.exact if form == FLOAT else self._build(formats)
-            self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.group_seconds(b))
+            build = (lambda: self.bench.exact) if form == FLOAT else cache(partial(self._build, formats))
+            self.times[form] = self._group_seconds(form, build)
             if form == SHARED:  # it uses int8 for values that no other op reads
                 self.times.setdefault(STATIC, self.times[form])
-            points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, built))
+            points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, build))
+            if form == FLOAT:
+                others = [f for f in self.formats if f not in (FLOAT, PAIRED)]  # int16 may not be needed
+                models = [(f, formats) for f in others if (formats := self._uniform_formats(f))]
+                self._prefetch(models, uniform=True)
         return points
+
+    def _group_seconds(self, form: str, build: Callable[[], BuiltModel]) -> dict[str, float]:
+        return self.table.get(f"times {form}", lambda: self.bench.group_seconds(build()))
 
     def _uniform_formats(self, form: str) -> dict[str, str]:
         """The given format for each group that supports it. For int8-shared, values that no other op reads use int8."""
@@ -283,7 +295,6 @@ class _Quantizer:
     def _options(self) -> dict[str, list[Option]]:
         """The options of each group, one for each format: the time from the uniform models, the error from simulating
         this group alone in the format."""
-        self.simulator = Simulator(self.graph, self.groups, self.threads, "bfloat16" in self.formats)
         pairs = [(g, f) for g in self.groups for f in self._candidate_formats(g) if f != FLOAT and f in self.times]
         call_seconds = self._simulated_seconds()
         calls = self._affordable_calls(call_seconds * len(pairs), _SENSITIVITY_BUDGET, 1)
@@ -293,22 +304,34 @@ class _Quantizer:
                 lambda: float(self._affordable_calls(call_seconds * _SIMULATED_SCORES, _SIMULATION_BUDGET, _MIN_CALLS)),
             )
         )
-        judge = self.judges[0]
+        if self.fleet is not None:
+            missing = [(g.name, f) for g, f in pairs if not self.table.has(f"error {f} {g.name}")]
+            size = max(1, len(missing) // (_JOBS_PER_WORKER * self.fleet.count))
+            jobs = [{"errors": missing[i : i + size], "calls": calls} for i in range(0, len(missing), size)]
+            self.fleet.fill(self.table, jobs, lambda count: progress.report("sensitivity", count, len(jobs)))
         options = {
             g.name: [Option(FLOAT, self.times[FLOAT].get(g.name, 0.0), 0.0, stored_bytes(g, FLOAT))]
             for g in self.groups
         }
         for i, (group, form) in enumerate(pairs):
             progress.report("sensitivity", i, len(pairs))
-            key = f"error {form} {group.name}"
-            if self._is_out_of_time() and not self.table.has(key):
+            if self._is_out_of_time() and not self.table.has(f"error {form} {group.name}"):
                 error = self.recipe.rounding(group, form).error  # of its products alone: what has been tried anyway
             else:
-                run = partial(self.simulator.run, judge.samples.calls[:calls], self.recipe, {group.name: form})
-                error = self.table.get(key, lambda run=run: judge.error(run()))
+                error = self._error(group, form, calls)
             seconds = self.times[form].get(group.name, 0.0)
             options[group.name].append(Option(form, seconds, error, stored_bytes(group, form)))
         return options
+
+    def _error(self, group: Group, form: str, calls: int) -> float:
+        """Of the outputs with this group alone in the format, on some calls."""
+        judge = self.judges[0]
+        run = partial(self.simulator.run, judge.samples.calls[:calls], self.recipe, {group.name: form})
+        return self.table.get(f"error {form} {group.name}", lambda: judge.error(run()))
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        return Simulator(self.graph, self.groups, self.threads, "bfloat16" in self.formats)
 
     def _simulated_seconds(self) -> float:
         """The seconds of one simulated call."""
@@ -340,23 +363,28 @@ class _Quantizer:
 
     def _measure(self, name: str, formats: Formats) -> Point:
         progress.report(f"measure {name}")
-        return self._point(name, formats, self._build(formats))
+        return self._point(name, formats, cache(partial(self._build, formats)))
 
     def _build(self, formats: Formats) -> BuiltModel:
         for group in self.groups:
             group.release()  # the float weights that become levels are not read any more
         return self.bench.build(formats)
 
-    def _point(self, name: str, formats: Formats, built: BuiltModel) -> Point:
-        is_float = built is self.bench.exact
-        scores = self.float_scores if is_float else tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
-        seconds = self.table.get(f"latency {_formats_key(formats)}", lambda: self.bench.latency(built))
-        point = Point(name, dict(formats), (scores[0], scores[1]), seconds, built.nbytes)
+    def _point(self, name: str, formats: Formats, build: Callable[[], BuiltModel]) -> Point:
+        """build: is called for what the table does not have."""
+        key, get = _formats_key(formats), self.table.get
+        # how weights are rounded depends on the formats and on the budget
+        rounding = hashlib.blake2b(repr((self.formats, self.options.seconds)).encode(), digest_size=4).hexdigest()
+        content = f"{rounding} {key}"
+        scores = get(f"scores {content}", lambda: [j.score(build().run(j.samples.calls)) for j in self.judges])
+        nbytes = get(f"bytes {content}", lambda: float(build().nbytes))
+        seconds = get(f"latency {key}", lambda: self.bench.latency(build()))
+        point = Point(name, dict(formats), (scores[0], scores[1]), seconds, int(nbytes))
         if self.goals.joules is not None and point.meets(replace(self.goals, joules=None)):
-            key = f"joules {_formats_key(formats)}"
-            point = replace(point, joules=self.table.get(key, lambda: self.bench.joules(built, self.counters)))
+            joules = get(f"joules {key}", lambda: self.bench.joules(build(), self.counters))
+            point = replace(point, joules=joules)
         if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
-            self.best = point, built  # the memory of the others is freed
+            self.best = point, build  # the memory of the others is freed
         return point
 
     def _is_out_of_time(self) -> bool:
@@ -367,17 +395,17 @@ class _Quantizer:
     def _result(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]]) -> QuantizedModel:
         graph = apply_formats(self.graph, self.groups, self.recipe, chosen.formats)
         is_best = self.best is not None and self.best[0] is chosen
-        built = self.best[1] if is_best and self.best else self.bench.build(chosen.formats)
+        built = self.best[1]() if is_best and self.best else self.bench.build(chosen.formats)
         report = self._report(chosen, search, options, built)
         program = with_receipt(built.program, report.receipt())
         write_onnx = partial(self._write_onnx, chosen.formats)
         writers = write_onnx, self._write_tflite
         return QuantizedModel(program, self.opened.convention, self.threads, report, graph, *writers)
 
-    def _write_tflite(self, path: Path, float_edges: bool) -> None:
-        from ingot.transform.quantize.tflite import write_int8  # needs an extra
+    def _write_tflite(self, path: Path, float_edges: bool, activations: str) -> None:
+        from ingot.transform.quantize.tflite import write_levels  # needs an extra
 
-        write_int8(self.graph, self.search_samples.calls, path, float_edges)
+        write_levels(self.graph, self.search_samples.calls, path, float_edges, activations)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
         if not self.opened.is_onnx:
@@ -394,15 +422,15 @@ class _Quantizer:
         deviations = dict.fromkeys(names, 0.0)
         for expected, got in zip(judge.exact, built.run(judge.samples.calls), strict=True):
             for name, a, b in zip(names, expected, got, strict=True):
-                deviations[name] = max(deviations[name], _deviation(a, b))
+                deviations[name] = max(deviations[name], deviation(a, b))
         base = search.points[0]
         return Report(
             machine=cpu_name(), threads=self.threads, seed=self.options.seed,
-            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine to float32",
+            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine",
             at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
             float_scores=(self.float_scores[0], self.float_scores[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
-            deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
+            deviations=deviations, samples=(self.search_samples.count, self.held_out_samples.count),
             search_seconds=time.monotonic() - self.start, points=tuple(search.points), rounding=self._rounding(),
             float_joules=base.joules, joules=chosen.joules,
         )  # fmt: skip
@@ -431,7 +459,7 @@ class _Quantizer:
             (exact.seconds, selected.seconds),
             selected.error,
             selected.nbytes,
-            _reason(selected, options, STATIC in self.formats and not self.recipe.stats[group.name].is_usable),
+            reason_of(selected, options, STATIC in self.formats and not self.recipe.stats[group.name].is_usable),
         )
 
     def _digest(self, samples: Samples) -> str:
@@ -448,40 +476,9 @@ class _Quantizer:
         return digest.hexdigest()
 
 
-def _default_formats(options: SearchOptions, groups: Sequence[Group]) -> tuple[str, ...]:
-    """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
-    bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
-    formats = [STATIC, DYNAMIC, PAIRED]
-    if any(g.shared and not g.is_matrices for g in groups):
-        formats.insert(0, SHARED)
-    if any("bf16" in name for name in features_of("native").features):
-        formats.append("bfloat16")
-    return (*formats, *(BITS if options.size_mb is not None else ()))
-
-
 def _formats_key(formats: Formats) -> str:
     chosen = sorted((name, form) for name, form in formats.items() if form != FLOAT)
     return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
-
-
-def _reason(selected: Option, options: Sequence[Option], has_no_range: bool) -> str:
-    """The reason against the next faster format. has_no_range: whether levels were requested but have no range."""
-    faster = [o for o in options if o.seconds < selected.seconds and o.error > selected.error]
-    if faster:
-        best = min(faster, key=lambda o: o.error)
-        return f"{best.form} errs by {best.error:.1e}"
-    if has_no_range and selected.form == FLOAT:
-        return "its values have no finite range"
-    return "none is faster"
-
-
-def _deviation(expected: np.ndarray, got: np.ndarray) -> float:
-    if expected.dtype.kind in "biu" or not expected.size:
-        return float((expected != got).mean()) if expected.size else 0.0
-    is_finite = np.isfinite(expected)
-    largest = float(np.abs(expected[is_finite]).max()) if is_finite.any() else 0.0
-    error = np.abs(got[is_finite].astype(np.float64) - expected[is_finite]) if is_finite.any() else np.zeros(1)
-    return float(error.max()) / (largest or 1.0)
 
 
 __all__ = ["QuantizedModel", "SearchOptions", "quantize_model"]

@@ -20,19 +20,23 @@ MIN_CALLS = 4
 
 @dataclass(frozen=True)
 class Samples:
-    """Calls, and labels: one for each, or None."""
+    """Calls of `batch` samples each, and labels: one for each call, or None."""
 
     calls: tuple[Call, ...]
     labels: tuple[Any, ...] | None
+    batch: int = 1
 
     def __len__(self) -> int:
         return len(self.calls)
 
     def pick(self, indices: Sequence[int]) -> Samples:
         labels = self.labels
-        return Samples(
-            tuple(self.calls[i] for i in indices), None if labels is None else tuple(labels[i] for i in indices)
-        )
+        picked = tuple(self.calls[i] for i in indices)
+        return Samples(picked, None if labels is None else tuple(labels[i] for i in indices), self.batch)
+
+    @property
+    def count(self) -> int:
+        return len(self) * self.batch
 
     def split(self, fraction: float, seed: int) -> tuple[Samples, Samples]:
         """The search samples, and the held-out ones."""
@@ -51,8 +55,10 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
     Raises InputError for samples that do not fit, are too few, constant or hold NaN.
     """
     names = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
+    size = 1
     if isinstance(given, Mapping):
         calls, groups = _split_into_calls(graph, names, given, batch)
+        size = groups[0].stop - groups[0].start if groups else batch
         call_labels = None if labels is None else _split_labels(labels, groups)
     elif _are_calls(given):
         calls = [_call(names, one, i, flatten) for i, one in enumerate(given)]
@@ -66,7 +72,7 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
         raise InputError("labels", expected=f"one for each of {len(calls)} calls", got=len(call_labels))
     checked = tuple(_check_call(graph, names, call, i) for i, call in enumerate(calls))
     _check_variety(names, checked)
-    return Samples(checked, None if call_labels is None else tuple(call_labels))
+    return Samples(checked, None if call_labels is None else tuple(call_labels), size)
 
 
 def first_call(given: Any, batch: int) -> Any:

@@ -11,10 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 
+import numpy as np
+
+from ingot.ir.types import word_fix
+from ingot.runtime import device
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ConstraintError
-from ingot.transform.quantize.formats import FLOAT, Formats
+from ingot.support.energy.counters import Found
+from ingot.support.errors import ConstraintError, InputError
+from ingot.transform.quantize.formats import FLOAT, FORMATS, Formats
+from ingot.transform.quantize.metric import Metric
 
 LATENCY_FRACTION = 0.95  # of the requested latency: the bound for the measured one
 _MAX_BUILDS = 6
@@ -22,6 +29,21 @@ _SECONDS_PER_BYTE = (
     0.0,
     *(1e-12 * 10**i for i in range(6)),
 )  # the cost of a byte, from zero to more than any real cost
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The constraints and settings of a search; see `ingot.quantize`."""
+
+    metric: Metric | None = None
+    at_least: float | None = None
+    latency_ms: float | None = None
+    size_mb: float | None = None
+    energy_millijoules: float | None = None
+    seconds: float = 60.0
+    formats: Sequence[str] | None = None
+    threads: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,34 @@ class Point:
         return f"{self.name}: score {self.scores[1]:.6g}, {self.seconds * 1e3:.3f} ms, {size}{energy}"
 
 
+def check(options: SearchOptions) -> None:
+    for name in ("at_least", "latency_ms", "size_mb", "energy_millijoules", "seconds"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, Real) and 0 < float(value) < np.inf):
+            raise InputError(name, expected="a positive number", got=value)
+    if options.at_least is not None and options.at_least > 1:
+        raise InputError("at_least", expected="a fraction of the float model's score, up to 1", got=options.at_least)
+    if options.metric is not None and not callable(options.metric):
+        raise InputError("metric", expected="a function of a list of outputs", got=type(options.metric).__name__)
+    formats = options.formats
+    unknown = formats if isinstance(formats, str) else [f for f in formats or () if f not in FORMATS]
+    if unknown:
+        words = [unknown] if isinstance(unknown, str) else unknown
+        fix = next((fix for word in words if (fix := word_fix(word, FORMATS))), None)
+        raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown, fix=fix)
+
+
+def energy_counters(options: SearchOptions) -> Found:
+    """Of this machine, if energy is constrained. Raises InputError where there is none."""
+    if options.energy_millijoules is None:
+        return Found((), ())
+    found = device.energy_counters({"cpu"})
+    if not found.counters:
+        got = "none" + (f" ({'; '.join(found.reasons)})" if found.reasons else "")
+        raise InputError("energy_millijoules", expected="a machine with an energy counter", got=got, fix="leave it out")
+    return found
+
+
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:
     """Choices from the most accurate to the cheapest. The cost is the seconds, plus `per_byte` seconds for each
     byte."""
@@ -126,6 +176,8 @@ class Search:
         self.options, self.goals = options, goals
         self._simulate, self._measure, self._out_of_time = simulate, measure, out_of_time
         self.points: list[Point] = []
+        self.ahead = 1  # rungs that are measured at a time
+        self.prefetch: Callable[[Sequence[tuple[str, Formats]]], None] = lambda models: None
 
     def run(self, uniform_points: Sequence[Point]) -> Point:
         """The fastest choice that meets the goals; without a goal for the score, the most accurate that meets the
@@ -137,14 +189,14 @@ class Search:
         rungs = self._rungs()
         index = self._start(rungs)
         step = -1 if self.goals.min_scores is not None else 1  # towards more accurate choices, or faster ones
-        for _ in range(_MAX_BUILDS):
-            point = self._find_or_measure(rungs[index], f"rung {index} of {len(rungs) - 1}")
-            if self._is_accurate(point) if step < 0 else point.fits(self.goals):
+        path = _path(index, step, len(rungs) - 1)
+        for at, index in enumerate(path):
+            if at % self.ahead == 0:
+                models = [(_name(i, rungs), rungs[i]) for i in path[at : at + self.ahead]]
+                self.prefetch([(name, formats) for name, formats in models if self._found(formats) is None])
+            point = self._find_or_measure(rungs[index], _name(index, rungs))
+            if (self._is_accurate(point) if step < 0 else point.fits(self.goals)) or self._out_of_time():
                 break
-            remaining = index if step < 0 else len(rungs) - 1 - index
-            if not remaining or self._out_of_time():
-                break
-            index += step * max(1, remaining // 4)
         return self._best()
 
     def _rungs(self) -> list[dict[str, str]]:
@@ -195,12 +247,14 @@ class Search:
         return min_scores is None or all(s >= g for s, g in zip(point.scores, min_scores, strict=True))
 
     def _find_or_measure(self, formats: dict[str, str], name: str) -> Point:
-        for p in self.points:
-            if all(p.formats.get(g, FLOAT) == f for g, f in formats.items()):
-                return p
-        point = self._measure(name, formats)
-        self.points.append(point)
+        point = self._found(formats)
+        if point is None:
+            point = self._measure(name, formats)
+            self.points.append(point)
         return point
+
+    def _found(self, formats: Formats) -> Point | None:
+        return next((p for p in self.points if all(p.formats.get(g, FLOAT) == f for g, f in formats.items())), None)
 
     def _best(self) -> Point:
         matches = [p for p in self.points if p.meets(self.goals)]
@@ -221,6 +275,19 @@ class Search:
         if goals.joules is not None:
             parts.append(f"{goals.joules * 1e3:g} mJ")
         return f"quantize: no choice of formats reaches {' and '.join(parts)}"
+
+
+def _path(index: int, step: int, last: int) -> list[int]:
+    """The rungs to try in turn, from `index` on to either end in ever smaller steps."""
+    path = [index]
+    while len(path) < _MAX_BUILDS and (remaining := index if step < 0 else last - index):
+        index += step * max(1, remaining // 4)
+        path.append(index)
+    return path
+
+
+def _name(index: int, rungs: Sequence[Formats]) -> str:
+    return f"rung {index} of {len(rungs) - 1}"
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:

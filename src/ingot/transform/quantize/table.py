@@ -7,7 +7,7 @@ interrupted search can be resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -31,12 +31,28 @@ class Table:
         key = f"{self.prefix} {key}"
         if key not in self.values:
             self.values[key] = measure()
-            if self.path is not None:
-                atomic_write(self.path, [json.dumps(self.values, indent=0).encode()], durable=False)
+            self._write()
         return cast("T", self.values[key])
+
+    def update(self, values: Mapping[str, Value]) -> None:
+        """Add measurements of others, by keys without the prefix. Raises InputError for what is none."""
+        if not all(map(_is_value, values.values())):
+            raise InputError("a worker's answer", expected="numbers", got=values)
+        self.values |= {f"{self.prefix} {key}": value for key, value in values.items()}
+        self._write()
+
+    def take(self) -> dict[str, Value]:
+        """What has been measured, by keys without the prefix, and forget it."""
+        taken = {key.removeprefix(f"{self.prefix} "): value for key, value in self.values.items()}
+        self.values.clear()
+        return taken
 
     def has(self, key: str) -> bool:
         return f"{self.prefix} {key}" in self.values
+
+    def _write(self) -> None:
+        if self.path is not None:
+            atomic_write(self.path, [json.dumps(self.values, indent=0).encode()], durable=False)
 
 
 def _read(path: Path) -> dict[str, Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import lcm
 
@@ -18,13 +18,13 @@ from ingot.transform.shard.propagate import Propagation
 from ingot.transform.shard.rules import RULED, rule
 
 
-def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
+def shard(graph: Graph, mesh: Mesh, marks: Marks | None, splits_loops: bool = True) -> Sharded:
     """Split a MODEL graph over a mesh.
 
     Inputs without a mark are whole; weights and state without one are split where that saves an exchange. An output
     without a mark is split over the axes that split an input, as the caller works in parts along them, and whole along
     others. The model's own annotations (`ops.Sharding`) are marks, too. An open size that is split stays open: the
-    symbol is then the size of a device's part.
+    symbol is then the size of a device's part. splits_loops: whether loops may run in parts, with exchanges inside.
 
     Raises InputError for a mark that matches no name, or that does not split into equal parts.
     """
@@ -40,12 +40,13 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
     graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
     fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
     fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
-    expanded = with_batch_groups(lower_model_ops(graph, RULED, lambda n: rule(n) is not None))
-    for n in expanded.nodes():
+    kept = RULED | {ops.PerDevice}
+    expanded = with_batch_groups(lower_model_ops(graph, kept, _is_kept))
+    for n in _with_bodies(expanded):
         if isinstance(n.op, Const) and (spec := table.spec(n.loc, len(n.shape))) is not None:
             fixed[n] = spec
     annotations = _annotations(expanded, mesh)
-    fixed |= {n: spec for n, spec in annotations.items() if n not in fixed}
+    fixed |= {n: spec for n, spec in (annotations | _manual(expanded, mesh)).items() if n not in fixed}
     data_axes = frozenset[str]().union(*(axes_in(spec) for n, spec in fixed.items() if n in graph.inputs[:first_state]))
     labels = expanded.output_names or tuple(f"output{i}" for i in range(len(expanded.results)))
     told = [
@@ -53,12 +54,12 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
         for label, n in zip(labels, expanded.results, strict=False)
     ]
     if unused := table.unused:
-        known = sorted({*names, *labels, *(n.loc for n in expanded.nodes() if isinstance(n.op, Const) and n.loc)})
+        known = sorted({*names, *labels, *(n.loc for n in _with_bodies(expanded) if isinstance(n.op, Const) and n.loc)})
         raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
     wanted = {n: spec for n, spec in zip(expanded.results, told, strict=False) if spec is not None}
-    specs = Propagation(expanded, mesh, fixed, wanted).run()
+    specs = Propagation(expanded, mesh, fixed, wanted, splits_loops=splits_loops).run()
     outputs = [_output(expanded, i, n, specs, told, data_axes) for i, n in enumerate(expanded.outputs)]
-    return plan(expanded, mesh, specs, outputs)
+    return plan(expanded, mesh, specs, outputs, splits_loops)
 
 
 def graphs_of(sharded: Sharded) -> list[Graph]:
@@ -67,9 +68,9 @@ def graphs_of(sharded: Sharded) -> list[Graph]:
 
 
 def collectives(graph: Graph) -> dict[str, int]:
-    """How many collectives of each kind a graph has."""
+    """How many collectives of each kind a graph has, those of loops' bodies once."""
     counts: dict[str, int] = {}
-    for n in graph.nodes():
+    for n in _with_bodies(graph):
         if isinstance(n.op, ops.Collective):
             counts[n.op.name] = counts.get(n.op.name, 0) + 1
     return counts
@@ -78,6 +79,33 @@ def collectives(graph: Graph) -> dict[str, int]:
 def _annotations(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
     """The specs that the model itself asks for."""
     return {n: annotated_spec(n.op, len(n.shape), mesh) for n in graph.nodes() if isinstance(n.op, ops.Sharding)}
+
+
+def _with_bodies(graph: Graph) -> Iterator[Node]:
+    """All nodes, those of loops' bodies too."""
+    for n in graph.nodes():
+        yield n
+        if isinstance(n.op, ops.While):
+            yield from _with_bodies(n.op.body)
+
+
+def _is_kept(node: Node) -> bool:
+    return isinstance(node.op, ops.PerDevice) or rule(node) is not None
+
+
+def _manual(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
+    """The specs of the operands and results of what each device computes by itself. Raises InputError for another
+    mesh, whose ranks are others."""
+    specs: dict[Node, Spec] = {}
+    for n in graph.nodes():
+        if isinstance(n.op, ops.PerDevice):
+            if n.op.mesh != mesh.axes:
+                raise InputError("the model's shard_map", expected=f"mesh={dict(n.op.mesh)}", got=dict(mesh.axes))
+            specs |= zip(n.results, n.op.out_axes, strict=True)
+            for x, spec in zip(n.inputs, n.op.in_axes, strict=True):
+                if not isinstance(x.op, Const | Input):
+                    specs.setdefault(x, spec)
+    return {n: tuple(tuple(a for a in axes if mesh.count((a,)) > 1) for axes in spec) for n, spec in specs.items()}
 
 
 def _label(node: Node) -> str:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import permutations, product
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ingot.ops import Sharding
 from ingot.ops.core.collective import Groups
@@ -21,7 +21,9 @@ from ingot.support.errors import InputError
 Axes: TypeAlias = tuple[str, ...]
 Spec: TypeAlias = tuple[Axes, ...]  # for each dimension the mesh axes that split it, the outermost first
 Mark: TypeAlias = tuple[str, int]  # a mesh axis, and the dimension that it splits
-Marks: TypeAlias = Mapping[str, "Mark | Sequence[Mark] | None"]  # by patterns of names; None: whole on each device
+# by patterns of names; None: whole on each device. Any: placements of DTensor, one for each dimension of the mesh
+Marks: TypeAlias = Mapping[str, "Mark | Sequence[Mark] | Sequence[Any] | None"]
+_PLACEMENTS = "Shard", "Replicate", "Partial", "_StridedShard"
 _MAX_DEVICES = 1 << 16
 
 
@@ -76,10 +78,17 @@ class Mesh:
         return name
 
 
-def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
-    """Raises InputError unless it is a mesh or a mapping from names of axes to sizes."""
+def mesh_of(mesh: Any) -> Mesh:
+    """Raises InputError unless it is a mesh, a mapping from names of axes to sizes, or PyTorch's `DeviceMesh` of named
+    dimensions and ranks in order."""
     if isinstance(mesh, Mesh):
         return mesh
+    if _is_torch(mesh, "DeviceMesh"):
+        names, ranks = mesh.mesh_dim_names, mesh.mesh.flatten().tolist()
+        if names is None or ranks != list(range(len(ranks))):
+            expected = "named dimensions, and ranks that count row by row"
+            raise InputError("a DeviceMesh", expected=expected, got=f"{names}, {ranks}")
+        return Mesh(tuple(zip(names, mesh.mesh.shape, strict=True)))
     if not isinstance(mesh, Mapping) or not mesh:
         raise InputError("mesh", expected='sizes by axis: {"dp": 2, "tp": 4}', got=repr(mesh))
     return Mesh(tuple(mesh.items()))
@@ -98,6 +107,8 @@ class MarkTable:
             raise InputError("shard", expected="patterns of names of weights, inputs and outputs", got=repr(pattern))
         if mark is None:
             return ()
+        if (placed := _placed(pattern, mark, self._mesh)) is not None:
+            return tuple(placed)
         marks = [mark] if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[0], str) else mark
         if not isinstance(marks, list | tuple):
             raise InputError(f"shard {pattern!r}", expected='("tp", 0), several of these, or None', got=repr(mark))
@@ -128,6 +139,25 @@ class MarkTable:
     @property
     def unused(self) -> list[str]:
         return [pattern for pattern in self._marks if pattern not in self._used]
+
+
+def _is_torch(value: object, name: str) -> bool:
+    """Whether it is an object of a class of torch.distributed, which is not imported for it."""
+    kind = type(value)
+    return kind.__name__ == name and kind.__module__.startswith("torch.")
+
+
+def _placed(pattern: str, placements: Any, mesh: Mesh) -> list[Mark] | None:
+    """The marks that DTensor's placements mean, one for each dimension of the mesh; None for anything else. Raises
+    InputError for partial sums, which no weight and no input is."""
+    row = list(placements) if isinstance(placements, list | tuple) else [placements]
+    kinds = [next((k for k in _PLACEMENTS if _is_torch(p, k)), None) for p in row]
+    if not any(kinds):
+        return None
+    if len(row) != len(mesh.axes) or not all(k in ("Shard", "Replicate") for k in kinds):
+        expected = f"Shard(dim) or Replicate() for each of {', '.join(name for name, _ in mesh.axes)}"
+        raise InputError(f"shard {pattern!r}", expected=expected, got=row)
+    return [(name, p.dim) for (name, _), p, k in zip(mesh.axes, row, kinds, strict=True) if k == "Shard"]
 
 
 def annotated_spec(op: Sharding, rank: int, mesh: Mesh) -> Spec:

@@ -9,7 +9,7 @@ value is split over the same devices there, or else by an all_reduce.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, InputError
 from ingot.transform.shard.combine import combine_sums
 from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, whole
-from ingot.transform.shard.propagate import factors
+from ingot.transform.shard.propagate import Propagation, factors
 from ingot.transform.shard.rules import Rule, rule
 
 Partial = frozenset[str]  # mesh axes over whose devices a value is the sum of theirs
@@ -40,10 +40,13 @@ class Sharded:
     outputs: tuple[Spec, ...]
     partial: Mapping[Node, Partial]
     chosen: Mapping[Node, Mapping[str, Axes]]
+    loops: Mapping[Node, tuple[Sharded, Sharded]] = field(default_factory=dict[Node, "tuple[Sharded, Sharded]"])
 
 
-def plan(graph: Graph, mesh: Mesh, specs: Mapping[Node, Spec], outputs: Sequence[Spec]) -> Sharded:
-    """Decide which values stay partial sums. outputs: the specs of all outputs."""
+def plan(
+    graph: Graph, mesh: Mesh, specs: Mapping[Node, Spec], outputs: Sequence[Spec], splits_loops: bool = True
+) -> Sharded:
+    """Decide which values stay partial sums. outputs: the specs of all outputs. splits_loops: see `shard`."""
     nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
     rules = {n: rule(n) for n in nodes if n.inputs}
     chosen: dict[Node, dict[str, Axes]] = {}
@@ -56,8 +59,26 @@ def plan(graph: Graph, mesh: Mesh, specs: Mapping[Node, Spec], outputs: Sequence
         partial = _partial(nodes, rules, chosen, summed)
         more = _refused(graph, nodes, rules, chosen, partial)
         if not more:
-            return Sharded(graph, mesh, specs, tuple(outputs), partial, chosen)
+            found = [n for n in nodes if splits_loops and isinstance(n.op, ops.While)]
+            loops = {n: _plan_loop(n, mesh, specs) for n in found}
+            return Sharded(graph, mesh, specs, tuple(outputs), partial, chosen, loops)
         summed |= more
+
+
+def _plan_loop(node: Node, mesh: Mesh, specs: Mapping[Node, Spec]) -> tuple[Sharded, Sharded]:
+    """The condition and the body of a loop, which carries its values as its results are split."""
+    op = node.op
+    assert isinstance(op, ops.While)
+    carried = [specs.get(r) or whole(len(r.shape)) for r in node.results]
+    weights = {n: spec for n, spec in specs.items() if isinstance(n.op, Const)}
+
+    def planned(graph: Graph, outputs: Sequence[Spec]) -> Sharded:
+        fixed = weights | dict(zip(graph.inputs, carried, strict=True))
+        found = Propagation(graph, mesh, fixed, dict(zip(graph.results, outputs, strict=True))).run()
+        rest = [whole(len(n.shape)) for n in graph.outputs[len(graph.results) :]]
+        return plan(graph, mesh, found, [*outputs, *rest])
+
+    return planned(op.cond, [whole(0)]), planned(op.body, carried)
 
 
 def _own(found: Rule, chosen: Mapping[str, Axes]) -> Partial:
@@ -214,6 +235,19 @@ class _Partitioner:
                 self.part(node.inputs[0], self.spec(node)),
             )
             return
+        if isinstance(node.op, ops.PerDevice):
+            parts = [self.part(x, self._split(axes)) for x, axes in zip(node.inputs, node.op.in_axes, strict=True)]
+            own = node.op.on_rank(self.rank, parts)
+            for result, part, axes in zip(node.results, own, node.op.out_axes, strict=True):
+                self.have[result] = self._split(axes)
+                self.values[result, self.have[result]] = part
+            return
+        if node in self.sharded.loops:
+            cond, body = (partition(g, self.rank) for g in self.sharded.loops[node])
+            carried = self.sharded.loops[node][1].outputs[: len(node.inputs)]
+            parts = [self.part(x, spec) for x, spec in zip(node.inputs, carried, strict=True)]
+            self._store(node, ops.While(cond, body)(*parts, loc=node.loc), carried)
+            return
         if found is None:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
@@ -233,6 +267,10 @@ class _Partitioner:
             if axes and kind != "sum":
                 results = ops.AllReduce(self.mesh.groups(axes), kind)(results, loc=node.loc)
         self._store(node, results, specs[count:], _own(found, chosen))
+
+    def _split(self, axes: ops.Axes) -> Spec:
+        """Without axes of one device."""
+        return tuple(tuple(a for a in split if self.mesh.count((a,)) > 1) for split in axes)
 
     def _store(self, node: Node, local: Node, specs: Sequence[Spec], own: Partial = _NONE) -> None:
         for result, part, spec in zip(node.results, local.results, specs, strict=True):

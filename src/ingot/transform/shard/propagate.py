@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ingot import ops
 from ingot.ir.dims import exact_quotient
-from ingot.ir.node import Graph, Node, Project
+from ingot.ir.node import Const, Graph, Node, Project
 from ingot.transform.shard.mesh import Axes, Mesh, Spec, whole
 from ingot.transform.shard.rules import Dims, Rule, rule
 
@@ -18,11 +19,15 @@ class Propagation:
     """specs: of each value, filled by `run`. Those in `fixed` stay as they are; `wanted` are what outputs become."""
 
     def __init__(
-        self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec], wanted: Mapping[Node, Spec] | None = None
-    ) -> None:
+        self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec], wanted: Mapping[Node, Spec] | None = None,
+        ties: Sequence[tuple[Node, Node]] = (), splits_loops: bool = True,
+    ) -> None:  # fmt: skip
+        """ties: further pairs of values that are split alike. splits_loops: whether loops may run in parts."""
+        self._splits_loops = splits_loops
         self._mesh = mesh
+        self._uses, self._loops = graph.uses(), dict[tuple[Node, tuple[Spec, ...]], tuple[Spec, ...]]()
         self._nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
-        self._ties = graph.state_pairs  # a state's new value is split like the old one
+        self._ties = (*graph.state_pairs, *ties)  # a state's new value is split like the old one
         self._rules = {n: rule(n) for n in self._nodes if n.inputs}
         self._free = _free_dims(self._nodes, self._rules, fixed)
         self.fixed = frozenset(fixed)
@@ -38,6 +43,8 @@ class Propagation:
                     found = self._rules.get(node)
                     if found is not None and self._update(node, found):
                         changed = True
+                    if isinstance(node.op, ops.While) and self._splits_loops:
+                        changed = self._update_loop(node, node.op) or changed
             for old, new in self._ties:
                 changed = self._tie(old, new) or self._tie(new, old) or changed
         return self.specs
@@ -71,6 +78,58 @@ class Propagation:
                 self.specs[value] = tuple(spec)
                 changed = True
         return changed
+
+    def _update_loop(self, node: Node, op: ops.While) -> bool:
+        """What a loop carries is split as its operands or results are, and as its body's weights ask for."""
+        pairs = [*zip(node.inputs, node.results, strict=True)]
+        known = tuple(self.spec(x) if any(self.spec(x)) else self.spec(r) for x, r in pairs)
+        if (node, known) not in self._loops:
+            self._loops[node, known] = self._carried(op, known)
+        changed = False
+        for spec, values in zip(self._loops[node, known], pairs, strict=True):
+            for v in values:
+                if (
+                    v not in self.fixed
+                    and not isinstance(v.op, Const)
+                    and self.spec(v) != spec
+                    and not any(self.spec(v))
+                ):
+                    self.specs[v] = spec
+                    changed = True
+        return changed
+
+    def _carried(self, op: ops.While, known: Sequence[Spec]) -> tuple[Spec, ...]:
+        """The specs in which the loop carries its values: no op of the body needs more of a value than its part, as it
+        would be gathered in each turn."""
+        weights = {n: spec for n, spec in self.specs.items() if isinstance(n.op, Const)}
+        seeds = dict(zip(op.body.inputs, known, strict=True))
+        fixed = dict[Node, Spec]()
+        while True:
+            wanted = {n: spec for n, spec in seeds.items() if any(spec) and n not in fixed}
+            ties = [
+                (x, y) for x, y in zip(op.body.inputs, op.body.results, strict=True) if x is not y and x not in fixed
+            ]
+            inner = Propagation(op.body, self._mesh, {**weights, **fixed}, wanted, ties)
+            inner.run()
+            carried = tuple(inner.spec(x) for x in op.body.inputs)
+            used = tuple(inner.used(x) for x in op.body.inputs)
+            if used == carried:
+                return carried
+            fixed |= {x: u for x, u, c in zip(op.body.inputs, used, carried, strict=True) if u != c}
+
+    def used(self, value: Node) -> Spec:
+        """What all ops that read the value take of it: its spec, without what one of them needs whole."""
+        spec = self.spec(value)
+        for n in self._uses.get(value, ()):
+            found = self._rules.get(n)
+            if isinstance(n.op, ops.While):
+                continue
+            for i in (i for i, x in enumerate(n.inputs) if x is value):
+                chosen = {} if found is None else self.factors(n, found)
+                dims = (None,) * len(spec) if found is None else found.operands[i]
+                own = [chosen.get(d, ()) if d is not None else () for d in dims]
+                spec = tuple(axes if axes == taken else () for axes, taken in zip(spec, own, strict=True))
+        return spec
 
     def _tie(self, source: Node, target: Node) -> bool:
         if target in self.fixed or self.spec(source) == self.spec(target) or any(self.spec(target)):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ingot.driver.compile import Options, compiled_program, to_model
-from ingot.driver.open import Request, open_model
+from ingot.driver.open import Opened, Request, open_model
 from ingot.ir.node import Graph, Input
 from ingot.pipeline.target import parse_target
 from ingot.plan.link import spec_of
@@ -23,7 +24,8 @@ from ingot.support.errors import ArtifactError, InputError
 from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, whole
 from ingot.transform.shard.partition import Sharded, partition, slices_of
-from ingot.transform.shard.simulate import simulate
+from ingot.transform.shard.pipeline import AXIS, graph_of_rank, pipeline
+from ingot.transform.shard.simulate import run, simulate
 from ingot.transform.shard.turns import in_turns
 
 
@@ -44,15 +46,42 @@ def compile_sharded(
     grid = mesh_of(mesh)
     place = None if isinstance(grid, SimulatedMesh) else place_in(grid, rank)
     opened = open_model(model, request)
-    sharded = shard(opened.graph, grid, marks)
+    if AXIS in dict(grid.axes):
+        return _compile_pipeline(opened, options, grid, marks, place, rank)
+    on_gpu = parse_target(options.target)[0].overlaps_exchanges
+    sharded = shard(opened.graph, grid, marks, splits_loops=not on_gpu)
     if place is None:
         opened.stateless()
-        return CompiledModel(SimulatedProgram(sharded), convention=opened.convention)
+        program = SimulatedProgram(sharded.graph, grid, partial(simulate, sharded))
+        return CompiledModel(program, convention=opened.convention)
     own = partition(sharded, place)
-    if parse_target(options.target)[0].overlaps_exchanges:
+    if on_gpu:
         own = in_turns(own)
     program = compiled_program(own, options)
     program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)
+    return _model_of_rank(program, opened, options, rank)
+
+
+def _compile_pipeline(
+    opened: Opened, options: Options, mesh: Mesh, marks: Marks | None, place: int | None, rank: int | None
+) -> CompiledModel:
+    """A stage of the model for each device. place: this process's; None: a simulated mesh."""
+    if marks or len(mesh.axes) > 1:
+        got = marks or dict(mesh.axes)
+        raise InputError(f"mesh axis {AXIS}", expected="a mesh of this axis alone, without marks", got=got)
+    if mesh.size == 1:
+        return to_model(compiled_program(opened.stateless().graph, options), options, opened.convention)
+    found = pipeline(opened.stateless().graph, mesh.size)
+    if place is None:
+        graphs = [graph_of_rank(found, r) for r in range(mesh.size)]
+        program = SimulatedProgram(found.whole, mesh, lambda arrays: run(graphs, [arrays] * mesh.size)[-1])
+        return CompiledModel(program, convention=opened.convention)
+    own = compiled_program(graph_of_rank(found, place), options)
+    return _model_of_rank(with_place(own, place, mesh), opened, options, rank)
+
+
+def _model_of_rank(program: Program, opened: Opened, options: Options, rank: int | None) -> CompiledModel:
+    """rank: of another process, for which it is to be saved."""
     if rank is not None:
         fix = "save it, and load it in the process of its rank"
         refused = ArtifactError("a program of several", expected=f"the process of rank {rank}", got="this one", fix=fix)
@@ -95,16 +124,18 @@ class SimulatedProgram(Executable):
 
     threads = 1
 
-    def __init__(self, sharded: Sharded) -> None:
-        graph = sharded.graph
-        self._sharded = sharded
+    def __init__(
+        self, graph: Graph, mesh: Mesh, compute: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    ) -> None:
+        """graph: of the whole model. compute: from whole inputs to whole results."""
+        self._mesh, self._compute = mesh, compute
         self.inputs = tuple(spec_of(_label(graph, i), n) for i, n in enumerate(graph.inputs))
         names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
         self.outputs = tuple(spec_of(name, n) for name, n in zip(names, graph.results, strict=True))
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         arrays = [host_array(x, spec.name) for x, spec in zip(inputs, self.inputs, strict=True)]
-        results = simulate(self._sharded, arrays)
+        results = self._compute(arrays)
         if not (self.returns_tensors or any(map(is_tensor, inputs))):
             return list(results)
         from ingot.frontends.torch import to_torch
@@ -112,7 +143,7 @@ class SimulatedProgram(Executable):
         return [to_torch(r) for r in results]
 
     def single_program_error(self) -> InputError:
-        ranks = self._sharded.mesh.size
+        ranks = self._mesh.size
         fix = "ingot.compile(..., mesh=..., rank=r) compiles one of them"
         return InputError("a simulated mesh", expected="one program", got=f"those of {ranks} ranks", fix=fix)
 

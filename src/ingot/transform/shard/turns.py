@@ -29,9 +29,9 @@ def in_turns(graph: Graph) -> Graph:
         return graph
     fixed: dict[Node, Spec] = {n: whole(len(n.shape)) for n in graph.inputs}
     fixed |= {n: ((_AXIS,), *whole(len(n.shape) - 1)) for n in graph.inputs if n.shape and n.shape[0] == batch}
-    specs = Propagation(graph, _MESH, fixed).run()
+    specs = Propagation(graph, _MESH, fixed, splits_loops=False).run()
     outputs = [specs.get(n) or whole(len(n.shape)) for n in graph.outputs]
-    split = plan(graph, _MESH, specs, outputs)
+    split = plan(graph, _MESH, specs, outputs, splits_loops=False)
     halves = [partition(split, index) for index in range(2)]
     if any(_count(half) != count or _exchanged_bytes(half) != nbytes // 2 for half in halves):
         return graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -10,28 +10,31 @@ from ingot.ir.node import Graph, Input
 from ingot.runtime.program import Program
 from ingot.runtime.ranks.current import current
 from ingot.runtime.tensors import host_array
-from ingot.support.errors import InputError
+from ingot.support.errors import DeviceError, IngotError, InputError
 from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import Marks, Mesh, axes_in, mesh_of
 from ingot.transform.shard.partition import Sharded, partition
+from ingot.transform.shard.pipeline import AXIS
 from ingot.transform.shard.run import SimulatedMesh, place_in, state_parts, state_spec, with_place
 from ingot.transform.shard.simulate import join
 from ingot.transform.train.step import Step
 
+_TOLD_BYTES = 1024
 DATA = "dp"  # the axis over which batches without a mark are split
 
 
 class Division:
     """This process's share of a step."""
 
-    def __init__(self, mesh: Mesh, marks: Marks, rank: int) -> None:
+    def __init__(self, mesh: Mesh, marks: Marks, rank: int, splits_loops: bool = True) -> None:
+        self._splits_loops = splits_loops
         self._mesh, self._marks, self._rank = mesh, dict(marks), rank
         self._sharded: Sharded | None = None
 
     def graph(self, step: Step) -> Graph:
         """The graph of this rank. Batches without a mark are split along their first dimension over the axis dp."""
         marks = {**self._marks, **self._batch(step)} if DATA in dict(self._mesh.axes) else self._marks
-        self._sharded = shard(step.graph, self._mesh, marks)
+        self._sharded = shard(step.graph, self._mesh, marks, self._splits_loops)
         return partition(self._sharded, self._rank)
 
     def _batch(self, step: Step) -> dict[str, tuple[str, int]]:
@@ -46,8 +49,9 @@ class Division:
         return self._sharded
 
     def parts(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """This rank's parts of the state."""
-        return state_parts(self.sharded, values, self._rank)
+        """This rank's parts of the state. What is not the graph's own, such as a seed, each rank has."""
+        own = {name: value for name, value in values.items() if name in self.sharded.graph.state}
+        return {**values, **state_parts(self.sharded, own, self._rank)}
 
     def placed(self, program: Program) -> Program:
         return with_place(program, self._rank, self._mesh)
@@ -56,6 +60,8 @@ class Division:
         """Whole values from the parts of all ranks, which call this together."""
         out = dict(values)
         for name, value in values.items():
+            if name not in self.sharded.graph.state:
+                continue
             spec = state_spec(self.sharded, name)
             if axes_in(spec):
                 own = np.ascontiguousarray(host_array(value, name))
@@ -63,11 +69,29 @@ class Division:
                 out[name] = join(parts, spec, self._mesh)
         return out
 
+    def once(self, write: Callable[[], None]) -> None:
+        """Have rank 0 write what all have, while the others wait. Raises its error there, and DeviceError elsewhere."""
+        error: Exception | None = None
+        if not self._rank:
+            try:
+                write()
+            except (OSError, IngotError) as e:
+                error = e
+        told = current().gather(str(error or "").encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES))[0].strip()
+        if error is not None:
+            raise error
+        if told:
+            raise DeviceError("rank 0 wrote no file", got=told.decode(errors="replace"))
 
-def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None) -> Division:
+
+def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None, splits_loops: bool = True) -> Division:
     """Raises InputError unless this process is one of a group of the mesh's size."""
     grid = mesh_of(mesh)
     if isinstance(grid, SimulatedMesh):
         fix = "ingot.launch(function, processes) runs them on this machine"
         raise InputError("mesh", expected="a group of processes, to train", got="a simulated mesh", fix=fix)
-    return Division(grid, marks or {}, place_in(grid, None))
+    if AXIS in dict(grid.axes):
+        raise InputError(
+            f"mesh axis {AXIS}", expected="other axes to train over", got="a pipeline, for inference alone"
+        )
+    return Division(grid, marks or {}, place_in(grid, None), splits_loops)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,8 +69,17 @@ class CompiledStep(TrainingStep):
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model. Where some are split over several
         devices, all ranks have to call it."""
-        values = super().state_dict()
-        return values if self._division is None else self._division.joined(values)
+        return self._whole(super().state_dict())
+
+    def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return state if self._division is None else self._division.joined(state)
+
+    def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return state if self._division is None else self._division.parts(state)
+
+    def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:
+        write = partial(super()._write, path, arrays)
+        write() if self._division is None else self._division.once(write)
 
     def trained(self) -> Any:
         """The trained model, in the form of the original: the module itself, which is updated; a ModelProto; or a tree
@@ -141,7 +152,7 @@ def train_model(
         raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
-    parse_target(target)  # refused before the model is read
+    on_gpu = parse_target(target)[0].overlaps_exchanges  # refused before the model is read
     is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     patterns = None if trainable is None else _names(trainable)
@@ -155,7 +166,7 @@ def train_model(
         _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite, adversary,
     )  # fmt: skip
     recipe.check()
-    division = None if mesh is None else division_of(mesh, shard)
+    division = None if mesh is None else division_of(mesh, shard, splits_loops=not on_gpu)
     return _compile_step(read(model, request), recipe, options, seed, memory, division)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -372,3 +373,14 @@ def test_the_gradient_of_fake_quantization_is_that_of_its_range() -> None:
     graph = value_and_gradients(import_tflite(data).graph, lambda results: ops.reduce_sum(results[0]), [0])
     _, slope = interpret(graph, [np.array([-3, -1.1, -0.5, 0, 0.3, 0.9, 2], np.float32)])
     np.testing.assert_array_equal(slope, [0, 0, 1, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("batch", [-(2**31), -9, 2, 2**31 - 1])
+def test_batch_dimensions_that_there_are_not(batch: int, tmp_path: Path) -> None:
+    """No loop runs over their number."""
+    options = {"axis": 1, "batch_dims": batch}
+    (tmp_path / "m.tflite").write_bytes(
+        one_op("GATHER", [f(2, 3, 4), ints([[0, 2], [1, 0]])], [f(2, 2, 4)], "Gather", **options)
+    )
+    with pytest.raises(IngotError, match="batch dimensions"):
+        import_tflite(tmp_path / "m.tflite")

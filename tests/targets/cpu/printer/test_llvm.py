@@ -92,6 +92,7 @@ def ints(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(v, v.size), np.tile(v, v.size)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lanes", [1, 5, 16])
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "min", "max", "copysign"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -230,6 +231,7 @@ def test_float_unary(dtype: DType, fn: str) -> None:
 NARROW_FLOATS = list(FLOAT_FORMATS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", [f64, f32, f16, bf16, *NARROW_FLOATS])
 @pytest.mark.parametrize("target", [f64, f32, f16, bf16, *NARROW_FLOATS, boolean])
 def test_float_casts(source: DType, target: DType) -> None:
@@ -249,6 +251,7 @@ def test_float_casts(source: DType, target: DType) -> None:
     same(got, want)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("source", [f64, f32, f16, bf16])
 @pytest.mark.parametrize("target", [i64, i32, i16, i8, u8, u32, u64, i4, u4])
 def test_float_to_int(source: DType, target: DType) -> None:
@@ -610,6 +613,28 @@ def test_byte_dot(features: Features, lanes: int) -> None:
     c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
     text = dots(a, b, c, lanes, features)
     assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("without_512", [True, False])
+def test_bits_of_words_are_counted_by_bytes(lanes: int, without_512: bool) -> None:
+    features = without("avx512vpopcntdq", "avx512bitalg", *(_AVX512 if without_512 else ()))
+    x = np.random.default_rng(lanes).integers(0, 1 << 32, 16 * lanes, dtype=np.uint32)
+    x[:3] = 0, 2**32 - 1, 1 << 31
+    got = evaluate(u32, lambda v: k.unary("popcnt", v), x, lanes=lanes, features=features)
+    assert got.tolist() == [v.bit_count() for v in x.tolist()]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), Features("x86_64", ())], ids=["host", "without products"])
+def test_dot_of_pairs_of_16_bits(features: Features, lanes: int) -> None:
+    """The instruction, and what stands for it, as the interpreter has it, at the ends of the range."""
+    rng = np.random.default_rng(lanes)
+    a, b = (rng.integers(-(2**15), 2**15, 2 * lanes * 64).astype(np.int16) for _ in range(2))
+    a[::5], b[::5], b[3::7] = -(2**15), 2**15 - 1, -(2**15 - 1)
+    c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
+    text = dots(a, b, c, lanes, features)
+    assert ("pmadd" in text) == ("avx2" in features and lanes >= 4)
 
 
 def test_byte_dot_on_arm() -> None:

@@ -74,7 +74,10 @@ def roll(x: Node, axis: int, shift: DimLike | Node) -> Node:
 
 
 def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:
-    """x's slices along an axis, where the first `batch` axes of both run together."""
+    """x's slices along an axis, where the first `batch` axes of both run together. Raises Unsupported for a number of
+    these that there cannot be."""
+    if not 0 <= batch <= min(axis, indices.type.rank):
+        raise Unsupported(f"{batch} batch dimensions before axis {axis}")
     if not batch:
         return ops.Take(axis)(x, indices)
     # the axis that is taken from goes behind the batch, and what stood between follows the indices

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import regions
-from ingot.frontends.stablehlo.shardings import annotated
+from ingot.frontends.stablehlo.shardings import annotated, manual_shardings
 from ingot.frontends.stablehlo.syntax import Dense
 from ingot.frontends.stablehlo.types import tensor_type
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table
-from ingot.ir.node import Node
+from ingot.ir.dims import DimLike, exact_quotient
+from ingot.ir.node import Input, Node
+from ingot.ir.types import TensorType, u32
 from ingot.ops.core.collective import REDUCTIONS, Groups
 
 row = Table()
@@ -108,7 +112,42 @@ def alone(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
 
 @row("partition_id", "replica_id")
 def identity(c: Call) -> Node:
-    return ops.scalar(0, c.dtype)
+    rank = c.importer.rank if c.op.name == "stablehlo.partition_id" else None
+    return ops.scalar(0, c.dtype) if rank is None else ops.cast(rank, c.dtype)
+
+
+def _part(x: Node, axes: ops.Axes, counts: Mapping[str, int]) -> tuple[DimLike, ...]:
+    """The shape of a device's part."""
+    sizes = [exact_quotient(d, math.prod(counts[a] for a in split)) for d, split in zip(x.shape, axes, strict=True)]
+    parts = tuple(d for d in sizes if d is not None)
+    if len(parts) != len(sizes):
+        raise Unsupported(f"parts of {x.type} that are not equal")
+    return parts
+
+
+@row("sdy.manual_computation")
+def per_device(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+    """JAX's shard_map: the region on parts of the operands."""
+    nodes = _tensors(c, xs)
+    mesh, in_axes = manual_shardings(c, "in_shardings")
+    _, out_axes = manual_shardings(c, "out_shardings")
+    manual = re.findall(r'"([^"]+)"', getattr(c.attributes.get("manual_axes"), "text", ""))
+    if left := [name for name, size in mesh if size > 1 and name not in manual]:
+        raise Unsupported(f"shard_map over some of the mesh's axes, without {', '.join(left)}")
+    rank, captures = Input("rank", TensorType(u32, ()))(), dict[Node, Node]()
+    parts = [
+        Input(name, x.type.with_shape(_part(x, axes, dict(mesh))))()
+        for (name, _), x, axes in zip(c.regions[0].arguments, nodes, in_axes, strict=True)
+    ]
+    outer, c.importer.rank = c.importer.rank, rank
+    try:
+        results = c.importer.block(c.regions[0], parts, c.scope, captures)
+    finally:
+        c.importer.rank = outer
+    body = regions.graph((rank, *parts), _tensors(c, results), captures)
+    whole = tuple(tuple(() for _ in n.shape) for n in captures)
+    op = ops.PerDevice(mesh, (*in_axes, *whole), out_axes, body)
+    return op(*nodes, *captures, loc=c.loc).results
 
 
 @row("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")

@@ -28,20 +28,23 @@ def product(a: Node, b: Node, batch: Sides, contract: Sides, dtype: DType, loc: 
     return ops.DotGeneral(batch, contract, None if dtype == a.dtype else dtype)(a, b, loc=loc)
 
 
-def _dims(c: Call, rank: int) -> tuple[Sides, Sides]:
+def _dims(c: Call, left: int, right: int) -> tuple[Sides, Sides]:
+    """(batching, contracting) axes of operands of these ranks."""
     if c.op.name == "stablehlo.dot":
-        return ((), ()), ((rank - 1,), (0,))
+        if not left or not right:
+            raise Unsupported("of a scalar")
+        return ((), ()), ((left - 1,), (0,))
     d = c.fields("dot_dimension_numbers")
 
     def axes(kind: str) -> Sides:
-        return d.ints(f"lhs_{kind}_dimensions", ()), d.ints(f"rhs_{kind}_dimensions", ())
+        return d.axes(f"lhs_{kind}_dimensions", left, ()), d.axes(f"rhs_{kind}_dimensions", right, ())
 
     return axes("batching"), axes("contracting")
 
 
 @row("dot", "dot_general")
 def dot_general(c: Call, a: Node, b: Node) -> Node:
-    batch, contract = _dims(c, a.type.rank)
+    batch, contract = _dims(c, a.type.rank, b.type.rank)
     for left, right in (batch, contract):
         require_equal([a.shape[d] for d in left], [b.shape[d] for d in right], c.op.name)
     return product(a, b, batch, contract, c.dtype, c.loc)
@@ -64,17 +67,16 @@ _SPATIAL = "DHWXYZABEFGJKLPQRSTUV"
 def convolution_of(c: Call, a: Node, b: Node, padding: tuple[tuple[int, int], ...]) -> Node:
     layouts = _layouts(c.raw("dimension_numbers"))
     n = len(layouts[0]) - 2
-    ones = (1,) * n
     # attributes of the op follow the order in which x has the spatial axes
     order = [_SPATIAL.index(s) for s in layouts[0] if s in _SPATIAL]
     steps, base, window = (
-        tuple(c.ints(name, ones)[i] for i in order) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+        tuple(c.per_axis(name, n, 1)[i] for i in order) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
     )
     op = ops.Convolution(
         steps, tuple(padding[i] for i in order), base, window, *layouts,
         c.int("feature_group_count", 1), c.int("batch_group_count", 1),
     )  # fmt: skip
-    flipped = c.ints("window_reversal", (0,) * n)
+    flipped = c.per_axis("window_reversal", n, 0)
     if any(flipped):
         letters = _SPATIAL[:n]
         b = ops.Reverse(tuple(layouts[1].index(letters[i]) for i in range(n) if flipped[i]))(b)
@@ -95,6 +97,9 @@ def _layouts(text: str) -> tuple[str, str, str]:
     if len(groups) != 3 or any(d.strip() not in letters for g in groups for d in g):
         raise Unsupported(f"dimension_numbers = {text}")
     x, w, y = ("".join(letters[d.strip()] for d in g) for g in groups)
+    spatial = _SPATIAL[: max(len(x) - 2, 0)]
+    if [sorted(layout) for layout in (x, w, y)] != [sorted(f"{pair}{spatial}") for pair in ("NC", "OI", "NC")]:
+        raise Unsupported(f"dimension_numbers = {text}")
     return x, w, y
 
 

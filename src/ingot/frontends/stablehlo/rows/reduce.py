@@ -25,7 +25,7 @@ row = Table()
 def reduce(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     count = len(operands) // 2
     xs, inits = operands[:count], operands[count:]
-    dims = c.ints("dimensions")
+    dims = c.axes("dimensions", flatten(xs)[0].type.rank)
     require_one_shape(flatten(xs), c.op.name)
     body = regions.region(c, 0, (*inits, *inits))
     return reduced(body, xs, inits, dims, c.loc)

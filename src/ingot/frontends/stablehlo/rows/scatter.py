@@ -46,6 +46,7 @@ def scattered(
     nodes, updates_flat = flatten(values), flatten(updates)
     kinds = _kinds(body, nodes)
     if kinds is None:
+        op.infer(nodes[0].type, indices.type, updates_flat[0].type)
         return unflatten(values, _sequential(body, op, nodes, indices, updates_flat))
     out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, updates_flat, strict=True)]
     return unflatten(values, out)

@@ -78,7 +78,7 @@ def reverse(c: Call, x: Node) -> Node:
 
 @row("concatenate")
 def concatenate(c: Call, *xs: Node) -> Node:
-    axis = c.int("dimension")
+    axis = c.axis("dimension", xs[0].type.rank)
     for x in xs[1:]:
         first, other = ([d for i, d in enumerate(v.shape) if i != axis] for v in (xs[0], x))
         require_equal(first, other, c.op.name)
@@ -171,7 +171,9 @@ def dynamic_gather(c: Call, x: Node, indices: Node, sizes: Node) -> Node:
 @row("torch_index_select")
 def torch_index_select(c: Call, x: Node, index: Node) -> Node:
     """batch_dims leading dimensions of both go together."""
-    dim, batch = c.int("dim"), c.int("batch_dims", 0)
+    dim, batch = c.axis("dim", x.type.rank), c.int("batch_dims", 0)
+    if not 0 <= batch <= min(dim, index.type.rank):
+        raise Unsupported(f"{batch} batch dimensions before dimension {dim}")
     batch_axes = tuple(range(batch))
     kept_axes = tuple(d for d in range(x.type.rank) if d not in (*batch_axes, dim))
     offsets = tuple(d if d < dim else d + index.type.rank - batch - 1 for d in kept_axes)
@@ -185,23 +187,25 @@ def torch_index_select(c: Call, x: Node, index: Node) -> Node:
 
 @row("get_dimension_size")
 def get_dimension_size(c: Call, x: AnyValue) -> Node:
-    size = parts(x)[0].shape[c.int("dimension")]
+    node = parts(x)[0]
+    size = node.shape[c.axis("dimension", node.type.rank)]
     return ops.scalar(size, c.dtype)
 
 
 @row("set_dimension_size")
 def set_dimension_size(c: Call, x: Node, size: Node) -> Node:
     """The first `size` elements along a dimension."""
-    dim = c.int("dimension")
+    dim = c.axis("dimension", x.type.rank)
     (limit,) = c.sizes(size)
     return ops.slice_axis(x, dim, 0, limit, 1, c.loc)
 
 
 @row("tensor.dim")
 def tensor_dim(c: Call, x: AnyValue, index: Node) -> Node:
-    (at,) = c.sizes(index)
-    assert isinstance(at, int)
-    return ops.scalar(parts(x)[0].shape[at], T.i64)
+    (at,), shape = c.sizes(index), parts(x)[0].shape
+    if not isinstance(at, int) or not 0 <= at < len(shape):
+        raise Unsupported(f"dimension {at} of {len(shape)}")
+    return ops.scalar(shape[at], T.i64)
 
 
 # --- tuples
@@ -215,4 +219,4 @@ def tuple_(c: Call, *xs: AnyValue) -> AnyValue:
 @row("get_tuple_element")
 def get_tuple_element(c: Call, xs: object) -> AnyValue:
     assert isinstance(xs, tuple)
-    return xs[c.int("index")]
+    return xs[c.axis("index", len(xs))]

@@ -60,10 +60,9 @@ class _Window:
 
 
 def _window(c: Call, rank: int) -> _Window:
-    ones = (1,) * rank
     return _Window(
-        c.ints("window_dimensions", ones), c.ints("window_strides", ones), c.pairs("padding", rank),
-        c.ints("window_dilations", ones), c.ints("base_dilations", ones),
+        c.per_axis("window_dimensions", rank, 1), c.per_axis("window_strides", rank, 1), c.pairs("padding", rank),
+        c.per_axis("window_dilations", rank, 1), c.per_axis("base_dilations", rank, 1),
     )  # fmt: skip
 
 

@@ -22,8 +22,6 @@ def gather(c: Call) -> Node:
     batch = c.int("batch_dims")
     batch = batch + len(at.shape) if batch < 0 else batch
     axis = normal_axis(c.int("axis"), len(x.shape))
-    if batch > axis or batch > len(at.shape):
-        raise Unsupported(f"{batch} batch dimensions before axis {axis}")
     return movement.gather(x, at, axis, batch)
 
 

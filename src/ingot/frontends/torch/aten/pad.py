@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.autodiff import pullback
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -52,6 +53,20 @@ def reflection_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
 @aten("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
 def replication_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
     return ops.PadMode(*pads(padding, x.type.rank), "edge")(x)
+
+
+def _backward(forward: Callable[..., Node]) -> Callable[..., Node]:
+    """The gradient of a pad of static sizes: see `decompositions.backward.padded`."""
+
+    def backward(c: Context, grad: Node, x: Node, padding: Sequence[DimLike]) -> Node:
+        return pullback(lambda v: forward(c, v, padding), x, grad)
+
+    return backward
+
+
+for _n in (1, 2, 3):
+    aten.add(f"reflection_pad{_n}d_backward.default", _backward(reflection_pad))
+    aten.add(f"replication_pad{_n}d_backward.default", _backward(replication_pad))
 
 
 @aten("_pad_circular.default")

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from ingot.frontends.torch.decompositions import bags, segments
-from ingot.frontends.torch.decompositions.formats import in_format_of
+from ingot.frontends.torch.decompositions.formats import in_format_of, of_torch
 from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
-MAX_SEARCHED_TAPS = 32  # elements of a window whose maximum is found again
+MAX_SEARCHED_TAPS = 32  # elements of a window, one of several that meet, whose maximum is found again
 
 
 def _for_all(values: Ints, rank: int) -> list[int]:
@@ -152,12 +153,14 @@ def _is_nothing(x: Tensor) -> bool:
     return x.untyped_storage().nbytes() == x.element_size()
 
 
-def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tensor]:
-    """The backward pass of a resize that is one linear map along each axis: by the transposed maps, which are what the
-    resize makes of the identity."""
+def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]:
+    """The backward pass of a resize that is one linear map along each axis: the same op for static sizes; for others by
+    the transposed maps, which are what the resize makes of the identity."""
 
-    def backward(grad: Tensor, output_size: Ints, input_size: Ints, *more: Any) -> Tensor:
+    def backward(grad: Tensor, output_size: Ints, input_size: Ints, *more: Any) -> Any:
         rank = len(output_size)
+        if _is_static(*output_size, *input_size[2:]):
+            return NotImplemented
         align, scales = (more[:1], more[1:]) if corners else ((), more)
         for i in range(rank):
             identity = torch.eye(input_size[2 + i], dtype=grad.dtype, device=grad.device)
@@ -181,12 +184,26 @@ def maximum_pool(
     gradient, which has their shape, stands for them. Of others each gradient is added where the maximum was."""
     if indices is grad:
         return NotImplemented
-    if math.prod(_for_all(kernel, rank)) > MAX_SEARCHED_TAPS or not all(
-        isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:])
-    ):
+    sizes, steps = _for_all(kernel, rank), _for_all(stride or kernel, rank)
+    meet = any(n > s for n, s in zip(sizes, steps, strict=True)) or set(dilation) != {1}
+    if (meet and math.prod(sizes) > MAX_SEARCHED_TAPS) or not _is_static(*x.shape[-rank:], *grad.shape[-rank:]):
         return _scattered(grad, x, indices, rank)
     backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
     return backward(grad, x, kernel, stride, padding, dilation, ceil_mode, grad)
+
+
+def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """The gradient of a pool of windows of one size, side by side, if it is one."""
+    sizes, counts = x.shape[-rank:], grad.shape[-rank:]
+    if not _is_static(*sizes, *counts) or any(m == 0 or n % m for n, m in zip(sizes, counts, strict=True)):
+        return _scattered(grad, x, indices, rank)
+    kernel = [n // m for n, m in zip(sizes, counts, strict=True)]
+    backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
+    return backward(grad, x, kernel, kernel, [0] * rank, [1] * rank, False, grad)
+
+
+def _is_static(*sizes: object) -> bool:
+    return all(isinstance(n, int) for n in sizes)
 
 
 def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
@@ -200,7 +217,21 @@ def shrink(grad: Tensor, x: Tensor, bound: float) -> Tensor:
     return torch.where((x >= -bound) & (x <= bound), 0.0, grad)
 
 
-def replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
+def padded(op: Any, composition: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The backward pass of a pad with a value's own elements: the same op, of nothing but the sizes, where they are
+    static."""
+
+    def backward(grad: Tensor, x: Tensor, padding: Ints) -> Any:
+        if _is_nothing(x):
+            return NotImplemented
+        if not _is_static(*x.shape[-(len(padding) // 2) :], *padding):
+            return composition(grad, x, padding)
+        return op(grad, _nothing(grad, x), padding)
+
+    return backward
+
+
+def _replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
     """Gradients of repeated elements are added to the edge's."""
     rank = len(padding) // 2
     for i in range(rank):
@@ -210,6 +241,36 @@ def replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
         shape = [*grad.shape[:axis], size, *grad.shape[axis + 1 :]]
         grad = grad.new_zeros(shape).index_add(axis, place, grad)
     return grad
+
+
+def group_norm(
+    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, batch: int, channels: int,
+    elements: int, groups: int, output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of x, weight and bias; mean, scale (1 / deviation): (batch, groups). Written in values of channels
+    and images, so that an image stays as it is stored."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    count, shape = channels // groups * elements, (batch, channels, *[1] * (x.dim() - 2))
+    images, gradients = x.to(wide), grad.to(wide)
+    total, products = (v.reshape(batch, channels, -1).sum(-1) for v in (gradients, gradients * images))
+    weights = None if weight is None else weight.to(wide).reshape(channels)
+
+    def of_groups(v: Tensor) -> Tensor:
+        return (v if weights is None else v * weights).reshape(batch, groups, -1).sum(-1)
+
+    def of_channels(v: Tensor) -> Tensor:
+        return v.unsqueeze(-1).expand(batch, groups, channels // groups).reshape(batch, channels)
+
+    mean, scale = mean.to(wide).reshape(batch, groups), scale.to(wide).reshape(batch, groups)
+    slope = (of_groups(total) * mean - of_groups(products)) * scale**3 / count
+    offset = -slope * mean - of_groups(total) * scale / count
+    factor = of_channels(scale) if weights is None else of_channels(scale) * weights
+    of_x = gradients * factor.reshape(shape) + images * of_channels(slope).reshape(shape)
+    of_x = (of_x + of_channels(offset).reshape(shape)).to(x.dtype)
+    of_weight = ((products - total * of_channels(mean)) * of_channels(scale)).sum(0)
+    of_x = of_x.contiguous(memory_format=suggest_memory_format(x))
+    found = (of_x, *(v if weight is None else v.to(weight.dtype) for v in (of_weight, total.sum(0))))
+    return tuple(v if is_wanted else None for v, is_wanted in zip(found, output_mask, strict=True))
 
 
 def weight_norm(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, axis: int) -> tuple[Tensor, Tensor]:
@@ -274,10 +335,8 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten._adaptive_avg_pool3d_backward.default: partial(adaptive_average_pool, 3),
     _aten.max_pool2d_with_indices_backward.default: in_format_of(1, partial(maximum_pool, 2)),
     _aten.max_pool3d_with_indices_backward.default: in_format_of(1, partial(maximum_pool, 3)),
-    _aten.adaptive_max_pool2d_backward.default: in_format_of(
-        1, lambda grad, x, indices: _scattered(grad, x, indices, 2)
-    ),
-    _aten.adaptive_max_pool3d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 3),
+    _aten.adaptive_max_pool2d_backward.default: in_format_of(1, partial(adaptive_maximum_pool, 2)),
+    _aten.adaptive_max_pool3d_backward.default: partial(adaptive_maximum_pool, 3),
     _aten.fractional_max_pool2d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 2),
     _aten.fractional_max_pool3d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 3),
     _aten._cdist_backward.default: distances,
@@ -291,10 +350,19 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten._embedding_bag_per_sample_weights_backward.default: bags.weights,
     _aten.hardshrink_backward.default: shrink,
     _aten.softshrink_backward.default: shrink,
-    _aten.replication_pad1d_backward.default: replication_pad,
-    _aten.replication_pad2d_backward.default: in_format_of(1, replication_pad),
-    _aten.replication_pad3d_backward.default: in_format_of(1, replication_pad),
+    **{
+        op.default: in_format_of(1, padded(op, composition)) if images else padded(op, composition)
+        for op, composition, images in (
+            (_aten.reflection_pad1d_backward, of_torch(_aten.reflection_pad1d_backward.default), False),
+            (_aten.reflection_pad2d_backward, of_torch(_aten.reflection_pad2d_backward.default), True),
+            (_aten.reflection_pad3d_backward, of_torch(_aten.reflection_pad3d_backward.default), True),
+            (_aten.replication_pad1d_backward, _replication_pad, False),
+            (_aten.replication_pad2d_backward, _replication_pad, True),
+            (_aten.replication_pad3d_backward, _replication_pad, True),
+        )
+    },
     _aten._weight_norm_interface_backward.default: weight_norm,
+    _aten.native_group_norm_backward.default: group_norm,
     _aten.upsample_nearest1d_backward.default: resized(_aten.upsample_nearest1d, False),
     _aten.upsample_nearest2d_backward.default: resized(_aten.upsample_nearest2d, False),
     _aten.upsample_nearest3d_backward.default: resized(_aten.upsample_nearest3d, False),

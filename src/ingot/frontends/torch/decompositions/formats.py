@@ -48,7 +48,7 @@ def _channel_shuffle(x: Tensor, groups: int) -> Any:
     return shuffled.movedim(-1, 1)
 
 
-def _of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return get_decompositions([op])[op]
 
 
@@ -56,8 +56,6 @@ FORMATS: dict[Any, Callable[..., Any]] = {
     _aten.reflection_pad3d.default: _in_own_format(_aten.reflection_pad3d.default),
     _aten.replication_pad3d.default: _in_own_format(_aten.replication_pad3d.default),
     _aten.channel_shuffle.default: _channel_shuffle,
-    _aten.max_unpool2d.default: in_format_of(0, _of_torch(_aten.max_unpool2d.default)),
-    _aten.reflection_pad2d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad2d_backward.default)),
-    _aten.reflection_pad3d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad3d_backward.default)),
-    _aten.glu_backward.default: lambda *args: _of_torch(_aten.glu_backward.default)(*args).contiguous(),
+    _aten.max_unpool2d.default: in_format_of(0, of_torch(_aten.max_unpool2d.default)),
+    _aten.glu_backward.default: lambda *args: of_torch(_aten.glu_backward.default)(*args).contiguous(),
 }

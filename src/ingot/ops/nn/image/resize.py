@@ -104,7 +104,7 @@ class Resize(Op):
         for axis, size in zip(self.axes, self.sizes, strict=True):
             yield inputs[0].shape[axis] - dim_min(size, 1), f"expected elements on axis {axis}, got {inputs[0]}"
 
-    def _is_identity(self, i: int, size: DimLike) -> bool:
+    def is_identity(self, i: int, size: DimLike) -> bool:
         """Whether axis i is unchanged; an axis without elements is, at any scale."""
         unscaled = self.scales is None or self.scales[i] == 1 or size == 0
         return size == self.sizes[i] and unscaled and self.coordinates != "tf_crop_and_resize"
@@ -189,6 +189,12 @@ class Resize(Op):
             taps = [(index, weight / total) for index, weight in taps]
         return taps
 
+    def reads(self, i: int, size: DimLike, dtype: DType) -> list[tuple[Value, Value]]:
+        """What the outputs of axis i, of static sizes, read: (index, weight) for each tap, vectors over the outputs."""
+        if self.mode != "nearest":
+            return self._taps(i, size, dtype)
+        return [(self._nearest(self._position(i, size, dtype), size), np.ones(int(self.sizes[i])))]
+
     def _stretch(self, i: int, size: DimLike) -> float | None:
         """The scale if antialiasing stretches the kernel by its inverse, else None."""
         if not self.antialias:
@@ -218,7 +224,7 @@ class Resize(Op):
         growth = [int(out) / max(x.shape[axis], 1) for out, axis in zip(self.sizes, self.axes, strict=True)]
         for i in np.argsort(growth, kind="stable").tolist():
             axis, size = self.axes[i], int(x.shape[self.axes[i]])
-            if self._is_identity(i, size) or not y.size:
+            if self.is_identity(i, size) or not y.size:
                 y = np.take(y, np.zeros(int(self.sizes[i]), int), axis) if not y.size else y
                 continue
             axis_shape = [-1 if d == axis else 1 for d in range(x.ndim)]
@@ -250,7 +256,7 @@ class Resize(Op):
         # the innermost axis first, the outermost last, where there are the most elements
         for i, axis in sorted(enumerate(self.axes), key=lambda pair: -pair[1]):
             size = node.shape[axis]
-            if not self._is_identity(i, size):
+            if not self.is_identity(i, size):
                 x = self._resample(x, i, axis, size, compute_dtype)
         for i, axis in enumerate(self.axes):
             outside = self._extrapolated(i, node.shape[axis], compute_dtype)
@@ -264,7 +270,7 @@ class Resize(Op):
         if self.mode == "nearest":
             factor = self._repeat_factor(i, size)
             if factor is not None:
-                return _repeat_elements(x, axis, factor)
+                return t.repeat(x, axis, factor)
             return t.take(x, self._nearest(self._position(i, size, compute_dtype), size), axis)
         if self.antialias:
             return self._resample_antialiased(x, i, axis, size, compute_dtype)
@@ -364,13 +370,6 @@ class Resize(Op):
                 yield cls((10, 21), (2, 3), "nearest", coordinates, nearest), (x,)
 
 
-def _repeat_elements(x: Term, axis: int, factor: int) -> Term:
-    """x with each element repeated `factor` times along `axis`."""
-    shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
-    dims = [d for d in range(len(shape)) if d != axis + 1]
-    return x.spread(shape, dims).reshape((*x.shape[:axis], x.shape[axis] * factor, *x.shape[axis + 1 :]))
-
-
 def _windows(taps: list[tuple[Value, Value]], size: DimLike) -> tuple[Value, DimLike, Value]:
     """The taps as windows of equal length: first indices [out], the length, and weights [out, length].
 
@@ -426,7 +425,7 @@ class PadMode(Op):
             if (low, high) != (0, 0):
                 yield n - dim_min(n + low + high, 1), f"expected elements to pad with, got {inputs[0]}"
 
-    def _source(self, size: DimLike, low: DimLike, out: DimLike) -> Value:
+    def sources(self, size: DimLike, low: DimLike, out: DimLike) -> Value:
         """The input index of each output index."""
         position, n = t.arange(out) - t.size(low), t.size(size)
         if self.mode == "edge":
@@ -460,7 +459,7 @@ class PadMode(Op):
             if low == 0 and high == 0:
                 continue
             pieces = self._pieces(x, axis, low, high)
-            x = t.concat(pieces, axis) if pieces else t.take(x, self._source(size, low, size + low + high), axis)
+            x = t.concat(pieces, axis) if pieces else t.take(x, self.sources(size, low, size + low + high), axis)
         return x.node
 
     def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:

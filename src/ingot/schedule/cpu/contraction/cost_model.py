@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import ceil, gcd, lcm, prod
 
 from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.types import bf16
+from ingot.ir.types import bf16, i16
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.cpu.contraction.plan import (
@@ -31,7 +31,7 @@ from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 
-def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vectors: int = 0) -> float:
+def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vectors: float = 0) -> float:
     """Return the cycles per k of a register tile of `m` rows and `nv` vectors, or per lane of k with dot instructions.
 
     latency: of the dot instruction. 0: multiply-adds. widened_vectors: vectors that are converted by one more
@@ -51,7 +51,11 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vec
 def _cycles_per_k(c: Contraction, m: int, nv: int, machine: Machine) -> float:
     """Cycles per k, including the conversion of narrow operands, or their split into halves with a product each."""
     if _uses_dot(c, machine):
-        splits = 2 * (m + nv) + m * nv if machine.in_order and c.k_per_lane == 4 else 0
+        if c.a == i16:  # only sums wait for sums, for a cycle; B is widened
+            return tile_cycles(m, nv, machine, 1, nv / 2) / 2
+        splits = 2 * (m + nv) + m * nv if machine.in_order and c.k_per_lane == 4 else 0.0
+        if machine.int8_rate < 4:  # of several instructions
+            splits = m * nv * (4 / machine.int8_rate - 1) + m + nv
         return tile_cycles(m, nv, machine, machine.dot_latency, splits) / c.k_per_lane
     # a shift and a mask split pairs; other narrow operands are converted as they are loaded
     widened_vectors = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
@@ -67,10 +71,15 @@ def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
     single row, quantized levels need words and block sums in addition to the accumulators."""
     if c.has_quantized_b:
         return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
+    if c.of_signs:  # counting bits takes some
+        return max_tile_rows(nv, replace(machine, registers=machine.registers * 5 // 8))
+    if c.k_per_lane == 4 and machine.int8_rate < 4:  # halves of B's vectors and of A's, and a product of them
+        return (machine.registers - 8) // nv - 2
     if c.k_per_lane == 1 or _uses_dot(c, machine):
         splits = c.k_per_lane == 4 and machine.in_order  # words to halves
-        return max_tile_rows(nv, replace(machine, registers=machine.registers // (1 + splits)))
-    return (machine.registers - 2) // nv - 2
+        registers = machine.registers // (1 + splits) - (c.a == i16)  # of pairs a product before it is added
+        return max_tile_rows(nv, replace(machine, registers=registers))
+    return (machine.registers - 8) // nv - 2
 
 
 def fits_registers(m: int, nv: int, machine: Machine) -> bool:
@@ -101,8 +110,8 @@ def _choice(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
     return replace(base, blocks=_k_blocks(c, machine, plan, tiles), prefetch=prefetch)
 
 
-# A dynamic batch is probably 1, but tiles of a single row would read B again for each row of a batch of 64: a tile may
-# be at most _MAX_SLOWDOWN times slower than the best one for _LIKELY_MAX_ROWS rows.
+# A dynamic batch is probably 1, but tiles of one row would read B again for each row of a batch of 64: a tile may be at
+# most _MAX_SLOWDOWN times slower than the best one for _LIKELY_MAX_ROWS rows.
 _LIKELY_MAX_ROWS, _MAX_SLOWDOWN = 64, 1.25
 _MIN_CHUNK_ROWS = 32  # of a dynamic number of rows
 
@@ -200,7 +209,8 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
-    factors = () if machine.in_order and c.k_per_lane == 4 else (2, 3)  # measured: more gains nothing
+    is_split = c.k_per_lane == 4 and (machine.in_order or machine.int8_rate < 4)
+    factors = () if is_split else (2, 3)  # measured: more gains nothing
     unroll = c.k_per_lane * next((u for u in factors if is_static and run % u == 0), 1)
     lanes = machine.lanes(c.acc)
     per_line = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).tiles_per_line
@@ -276,8 +286,7 @@ def _tile_shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machi
 _TILE_CYCLES, _CYCLES_PER_ACCUMULATOR = 20.0, 2.0
 # A tile with more than _MAX_CHEAP_ROWS rows takes _MANY_ROWS_CYCLES more if its rows share no cache lines of A, as in
 # matmuls and pointwise convolutions. Measured inside models: 14x2 takes some 100 cycles more than the sum of its parts,
-# 1.4 times its time at k = 16 and 1.1 times at k = 64. So do 10x2, 12x2 and 8x3, but not 7x2, 6x4 and 7x3, nor windows,
-# whose rows share cache lines. Nothing is spilled.
+# 1.4 times its time at k = 16 and 1.1 times at k = 64. So do 10x2, 12x2 and 8x3, but not 7x2, 6x4, 7x3 and windows.
 _MAX_CHEAP_ROWS, _MANY_ROWS_CYCLES = 7, 100.0
 # The more bytes of B a multiply-add needs, the less of the stream is hidden. For long k, 14x2 beats 7x2 and 6x4 by 2%
 # to 3%.

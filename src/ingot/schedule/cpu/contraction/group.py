@@ -11,7 +11,15 @@ from ingot.ir.dims import Dim
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops import LEVEL_FORMS, WEIGHT_FORMS, Densify, DequantizeBlocks, RoundToBytes
+from ingot.ops import (
+    LEVEL_FORMS,
+    WEIGHT_FORMS,
+    Convolution,
+    Densify,
+    DequantizeBlocks,
+    DotGeneral,
+    RoundToBytes,
+)
 from ingot.ops.views import base_of
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
@@ -103,6 +111,7 @@ class ContractionGroup:
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulator_of(self.anchor),
             self.packed, computed, inner, self.machine.dot_bytes,
             form.bits if isinstance(form, DequantizeBlocks) else 0, self.ins[self.b_input].panel,
+            of_signs=is_of_signs(self.anchor),
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:
@@ -142,6 +151,11 @@ class ContractionGroup:
         return Step(kernel, tuple(arg for _, arg in params))
 
 
+def is_of_signs(anchor: Node) -> bool:
+    """Whether the contraction counts the bits in which words differ."""
+    return isinstance(anchor.op, DotGeneral | Convolution) and anchor.op.of_signs
+
+
 def has_other_readers(body: Graph, node: Node, anchor: Node) -> bool:
     """Whether anything but `anchor` reads the value of `node`, directly or through views."""
     chain = {node}
@@ -152,4 +166,4 @@ def has_other_readers(body: Graph, node: Node, anchor: Node) -> bool:
     return any(i in chain for n in readers for i in n.inputs) or any(o in chain for o in body.outputs)
 
 
-__all__ = ["ContractionGroup", "has_other_readers"]
+__all__ = ["ContractionGroup", "has_other_readers", "is_of_signs"]

@@ -20,7 +20,7 @@ from ingot.schedule.cpu.contraction.blocked import lower_blocked
 from ingot.schedule.cpu.contraction.compressed.sparse import SparseProducts
 from ingot.schedule.cpu.contraction.compressed.sparse_bytes import SparseBytes
 from ingot.schedule.cpu.contraction.dot_products import DotProducts, as_dot_products, emit_dot_products
-from ingot.schedule.cpu.contraction.group import ContractionGroup
+from ingot.schedule.cpu.contraction.group import ContractionGroup, is_of_signs
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack_at_run_time import should_pack
 from ingot.schedule.cpu.contraction.plan import needs_transpose
@@ -55,7 +55,8 @@ def lower_contraction(
         return lower_depthwise(body, ins, outs, constant, machine)
     has_weight_form = isinstance(anchor.inputs[1].op, ops.WEIGHT_FORMS)
     is_shared = any(x.panel for x in ins)
-    can_split = len(body.outputs) == 1 and not is_a_computed and not has_weight_form and not is_shared
+    of_signs = is_of_signs(anchor)
+    can_split = len(body.outputs) == 1 and not is_a_computed and not has_weight_form and not is_shared and not of_signs
     split = split_k(anchor, machine) if can_split else None
     if split is not None:
         return _lower_split_k(body, ins, outs, constant, anchor, split, machine)
@@ -63,7 +64,7 @@ def lower_contraction(
     if isinstance(anchor.inputs[1].op, ops.Densify):
         lowering = SparseBytes if anchor.inputs[1].dtype == i8 else SparseProducts
         return append_pools(lowering(g).lower(), body, ins, outs, machine)
-    if is_a_computed or has_weight_form:
+    if is_a_computed or has_weight_form or of_signs:
         return lower_blocked(g, body, outs, inner[0] if inner else None, winograd_shape=None, transposes_panels=False)
     winograd_shape = winograd_shape_of(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
     loops = flat_rows(rows_in_memory_order(g.loops))

@@ -293,7 +293,11 @@ class MicroKernel:
                 def multiply(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
                     slot = add(mul(r, integer(nv)), v)
                     b_vector = k.load(step.b_vectors, add(integer(h * nv), v))
-                    y.store(step.acc, slot, k.fma(value, b_vector, k.load(step.acc, slot)))
+                    sums = k.load(step.acc, slot)
+                    if self.c.of_signs:
+                        y.store(step.acc, slot, k.add(sums, k.unary("popcnt", k.binary("xor", value, b_vector))))
+                        return
+                    y.store(step.acc, slot, k.fma(value, b_vector, sums))
 
                 x.loop("v", 0, nv, 1, multiply, unroll=True)
 

@@ -62,7 +62,8 @@ class RowLoads:
         vectors of each k."""
         c, lanes = self.c, self.plan.lanes
         if self.uses_dot:
-            return block.alloc("bv", c.b, vectors, lanes=c.k_per_lane * lanes)
+            dtype = c.a if c.a.bits > c.b.bits else c.b
+            return block.alloc("bv", dtype, vectors, lanes=c.k_per_lane * lanes)
         return block.alloc("bv", c.acc, vectors * c.k_per_lane, lanes=lanes)
 
     def load(self, block: Block, columns: Columns, offset: Expr, count: int, registers: Buffer) -> None:
@@ -84,7 +85,7 @@ class RowLoads:
         lane_elements, nv = self.c.k_per_lane * self.plan.lanes, columns.vectors
         vector = k.load(self.buffer, add(offset, mul(v, integer(lane_elements))), lane_elements)
         if self.uses_dot:
-            block.store(registers, v, vector)
+            block.store(registers, v, k.cast(vector, registers.dtype))
             return
         words = block.let(k.bitcast(vector, u32), "p")
         even, odd = k.binary("shl", words, k.lit(16, u32)), k.binary("and", words, k.lit(0xFFFF0000, u32))

@@ -8,8 +8,9 @@ shapes of ResNet, VGG, U-Net and DenseNet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
 from ingot import ops
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
@@ -101,24 +102,42 @@ def winograd_shape_of(anchor: Node, x: Layout, w: Layout, packed: bool = True) -
     with a static outermost one; stride 1; padding in the input's memory; contiguous channels. packed: constant weights.
     """
     op = anchor.op
-    if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3):
-        return None
-    unit_parameters = (*op.strides, *op.lhs_dilation, op.batch_groups)
     types = {anchor.dtype, *(i.dtype for i in anchor.inputs)}
-    if any(v != 1 for v in unit_parameters) or any(map(any, op.padding)):
+    if not isinstance(op, ops.Convolution) or any(map(any, op.padding)) or len(types) != 1:
         return None
-    if len(types) != 1 or anchor.dtype not in (f32, f64):
+    if not is_static((*w.strides, w.offset)) or x.strides[op.lhs_layout.index("C")] != 1:
         return None
+    shape = _shape_of(anchor, op, packed)
+    return None if shape is None or shape.dtype not in (f32, f64) else shape
+
+
+def is_faster_by_winograd(anchor: Node, machine: Machine) -> bool:
+    """Whether a convolution takes less time by Winograd's algorithm in f32 than in integers."""
+    op = anchor.op
+    shape = _shape_of(anchor, op, True) if isinstance(op, ops.Convolution) and machine.winograd else None
+    if shape is None or shape.ci == 1:
+        return False
+    seconds = min((t for t, _ in _timed_candidates(replace(shape, dtype=f32), machine)), default=inf)
+    return seconds < estimate(op.flops(*(x.type for x in anchor.inputs))) / (machine.int8_rate * machine.gflops * 1e9)
+
+
+def _shape_of(anchor: Node, op: ops.Convolution, packed: bool) -> Shape | None:
+    """The shape of a convolution that Winograd's algorithm covers once its operands have their layouts, else None."""
+    if len(op.spatial) not in (2, 3):
+        return None
+    if any(v != 1 for v in (*op.strides, *op.lhs_dilation, op.batch_groups)):
+        return None
+    w = anchor.inputs[1]
     *depth_dim, row_dim, column_dim = op.spatial
     out = dict(zip(op.out_layout, anchor.shape, strict=True))
     window = dict(zip(op.rhs_layout, w.shape, strict=True))
     depth_sizes = (out[depth_dim[0]], window[depth_dim[0]]) if depth_dim else (1, 1)
     sizes = (window["I"], window["O"], window[row_dim], window[column_dim], *depth_sizes)
     static = [v for v in sizes if isinstance(v, int)]
-    if len(static) != len(sizes) or not is_static((*w.strides, w.offset)):
+    if len(static) != len(sizes):
         return None
     ci, co, r, s, depth, taps = static
-    if r != s or r not in TILE_SIZES or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*static, *anchor.shape):
+    if r != s or r not in TILE_SIZES or 0 in (*static, *anchor.shape):
         return None
     groups = op.feature_groups
     *depth_dilation, row_dilation, column_dilation = op.rhs_dilation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.ir.types import DType, f32, i8, i32
+from ingot.ir.types import DType, f32, i8, i16, i32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.printer import division
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
@@ -51,6 +51,8 @@ def unary(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
                 if dtype.kind == "i"
                 else x
             )
+        case "popcnt" if dtype.bits == 32 and lanes in _PAIR_SUMS and not _counts_words(b, lanes):
+            return _popcount_by_bytes(b, x, lanes)
         case "popcnt":
             return b.call(f"llvm.ctpop.{mangle(scalar, lanes)}", kind, ((kind, x),))
         case "clz":
@@ -135,8 +137,27 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
 
 
 def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int) -> str:
-    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or bytes, x of type `operand` and y of i8."""
+    """Emit z + the products of adjacent elements of x and y: bf16 as i16, i16, or bytes, x of type `operand` and y of
+    i8."""
+    if operand == i16:
+        return _pair_dot(b, x, y, z, lanes)
     return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes, operand == i8)
+
+
+def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    kind, pairs = vector_of("i32", lanes), f"<{2 * lanes} x i16>"
+    if _has_pair_products(b, lanes):
+        total = b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, x), (pairs, y)))
+        return b.emit(f"add {kind} {z}, {total}", (z, total))
+    p, q = (b.emit(f"bitcast {pairs} {v} to {kind}", (v,)) for v in (x, y))
+    sixteen = b.splat("16", "i32", lanes)
+    for is_even in (True, False):
+        halves: list[str] = []
+        for value in (p, q):
+            top = b.emit(f"shl {kind} {value}, {sixteen}", (value,)) if is_even else value
+            halves.append(b.emit(f"ashr {kind} {top}, {sixteen}", (top,)))
+        z = fma(b, *halves, z, i32, lanes)
+    return z
 
 
 def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -> str:
@@ -176,6 +197,8 @@ def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
         operands = ((kind, z), (quads, x), (quads, y))
         return b.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    if lanes == 4 and b.features.arch == "aarch64":
+        return _neon_byte_dot(b, x, y, z)
     if _has_pair_products(b, lanes):
         return _paired_byte_dot(b, x, y, z, lanes, "ashr")
     words = tuple(b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
@@ -184,6 +207,19 @@ def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         p, q = (b.emit(f"ashr {kind} {t}, {b.splat('24', 'i32', lanes)}", (t,)) for t in tops)
         z = fma(b, p, q, z, i32, lanes)
     return z
+
+
+def _neon_byte_dot(b: Builder, x: str, y: str, z: str) -> str:
+    """Products 0 and 2 of each lane, and 1 and 3, added in 16 bits (smull, smlal2), then in pairs to z (sadalp)."""
+    order = [i for first in (0, 2) for lane in range(4) for i in (4 * lane + first, 4 * lane + first + 1)]
+    total = ""
+    for half in (order[:8], order[8:]):
+        places = ", ".join(f"i32 {i}" for i in half)
+        halves = [b.emit(f"shufflevector <16 x i8> {v}, <16 x i8> poison, <8 x i32> <{places}>", (v,)) for v in (x, y)]
+        product = b.call("llvm.aarch64.neon.smull.v8i16", "<8 x i16>", tuple(("<8 x i8>", h) for h in halves))
+        total = b.emit(f"add <8 x i16> {total}, {product}", (total, product)) if total else product
+    pairs = b.call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "<4 x i32>", (("<8 x i16>", total),))
+    return b.emit(f"add <4 x i32> {z}, {pairs}", (z, pairs))
 
 
 # by lanes: x86's products of pairs of 16 bits, which are added, and the feature that has them
@@ -196,6 +232,28 @@ _PAIR_PRODUCTS = {
 
 def _has_pair_products(b: Builder, lanes: int) -> bool:
     return lanes in _PAIR_PRODUCTS and _PAIR_PRODUCTS[lanes][1] in b.features
+
+
+# by lanes: x86's sums of pairs of bytes, by signed factors, and the feature that has them
+_PAIR_SUMS = {
+    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "avx2"),
+    8: ("llvm.x86.avx2.pmadd.ub.sw", "avx2"),
+    16: ("llvm.x86.avx512.pmaddubs.w.512", "avx512bw"),
+}
+
+
+def _counts_words(b: Builder, lanes: int) -> bool:
+    """Whether bits of words are counted by an instruction, or bytes cannot be summed."""
+    return "avx512vpopcntdq" in b.features or _PAIR_SUMS[lanes][1] not in b.features
+
+
+def _popcount_by_bytes(b: Builder, x: str, lanes: int) -> str:
+    """The bits of each byte, summed in pairs and pairs of pairs."""
+    kind, pairs, quads = vector_of("i32", lanes), f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    each = b.emit(f"bitcast {kind} {x} to {quads}", (x,))
+    counts = b.call(f"llvm.ctpop.v{4 * lanes}i8", quads, ((quads, each),))
+    halves = b.call(_PAIR_SUMS[lanes][0], pairs, ((quads, counts), (quads, b.splat("1", "i8", 4 * lanes))))
+    return b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, halves), (pairs, b.splat("1", "i16", 2 * lanes))))
 
 
 def _paired_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, widen_x: str) -> str:

@@ -296,3 +296,28 @@ def test_recurrent(kind: Callable[..., nn.RNNBase], options: dict[str, Any]) -> 
     batch = 5 if options.get("batch_first") else 3
     state = torch.randn(layers, batch, 6)
     agree(net, torch.randn(5, 3, 4), (state, state * 0.5) if kind is nn.LSTM else state)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_no_indices(mode: str) -> None:
+    """All of them are empty, for a size that is 0 later on, too."""
+
+    def bag(places: Tensor, table: Tensor, offsets: Tensor) -> Tensor:
+        return F.embedding_bag(places, table, offsets, mode=mode)
+
+    compiled = torch.compile(bag, backend="ingot", fullgraph=True, dynamic=True)
+    table, offsets = torch.randn(5, 3), torch.tensor([0, 0])
+    with torch.no_grad():
+        for places in (torch.tensor([0, 3, 1]), torch.empty(0, dtype=torch.int64)):
+            torch.testing.assert_close(compiled(places, table, offsets), bag(places, table, offsets))
+
+
+def test_factors_of_0_drop_what_they_scale() -> None:
+    base, nan, a, b = torch.randn(3), torch.full((3, 4), torch.nan), torch.randn(3, 4), torch.randn(4)
+
+    def added(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+        return torch.addmv(base, a, b, beta=beta, alpha=alpha)
+
+    compiled = torch.compile(added, backend="ingot", fullgraph=True)
+    for args, factors in (((base, nan, b), {"alpha": 0, "beta": 2}), ((nan[:, 0], a, b), {"beta": 0})):
+        torch.testing.assert_close(compiled(*args, **factors), added(*args, **factors))

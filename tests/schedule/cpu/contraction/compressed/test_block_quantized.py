@@ -139,6 +139,7 @@ def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBl
             check(graph, [given], machine=machine)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
 def test_pairs_of_bfloat16(

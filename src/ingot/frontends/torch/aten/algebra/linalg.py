@@ -112,10 +112,13 @@ def linear(c: Context, x: Node, weight: Node, bias: Node | None = None) -> Node:
 
 
 def _added(c: Context, base: Node, product: Node, beta: Operand, alpha: Operand) -> Node:
-    """beta base + alpha product, rounded once."""
-    product = scaled(product, alpha)
-    # beta = 0 drops the base even where it is NaN
-    if not (isinstance(beta, int | float) and beta == 0):
+    """beta base + alpha product, rounded once. A factor of 0 drops what it scales even where that is NaN."""
+
+    def is_zero(factor: Operand) -> bool:
+        return isinstance(factor, int | float) and factor == 0
+
+    product = filled(product.shape, 0, product.dtype) if is_zero(alpha) else scaled(product, alpha)
+    if not is_zero(beta):
         product = ops.Add()(product, scaled(expand(cast(base, product.dtype), product.shape), beta))
     return cast(product, c.dtype)
 

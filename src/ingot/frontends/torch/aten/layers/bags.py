@@ -47,7 +47,9 @@ def embedding_bag(
         rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
     # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
-    begins = write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    places = filled((count + 1,), 0, i64)  # of no indices there is a place, too
+    begins = write_rows(places, 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    begins = ops.slice_axis(begins, 0, 0, count)
     bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
 
     def folded(kind: str, values: Node) -> Node:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ingot import ops
+from ingot.autodiff import pullback
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, require_elements
@@ -14,6 +17,7 @@ from ingot.ir.node import Node
 aten = Table()
 
 Scales = tuple[float, ...] | None
+Sizes = Sequence[DimLike]
 
 
 def _resize(
@@ -90,6 +94,18 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
     return plain, vec
 
 
+def _backward(forward: Callable[..., Node]) -> Callable[..., Node]:
+    """The gradient of a resize of static sizes: see `decompositions.backward.resized`."""
+
+    def backward(
+        c: Context, grad: Node, output_size: Sequence[DimLike], input_size: Sequence[DimLike], *how: Any
+    ) -> Node:
+        x = ops.full(tuple(input_size), 0, grad.dtype)
+        return pullback(lambda v: forward(replace(c, results=(grad.type,)), v, output_size, *how), x, grad)
+
+    return backward
+
+
 for _stem, _pair in {
     "upsample_nearest1d": _nearest(False), "upsample_nearest2d": _nearest(False),
     "upsample_nearest3d": _nearest(False), "_upsample_nearest_exact1d": _nearest(True),
@@ -100,6 +116,7 @@ for _stem, _pair in {
 }.items():  # fmt: skip
     aten.add(f"{_stem}.default", _pair[0])
     aten.add(f"{_stem}.vec", _pair[1])
+    aten.add(f"{_stem}_backward.default", _backward(_pair[0]))
 
 
 @aten("grid_sampler_2d.default", "grid_sampler_3d.default", "grid_sampler.default")

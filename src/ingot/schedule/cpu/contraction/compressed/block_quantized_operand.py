@@ -11,6 +11,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
+from ingot.ir.array import Rows
 from ingot.ir.kernel import Buffer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -24,6 +25,7 @@ from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 
+_LEVELS_AT_ONCE = 1 << 18  # bytes that caches hold
 Packed = tuple[BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]
 
 
@@ -122,37 +124,62 @@ def _pack_levels(
     *blocks, block, columns = static_shape(tuple(layout.shape[d] for d in order))
     steps, (offset,) = static_shape(tuple(layout.strides[d] for d in order)), static_shape((layout.offset,))
     rows = [-(-block // (32 // bits)) for bits in planes]
-    count = prod(blocks) * sum(rows)
+    lines = prod(blocks)  # blocks of a column
+    count = lines * sum(rows)
+
+    def write_panels(levels: np.ndarray, out: np.ndarray, start: int, width: int) -> None:
+        """Panels of `width` columns from column `start` on. levels: [columns, lines, block], at most as many columns as
+        the panels have."""
+        levels = np.add(levels.view(np.uint8), np.uint8(bias)) if bias else levels.view(np.uint8)
+        n = -(-len(levels) // width)
+        panels = out[start * count : (start + n * width) * count].reshape(n, lines, sum(rows), width)
+        place = row = 0
+        for bits, own in zip(planes, rows, strict=True):
+            words = _words(levels, place, bits, is_whole=len(planes) == 1 and not bias)
+            if len(levels) == n * width:
+                words = words.reshape(n, width, lines, own).transpose(0, 2, 3, 1)
+                panels[:, :, row : row + own] = words
+            else:
+                panels[0, :, row : row + own, : len(levels)] = words.transpose(1, 2, 0)
+            place, row = place + bits, row + own
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         dense = strided_view(array, offset, (*blocks, block, columns), steps)
         start = 0
         for width in widths:
             source = dense[..., start : start + width]
-            levels = np.swapaxes(source, -1, -2).reshape(-1, source.shape[-1], block).view(np.uint8) + np.uint8(bias)
-            panel = out[start * count : (start + width) * count].reshape(-1, sum(rows), width)
-            place = row = 0
-            for bits, n in zip(planes, rows, strict=True):
-                words = _words(levels >> np.uint8(place) if place else levels, bits)
-                panel[:, row : row + n, : source.shape[-1]] = np.swapaxes(words, -1, -2)
-                place, row = place + bits, row + n
+            write_panels(np.ascontiguousarray(source.reshape(lines, block, -1).transpose(2, 0, 1)), out, start, width)
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
+    def write_rows(array_rows: Rows, out: np.ndarray) -> None:
+        start = 0
+        while start < columns:
+            width = widths[start // widths[0]]
+            n = max(1, min(_LEVELS_AT_ONCE // (width * lines * block), (columns - start) // width))
+            stop = min(start + n * width, columns)
+            write_panels(array_rows(start, stop).reshape(stop - start, lines, block), out, start, width)
+            start = stop
+
+    # a row of the array is a column
+    is_by_row = offset == 0 and steps == (*(Layout.contiguous((*blocks, block)).strides), lines * block)
     key = f"quads {blocks}x{block}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} {planes} + {bias}"
-    return Pack(index, key, u32, count * sum(widths), write)
+    return Pack(index, key, u32, count * sum(widths), write, write_rows=write_rows if is_by_row else None)
 
 
-def _words(levels: np.ndarray, bits: int) -> np.ndarray:
-    """u8[.., columns, k] -> u32[.., columns, words] of their lowest `bits` bits, four neighbours in the four bytes."""
+def _words(levels: np.ndarray, place: int, bits: int, *, is_whole: bool) -> np.ndarray:
+    """u8[.., k] -> u32[.., words] of `bits` bits from bit `place` on, four neighbours in the four bytes. is_whole:
+    levels have no other bits."""
     per_word = 32 // bits
     padding = -levels.shape[-1] % per_word
     levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, padding)]) if padding else levels
+    quads = np.ascontiguousarray(levels).view("<u4")
     if bits == 8:
-        return np.ascontiguousarray(levels).view("<u4")
-    quads = (levels & np.uint8((1 << bits) - 1)).reshape(*levels.shape[:-1], -1, per_word // 4, 4)
-    fields = (quads[..., q, :] << np.uint8(q * bits) for q in range(per_word // 4))
-    return np.ascontiguousarray(reduce(np.bitwise_or, fields)).view("<u4")[..., 0]
+        return quads
+    if not is_whole:
+        quads = (quads >> np.uint32(place)) & np.uint32(((1 << bits) - 1) * 0x01010101)
+    each = per_word // 4
+    return reduce(np.bitwise_or, (quads[..., q::each] << np.uint32(q * bits) for q in range(each)))
 
 
 __all__ = ["Dims", "Packed", "block_quantized_operand", "packed_levels"]

@@ -1,0 +1,204 @@
+"""Records of a graph that rounds its values itself (QDQ): operators between DEQUANTIZE and QUANTIZE compute levels.
+
+    QUANTIZE(CONV_2D(DEQUANTIZE(q), w))   ->   CONV_2D(q, levels of w)
+
+An operator stays in floats where its result is not rounded, or is read by another one unrounded. Views and extremes of
+windows keep the levels of what they read, so that no rounding is needed around them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot.exporters.tflite.fold import CHANNEL_AXIS, WEIGHTED
+from ingot.exporters.tflite.levels import Conversion, Grid, operands
+from ingot.exporters.tflite.ranges import spread
+from ingot.exporters.tflite.records import Model, Operator, Tensor
+from ingot.frontends.tflite.file import Quantization
+
+_MOVES = (
+    "RESHAPE",
+    "TRANSPOSE",
+    "STRIDED_SLICE",
+    "GATHER",
+    "MAX_POOL_2D",
+    "RESIZE_NEAREST_NEIGHBOR",
+)  # results are among the operands' elements
+
+
+def is_quantized(model: Model) -> bool:
+    """Whether a graph's values were rounded to levels already."""
+    return any(op.name == "QUANTIZE" for op in model.operators)
+
+
+def to_given_levels(model: Model) -> None:
+    """Change `model` in place: i8 levels, and i16 ones without a zero point; those of u8 become i8."""
+    _Given(model).run()
+    model.compact()
+
+
+class _Given(Conversion):
+    """exact: float tensors whose elements are on a grid. wanted: those that all readers round to one grid. signed: of
+    integer tensors that hold levels, the tensor with these levels as i8 or i16."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.readers: dict[int, list[Operator | None]] = {}
+        for op in model.operators:
+            for i in op.inputs:
+                self.readers.setdefault(i, []).append(op)
+        for i in model.outputs:
+            self.readers.setdefault(i, []).append(None)
+        self.exact: dict[int, Grid] = {}
+        self.wanted: dict[int, Grid] = {}
+        self.signed: dict[int, int] = {}
+
+    def run(self) -> None:
+        model = self.model
+        for op in model.operators:
+            t = model.tensors[op.outputs[0]]
+            if t.dtype != "f32" and op.name in _MOVES:
+                t.quantization = t.quantization or model.tensors[op.inputs[0]].quantization
+            self._find_exact(op)
+        for op in reversed(model.operators):
+            self._find_wanted(op)
+        before, model.operators = model.operators, self.operators
+        for op in before:
+            out = op.outputs[0]
+            if op.name == "QUANTIZE":
+                self.signed[out] = self._rounded(op.inputs[0], self._grid_of(model.tensors[out]))
+            elif op.name == "DEQUANTIZE" and self._grid_of(model.tensors[op.inputs[0]]) is not None:
+                self.as_levels[out] = self._signed(op.inputs[0])
+            else:
+                op.inputs = [i if i < 0 or model.tensors[i].dtype == "f32" else self._stored(i) for i in op.inputs]
+                self.convert(op)
+        for position, i in enumerate(model.outputs):
+            new = self.float(i) if model.tensors[i].dtype == "f32" else self._stored(i)
+            model.outputs[position] = new
+            model.tensors[new].name = model.output_names[position]
+
+    # --- which tensors have levels
+
+    def _find_exact(self, op: Operator) -> None:
+        out = op.outputs[0]
+        if op.name == "DEQUANTIZE":
+            grid = self._grid_of(self.model.tensors[op.inputs[0]])
+        else:
+            grid = self._exact(op.inputs[0])
+            grid = grid if grid is not None and self._keeps(op, grid) else None
+        if grid is not None:
+            self.exact[out] = grid
+
+    def _keeps(self, op: Operator, grid: Grid) -> bool:
+        """Whether the results of an operator are on the levels of its first operand."""
+        if op.name != "PADV2":
+            return op.name in (*_MOVES, "PAD")
+        filler = self.model.tensors[op.inputs[2]].data
+        assert filler is not None
+        readers = self.readers.get(op.outputs[0], [])
+        if float(filler.min()) == np.finfo(np.float32).min:  # the lowest level is as good where nothing is less
+            return all(r is not None and r.name == "MAX_POOL_2D" for r in readers)
+        q = grid.quantization
+        return bool(
+            ((grid.levels(filler).astype(np.float32) - np.float32(q.zero)) * np.float32(q.scale) == filler).all()
+        )
+
+    def _exact(self, i: int) -> Grid | None:
+        t = self.model.tensors[i]
+        return self.exact.get(i) or (self._grid_of(t) if t.data is not None else None)
+
+    def _find_wanted(self, op: Operator) -> None:
+        x, out = op.inputs[0], op.outputs[0]
+        grid = self._grid_of(self.model.tensors[out]) if op.name == "QUANTIZE" else None
+        if op.name in (*_MOVES, "PAD") and out not in self.exact:
+            grid = self.wanted.get(out)
+        if grid is None or x in self.exact:
+            return
+        if all(r is op or (op.name == "QUANTIZE" and self._rounds(r, grid)) for r in self.readers[x]):
+            self.wanted[x] = grid
+
+    def _rounds(self, op: Operator | None, grid: Grid) -> bool:
+        is_rounding = op is not None and op.name == "QUANTIZE"
+        return is_rounding and self._grid_of(self.model.tensors[op.outputs[0]]) == grid
+
+    def _grid_of(self, t: Tensor) -> Grid | None:
+        """The levels that a tensor holds, as signed ones; None for others, and for scales by channel."""
+        q = t.quantization
+        if q is None or len(q.scales) > 1:
+            return None
+        if t.dtype in ("u8", "u16"):
+            bits = int(t.dtype[1:])
+            q = Quantization(q.scales, (q.zero - (1 << (bits - 1)),), q.axis)
+        dtype = {"u8": "i8", "u16": "i16", "f32": "i8"}.get(t.dtype, t.dtype)
+        return Grid(dtype, q) if dtype == "i8" or (dtype == "i16" and q.zero == 0) else None
+
+    # --- what operators compute
+
+    def is_of_levels(self, op: Operator) -> bool:
+        tensors = self.model.tensors
+        grid = self._known(op.outputs[0])
+        if grid is None or not self.has_kernel(op, grid.dtype):
+            return False
+        values = [op.inputs[k] for k in operands(op)]
+        if not all(self._fits(i, grid.dtype) for i in values if tensors[i].dtype == "f32"):
+            return False
+        return op.name not in WEIGHTED or self._has_weights(op)
+
+    def _known(self, i: int) -> Grid | None:
+        return self.wanted.get(i) or self._exact(i)
+
+    def _fits(self, i: int, dtype: str) -> bool:
+        t, grid = self.model.tensors[i], self._known(i)
+        if grid is None and t.data is not None and is_one_number(t.data):
+            # one number has a level that stands for it exactly
+            low, high = min(0.0, float(t.data.min())), max(0.0, float(t.data.max()))
+            grid = self.exact[i] = spread((low, high), dtype)
+        return grid is not None and grid.dtype == dtype
+
+    def _has_weights(self, op: Operator) -> bool:
+        """Whether weights have levels without a zero point, and a scale for all or by output channel."""
+        w = self.model.tensors[op.inputs[1]]
+        if w.data is None or (q := w.quantization) is None or any(q.zeros):
+            return False
+        return len(q.scales) == 1 or q.axis == CHANNEL_AXIS[op.name]
+
+    def grid(self, i: int) -> Grid:
+        grid = self._known(i)
+        assert grid is not None
+        return grid
+
+    # --- integer tensors
+
+    def _rounded(self, i: int, grid: Grid | None) -> int:
+        """A float tensor's levels on a grid."""
+        assert grid is not None
+        if i in self.as_levels:
+            levels = self.as_levels[i]
+            return (
+                levels if self._grid_of(self.model.tensors[levels]) == grid else self.between("QUANTIZE", levels, grid)
+            )
+        if self._known(i) == grid:
+            return self.levels(i)
+        return self.between("QUANTIZE", self.float(i), grid)
+
+    def _signed(self, i: int) -> int:
+        """An integer tensor's levels as i8 or i16."""
+        if i not in self.signed:
+            t = self.model.tensors[i]
+            grid = self._grid_of(t)
+            assert grid is not None
+            self.signed[i] = i if t.dtype == grid.dtype else self.between("QUANTIZE", i, grid)
+        return self.signed[i]
+
+    def _stored(self, i: int) -> int:
+        """An integer tensor in its own type."""
+        known = self.signed.get(i, i)
+        t, now = self.model.tensors[i], self.model.tensors[known]
+        if t.dtype == now.dtype:
+            return known
+        assert t.quantization is not None
+        return self.between("QUANTIZE", known, Grid(t.dtype, t.quantization))
+
+
+def is_one_number(data: np.ndarray) -> bool:
+    return data.size > 0 and bool((data == data.reshape(-1)[0]).all())

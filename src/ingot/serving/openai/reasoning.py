@@ -1,0 +1,93 @@
+"""What a model thinks before it answers, apart from the answer.
+
+<think>\nIs it?\n</think>\n\nIt is.      ->      reasoning_content "Is it?", content "It is."
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ingot.language.text.generation import overlap
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+_MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z]+\]")
+_THOUGHT, _ANSWER = "probe thought", "probe answer"
+# of templates that leave thoughts out of the history, but know them
+_KNOWN = (
+    ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """begin, end: the marks around a thought."""
+
+    begin: str
+    end: str
+
+    def is_begun(self, prompt: str) -> bool:
+        """Whether an answer to the prompt begins within a thought."""
+        return prompt.rstrip().endswith(self.begin)
+
+
+def reasoning_of(render: Callable[..., str], source: str) -> Reasoning | None:
+    """The marks that a chat template, of this source, writes around a thought; None for a model without thoughts."""
+    user = {"role": "user", "content": "probe"}
+    try:
+        answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
+        text = render([user, answer], None, add_generation_prompt=False)
+    except InputError:
+        text = ""
+    before, is_told, rest = text.partition(_THOUGHT)
+    between, is_answered, _ = rest.partition(_ANSWER)
+    begins, ends = _MARK.findall(before), _MARK.findall(between)
+    if is_told and is_answered and len(ends) == 1 and begins and before.rstrip().endswith(begins[-1]):
+        return Reasoning(begins[-1], ends[0])
+    return next((Reasoning(*pair) for pair in _KNOWN if pair[0] in source and pair[1] in source), None)
+
+
+class ReasoningReader:
+    """Divides a text that comes in parts. is_begun: it begins within a thought."""
+
+    def __init__(self, form: Reasoning, *, is_begun: bool) -> None:
+        self._form, self._kept = form, ""
+        self._place = "thought" if is_begun else "start"  # then "behind" a thought, in front of the "answer"
+        self._has_thought = False
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(what is certain of the thought, of the answer)."""
+        self._kept += text
+        thought = ""
+        if self._place == "start":
+            own = self._kept.lstrip()
+            if own.startswith(self._form.begin):
+                self._place, self._kept = "thought", own[len(self._form.begin) :]
+            elif self._form.begin.startswith(own):
+                return "", ""
+            else:
+                self._place = "answer"
+        if self._place == "thought":
+            thought, is_end, rest = self._kept.partition(self._form.end)
+            if is_end:
+                self._place, self._kept, thought = "behind", rest, thought.rstrip()
+            else:
+                certain = thought[: len(thought) - overlap(thought, self._form.end)].rstrip()
+                thought, self._kept = certain, thought[len(certain) :]
+            if not self._has_thought:  # line breaks in front of it are no part
+                thought = thought.lstrip()
+            self._has_thought |= bool(thought)
+        if self._place == "behind":
+            self._kept = self._kept.lstrip()
+            self._place = "answer" if self._kept else "behind"
+        answer = ""
+        if self._place == "answer":
+            answer, self._kept = self._kept, ""
+        return thought, answer
+
+    def finish(self) -> tuple[str, str]:
+        """The rest."""
+        rest, self._kept = self._kept, ""
+        return (rest.rstrip(), "") if self._place == "thought" else ("", rest if self._place == "start" else "")

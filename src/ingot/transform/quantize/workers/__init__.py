@@ -1,0 +1,1 @@
+"""Measurements of formats in several processes and machines."""

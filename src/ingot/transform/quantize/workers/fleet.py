@@ -1,0 +1,62 @@
+"""Measurements of a search for formats by several workers: each fills a table that the search reads.
+
+The search goes on as a serial one does: it looks for each number in the table, and measures what is not there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import DeviceError, InputError
+from ingot.support.log import Log
+from ingot.transform.quantize.table import Table
+from ingot.tune.fleet import Asked, persistent_ask
+
+Job: TypeAlias = Mapping[str, Any]  # see `worker.Worker`
+_log = Log("ingot.quantize")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Workers that measure for one model. task: what they open, as `worker.Worker` reads it."""
+
+    workers: Sequence[Asked]
+    task: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        return len(self.workers)
+
+    def fill(self, table: Table, jobs: Sequence[Job], done: Callable[[int], None] = lambda count: None) -> None:
+        """Have the jobs done, each by whoever is free, and put what they measure into the table. A job of a worker that
+        dies goes to a new process; one that none survives is left to the search. done: told how many are.
+
+        Raises InputError for a worker on another kind of machine, or with another model or other samples.
+        """
+        waiting, lock = list(reversed(jobs)), threading.Lock()
+
+        def work(worker: Asked) -> None:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    job = waiting.pop()
+                try:
+                    answer = persistent_ask(worker, {"task": self.task, "job": job})
+                except DeviceError as error:
+                    _log.info("left to the search: %s", error)
+                    continue
+                if answer["prefix"] != table.prefix:
+                    fix = "use machines of one kind, which read the same files"
+                    raise InputError("a worker's machine, model and samples", expected="as here", got="others", fix=fix)
+                with lock:
+                    table.update(answer["values"])
+                    done(len(jobs) - len(waiting))
+
+        with ThreadPoolExecutor(max(len(self.workers), 1)) as threads:
+            for finished in [threads.submit(work, worker) for worker in self.workers]:
+                finished.result()

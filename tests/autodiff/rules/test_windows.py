@@ -1,0 +1,44 @@
+"""Gradients of windows' extremes beside PyTorch's: ties, NaN, infinities, padding, windows that meet or leave gaps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.autodiff import pullback
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, dtype_of
+from ingot.passes.model.lower import lower_model_ops
+
+
+def gradient(op: ops.MaxPool, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
+    node = Input("x", TensorType(dtype_of(x), x.shape))()
+    found: Node = pullback(lambda v: op(v), node, const(cotangent))
+    (got,) = interpret(lower_model_ops(Graph((node,), (found,))), [x])
+    return got
+
+
+def test_extremes_of_any_windows() -> None:
+    torch = pytest.importorskip("torch")
+    rng, count = np.random.default_rng(0), 0
+    while count < 60:
+        kernel, strides = (tuple(rng.integers(1, most, 2).tolist()) for most in (6, 5))
+        padding = tuple(int(rng.integers(0, k // 2 + 1)) for k in kernel)
+        dilation = (1, 1) if rng.random() < 0.8 else (2, 1)
+        ceil_mode = bool(rng.random() < 0.4)
+        x = rng.integers(-3, 4, (2, 2, *rng.integers(5, 13, 2))).astype(float)
+        special = rng.random(x.shape)
+        x[special < 0.2] = -np.inf
+        x[special > (0.9 if count % 2 else 1)] = np.nan
+        leaf = torch.tensor(x, requires_grad=True)
+        try:
+            y = torch.nn.functional.max_pool2d(leaf, kernel, strides, padding, dilation, ceil_mode)
+        except RuntimeError:  # no window fits
+            continue
+        cotangent = rng.standard_normal(y.shape)
+        y.backward(torch.tensor(cotangent))
+        op = ops.MaxPool(kernel, strides, tuple((p, p) for p in padding), dilation, ceil_mode)
+        np.testing.assert_allclose(gradient(op, x, cotangent), leaf.grad.numpy(), atol=1e-12, err_msg=str(op))
+        count += 1
