@@ -103,7 +103,11 @@ def _dequantized(n: Node) -> Node | None:
     if not all(map(is_constant, known)):
         return None
     s, z, other_z, other_s = (np.asarray(value_of(v), np.float32) for v in known)
-    if (s != np.broadcast_to(other_s, s.shape)).any() or (z != np.broadcast_to(other_z, z.shape)).any():
+    if (
+        (s <= 0).any()
+        or (s != np.broadcast_to(other_s, s.shape)).any()
+        or (z != np.broadcast_to(other_z, z.shape)).any()
+    ):
         return None
     low, high = ((np.float32(end) - z) * s for end in zero.dtype.range)
     radius = np.abs(s) * np.float32(0.50001) + np.maximum(np.abs(low), np.abs(high)) * np.float32(2.0**-21)

@@ -326,7 +326,8 @@ class Backward:
         return found
 
     def bilinear(self, node: Node, a: Term) -> None:
-        """McCormick's planes: x y >= ly x + lx y - lx ly, and x y <= uy x + lx y - lx uy."""
+        """Planes around the centers, whose slopes are the same below and above, so that they cancel in a quotient:
+        x y lies within rx ry of cy x + cx y - cx cy."""
         op, (x, y) = in_f64(node.op), node.inputs
         bx, by = self.c.of(x), self.c.of(y)
         for at, v in enumerate((x, y)):
