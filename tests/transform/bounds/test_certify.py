@@ -116,7 +116,10 @@ def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("X_2", "X_1"), "the property's input: expected 3 elements.*got 2"),
+        (
+            lambda text: text.replace("(declare-const X_2 Real)", "").replace("X_2", "X_1"),
+            "the property's input: expected 3 elements.*got 2",
+        ),
         (lambda text: text + "(declare-const Y_2 Real)", "the property's result: expected 2 elements.*got 3"),
     ],
 )
@@ -208,7 +211,7 @@ def test_bad_attacks(options: dict[str, object], message: str) -> None:
         ingot.attack(net, x, **options)  # type: ignore[arg-type]
 
 
-def _wide(seed: int = 0) -> nn.Module:
+def _wide(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(40, 10), nn.ReLU(), nn.Linear(10, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2)).eval()
 
@@ -269,7 +272,7 @@ def test_bounds_of_cases_hold() -> None:
     for n in range(neurons.count):
         for _ in range(n % 4):
             hinge = int(rng.integers(2))
-            signs[hinge][n, 0, rng.integers(signs[hinge].shape[2])] = rng.choice([-1, 1])
+            signs[hinge][n, 0, rng.integers(ends[2 * hinge].size)] = rng.choice([-1, 1])
     learned = [rng.uniform(0, 1, s.shape) for s in signs] + [rng.exponential(0.3, s.shape) for s in signs]
     lower, *_ = neurons.step.run([*box, *ends, rows, *signs, *learned])
     met = 0

@@ -331,7 +331,7 @@ def _reduce(n: Node, trees: bool) -> Node | None:
     line = ops.flatten(ops.transpose(x, (*op.dims, *kept)), 0, len(op.dims) - 1) if op.dims else None
     if line is None or not 0 < int(line.shape[0]) <= _MAX_TREE_TAPS:
         return None
-    if not trees and line.shape[0] <= _MAX_LARGEST_OPERANDS:
+    if not trees and int(line.shape[0]) <= _MAX_LARGEST_OPERANDS:
         parts = [ops.slice_axis(line, 0, i, i + 1) for i in range(int(line.shape[0]))]
         return ops.Reshape(n.shape)(_largest(parts, op.kind))
     merge = ops.Max() if op.kind == "max" else ops.Min()

@@ -190,11 +190,12 @@ class Cases:
                 np.clip(multiplier, _LEAST_MULTIPLIER, None, out=multiplier)
         slopes, multipliers = ascent.values[:hinges], ascent.values[hinges:]
         left: list[Case] = []
-        for i in np.flatnonzero(~(best > limits)):
+        for i in np.flatnonzero(~(best > limits)).tolist():
             case = cases[i]
             split = self.next_split([v[i] for v in costs], case.signs)
-            parts = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
-            left.append(Case(case.row, case.limit, max(case.lower, float(best[i])), case.signs, *parts, split))
+            of_slopes, of_signs = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
+            lower = max(case.lower, float(best[i]))
+            left.append(Case(case.row, case.limit, lower, case.signs, of_slopes, of_signs, split))
         return left
 
     def next_split(self, costs: Sequence[np.ndarray], signs: Sequence[np.ndarray]) -> tuple[int, int] | None:
