@@ -4,6 +4,7 @@
     python tools/prove.py identities --only "power("     one group, one rule
     python tools/prove.py --verbose                      each verdict, with its method
     python tools/prove.py --all-floats logistic          a function on all 2^32 floats of f32, in minutes
+    python tools/prove.py --all-floats sine --target cpu:x86-64-v3 --every 16      other code, one chunk in 16
 
 Groups: identities (of `passes.core.identities`, in each dtype), fast-math (each with the counterexample that keeps it
 from the identities), structure (rules about shapes, views, positions and masks, per rank) and lowerings (the
@@ -57,12 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="each verdict, not only what is not proved")
     parser.add_argument("--json", action="store_true", help="each verdict as a line of JSON")
     parser.add_argument("--all-floats", nargs="+", choices=lowerings.ALL_FLOATS, default=[], metavar="FUNCTION")
+    parser.add_argument("--target", default="native", help="of --all-floats: code that this machine runs")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of --all-floats: of N chunks of floats one")
     options = parser.parse_args(arguments)
     unknown = set(options.group) - set(GROUPS)
     if unknown:
         parser.error(f"no group is named {', '.join(sorted(unknown))}: expected {', '.join(GROUPS)}")
     if options.all_floats:
-        found = [lowerings.all_floats(name) for name in options.all_floats]
+        values = range(0, 1 << 32, lowerings.CHUNK * options.every)
+        found = [lowerings.all_floats(name, values, options.target) for name in options.all_floats]
     else:
         groups = (GROUPS[name](options.only) for name in options.group or GROUPS)
         found = list(chain.from_iterable(groups))

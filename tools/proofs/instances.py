@@ -260,6 +260,15 @@ def _gathers(a: DimLike, b: DimLike) -> Iterator[Instance]:
     index = arg("i", b, 1, dtype=i64)
     yield "gather-positions", "from a counter", one(ops.add(ops.mul(ops.Iota(TensorType(i64, (a,)), 0)(), 3), 2), index)
     yield "gather-positions", "from one value", one(ops.broadcast_to(ops.DimValue(b)(), (a,)), index)
+    # each row of the indices reads its own row of the operand
+    batched = ops.Gather((), (1,), (0,), (0,), (1,), 2, (1, 1))
+    counter = ops.add(ops.mul(ops.Iota(TensorType(i64, (a, b)), 1)(), 3), 2)
+    indices = arg("i", a, 4, 1, dtype=i64)
+    yield "gather-positions", "a batch, from a counter", batched(counter, indices)
+    yield "gather-positions", "a batch, from one value", batched(ops.broadcast_to(ops.DimValue(b)(), (a, b)), indices)
+    of_columns = ops.Gather((), (0,), (1,), (1,), (0,), 0, (1, 1))
+    across = ops.sub(9, ops.Iota(TensorType(i64, (b, a)), 0)())
+    yield "gather-positions", "a batch of columns, from a counter", of_columns(across, arg("i", 1, a, dtype=i64))
 
 
 def masks() -> Iterator[Instance]:

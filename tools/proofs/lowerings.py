@@ -127,12 +127,12 @@ ALL_FLOATS = (
 )
 
 
-def all_floats(name: str, values: range = range(0, 1 << 32, CHUNK)) -> Verdict:
-    """Native code for this machine on every float of f32, in chunks. values: the first bit pattern of each."""
+def all_floats(name: str, values: range = range(0, 1 << 32, CHUNK), target: str = "native") -> Verdict:
+    """Code for a target on every float of f32, in chunks. values: the first bit pattern of each."""
     cls = next(c for c in BOUNDS if c.name == name)
     truth, bound, _ = BOUNDS[cls]
     x = Input("x", TensorType(f32, (CHUNK,)))()
-    program = build(Graph((x,), (cls()(x),)), threads=1).model()
+    program = build(Graph((x,), (cls()(x),)), target=target, threads=1).model()
     worst, at, start = 0.0, 0.0, time.process_time()
     for first in values:
         given = np.arange(first, first + CHUNK, dtype=np.int64).astype(np.uint32).view(np.float32)
@@ -143,7 +143,7 @@ def all_floats(name: str, values: range = range(0, 1 << 32, CHUNK)) -> Verdict:
         if error[most] > worst:
             worst, at = float(error[most]), float(given[most])
     state = "proved" if worst <= bound else "refuted"
-    how = f"native code, {len(values) * CHUNK:,} values, worst {worst:.3f} ulp at {at!r}"
+    how = f"{target} code, {len(values) * CHUNK:,} values, worst {worst:.3f} ulp at {at!r}"
     return Verdict(f"lowering of {name}", f"all of f32, {bound} ulp", state, how, "", time.process_time() - start)
 
 

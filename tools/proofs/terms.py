@@ -432,8 +432,6 @@ class Terms:
 
     def _gather(self, n: Node, op: ops.Gather, index: Index) -> Term:
         x, indices = n.inputs
-        if op.operand_batching_dims:
-            raise UnsupportedError("gather with batching dimensions in z3")
         batch = [i for d, i in enumerate(index) if d not in op.offset_dims]
         source: list[DimLike] = [0] * x.type.rank
         for component, own in enumerate(op.start_index_map):
@@ -442,7 +440,10 @@ class Terms:
                 at.insert(op.index_vector_dim, component)
             limit = integer(x.shape[own] - op.slice_sizes[own])
             source[own] = self.named(_clamped(self._integer(indices, tuple(at)), limit))
-        window = [d for d in range(x.type.rank) if d not in op.collapsed_slice_dims]
+        for own, axis in zip(op.operand_batching_dims, op.start_indices_batching_dims, strict=True):
+            source[own] = batch[axis - (axis > op.index_vector_dim)]
+        dropped = (*op.collapsed_slice_dims, *op.operand_batching_dims)
+        window = [d for d in range(x.type.rank) if d not in dropped]
         for d, place in zip(window, op.offset_dims, strict=True):
             source[d] = source[d] + index[place]
         return self.element(x, tuple(source))

@@ -22,6 +22,7 @@ def certify(
     numerics: bool = False,
     dynamic: Any = None,
     seed: int = 0,
+    precision: str = "float32",
     threads: int | None = None,
 ) -> Verdict:
     """Decide whether a model has a property: an attack looks for a counterexample, bounds over boxes of inputs, which
@@ -32,7 +33,8 @@ def certify(
         verdict.counterexample     # refuted: the input and the program's result for it
 
     Args:
-        model, dynamic, threads: as for `compile`; a model of one input and one result of floats. Open sizes are 1.
+        model, dynamic, precision, threads: as for `compile`; a model of one input and one result of floats. Open sizes
+            are 1.
         property: a VNN-LIB file, version 1 or 2, or a `Property`: what must not happen.
         seconds: the time to search.
         method: how boxes are bounded, as for `bounds`.
@@ -51,7 +53,7 @@ def certify(
         from ingot.transform.bounds.vnnlib import read_property
 
         read = read_property(property) if isinstance(property, (str, os.PathLike)) else property
-        options = Options(threads=thread_count(threads))
+        options = Options(threads=thread_count(threads), precision=precision)
         return certify_model(
             model, read, seconds=seconds, method=method, numerics=numerics, dynamic=dynamic, seed=seed, options=options
         )

@@ -170,6 +170,16 @@ def open_model(model: Any, request: Request) -> Opened:
         raise InputError("the model", expected="a single program", got=got, fix=fix) from needs
 
 
+def with_fitting_example(model: Any, request: Request) -> Request:
+    """The request, without its example inputs if they are but values of the inputs that the model declares."""
+    if request.example_inputs is None or isinstance(getattr(model, "opened", None), Opened):
+        return request
+    kind, source = recognize(model)
+    takes = kind not in FRONTENDS or "example_inputs" in FRONTENDS[kind].options
+    declares = isinstance(source, Path) and kind in ("tensorflow", "keras")
+    return request if takes and not declares else replace(request, example_inputs=None)
+
+
 # --- the frontends
 
 

@@ -13,11 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import ingot
+from ingot import ops
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, const
+from ingot.ops.nn.terms import Term
+from ingot.passes.model.lower import lower_model_ops
+from ingot.schedule.cpu.winograd.toom_cook import array, transform
 from ingot.transform.bounds.graph import METHODS, Question, bound_graph
-from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.rounding import Rounding, error_of_winograd
 from ingot.transform.bounds.slopes import slopes_of
 
 
@@ -43,6 +48,8 @@ class Residual(nn.Module):
 
 class Masked(nn.Module):
     """Attention with a causal mask, and with one that hides all keys of a query."""
+
+    mask: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,18 +247,69 @@ def test_numerics_of_networks(name: str) -> None:
     assert (bounds.lower <= exact).all() and (exact <= bounds.upper).all()
 
 
-def test_numerics_refuse_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rounding is not that of a sum of products."""
+def test_numerics_of_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wider than those of sums; a transposed convolution, which may be computed so in parts, is refused."""
     net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
-    program = ingot.compile(net, (x,)).program
-    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
+    program = ingot.compile(net, (x,))
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
         pytest.skip("no convolution by Winograd's algorithm on this machine")
+    wide = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+    y = program(x).detach().numpy()
+    assert (wide.lower <= y).all() and (y <= wide.upper).all()
+    rows = np.zeros((2, y.size))
+    rows[[0, 1], [5, 20000]] = 1
+    few = ingot.bounds(net, x, eps=0.0, method="crown-ibp", numerics=True, spec=rows)
+    assert (few.lower <= y.reshape(-1)[[5, 20000]]).all() and (y.reshape(-1)[[5, 20000]] <= few.upper).all()
+    both = nn.Sequential(net, nn.ConvTranspose2d(48, 2, 2, stride=2)).eval()
     with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
-        ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
+        ingot.bounds(both, x, eps=0.0, method="ibp", numerics=True)
     monkeypatch.setenv("INGOT_WINOGRAD", "0")
     bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
     y = ingot.compile(net, (x,))(x).detach().numpy()
     assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
+    assert (wide.upper - wide.lower > bounds.upper - bounds.lower).all()
+    assert (few.upper - few.lower > (bounds.upper - bounds.lower).reshape(-1)[[5, 20000]]).all()
+
+
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5)])
+def test_the_error_of_winograd(m: int, r: int) -> None:
+    """Of one tile, wherever it lies in the image, the published bound is not above ours."""
+    rng = np.random.default_rng(0)
+    f, size = transform(m, r), 12
+    x, w = np.abs(rng.normal(size=(1, 3, size, size))), np.abs(rng.normal(size=(2, 3, r, r)))
+    op = ops.Convolution((1, 1), ((1, 1), (2, 0)), (1, 1), (1, 1), "NCHW", "OIHW", "NCHW")
+    node = op(const(x.astype(np.float32)), const(w.astype(np.float32)))
+    found = error_of_winograd(Rounding(2.0**-24, 2.0**-126, True), node, Term(const(x)), Term(const(w)))
+    assert found is not None
+    (ours,) = interpret(Graph((), (lower_model_ops(Graph((), (found.node,))).outputs[0],)), [])
+    at, g, bt = (np.abs(array(matrix)) for matrix in (f.at, f.g, f.bt))
+    padded, largest = np.pad(x[0], ((0, 0), (1, 1), (2, 0))), 0.0
+    for i, j in itertools.product(range(0, size - r - m, 2), range(0, size - r - m, 3)):
+        tile = padded[:, i : i + f.alpha, j : j + f.alpha]
+        sums = sum((g @ w[:, c] @ g.T) * (bt @ tile[c] @ bt.T) for c in range(3))
+        theirs = at @ sums @ at.T * (4 * f.alpha + 3 + 2) * 2.0**-24
+        assert (theirs <= ours[0, :, i : i + m, j : j + m]).all()
+        largest = max(largest, float(theirs.max()))
+    assert ours.max() < 200 * largest
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_numerics_of_precisions(precision: str) -> None:
+    """Of what a program of 16 bits computes, residuals of rounded values included."""
+    for name in ("relu", "residual", "images"):
+        net, x = net_of(name)
+        program = ingot.compile(net, (x,), precision=precision)
+        real = ingot.bounds(net, x, eps=0.02)
+        rounded = ingot.bounds(net, x, eps=0.02, numerics=True, precision=precision)
+        for point in samples(x, 0.02, 200).float():
+            y = program(point.clamp(x - 0.02, x + 0.02)).detach().numpy()
+            assert (rounded.lower <= y).all() and (y <= rounded.upper).all()
+        assert (rounded.lower != real.lower).all()
+        wider = rounded.upper - rounded.lower > 1.001 * (real.upper - real.lower)
+        assert wider.all() or precision == "float16"  # which rounds weights alone, and these are known
+    point = ingot.bounds(net, x, eps=0.0)
+    y = program(x).detach().numpy()
+    assert not ((point.lower <= y) & (y <= point.upper)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -308,6 +366,7 @@ def test_ops_without_bounds_are_named_at_once() -> None:
         ({"lower": np.zeros((2, 2)), "upper": 0.0}, "expected ends of shape"),
         ({"eps": 0.1, "method": "magic"}, "method: expected crown or auto or crown-ibp or ibp"),
         ({"eps": 0.1, "method": "ibp", "slope_steps": 3}, "slope_steps: expected 0 for method 'ibp'"),
+        ({"eps": 0.1, "precision": "int8"}, "precision: expected float32 or bfloat16 or float16"),
         ({"eps": 0.1, "slope_steps": -1}, "slope_steps: expected a whole number from 0"),
         ({"eps": 0.1, "spec": [[1, -1]]}, "spec: expected rows of 3 factors"),
         ({"eps": 0.1, "spec": [[1, float("nan"), 0]]}, "spec: expected finite numbers"),
@@ -364,3 +423,54 @@ def test_optimized_slopes(name: str) -> None:
         alphas = [rng.uniform(-0.2, 1.2, shape) for shape, _ in slopes.shapes]
         lower, *_ = slopes.step.run([*ends(x, 0.3), np.ones(slopes.rows), *alphas])
         assert (lower <= ys.min(0).reshape(-1)).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "norms", *(pytest.param(n, marks=pytest.mark.slow) for n in ("images", "attention"))]
+)
+def test_rows_of_a_batch_are_walked_together(name: str) -> None:
+    """As narrow as one by one, with coefficients that grow with the batch, not with its square."""
+    net, x = net_of(name)
+    batch = torch.cat([x * factor for factor in (1.0, 0.5, -0.7)])
+    graphs = [Question((True,), "crown", None, Rounding()).of(open_model(net, Request((v,))).graph) for v in (x, batch)]
+    assert not graphs[0].rows and set(graphs[1].rows.values()) <= {0, 1}
+    one, three = (sum(graph.bytes_of(n) for n in (*graph.walked, *graph.core.results)) for graph in graphs)
+    assert graphs[1].rows and three == 3 * one
+    for eps in (0.0, 0.1):
+        lower, upper = ingot.bounds(net, batch, eps=eps)
+        for i in range(3):
+            own = ingot.bounds(net, batch[i : i + 1], eps=eps)
+            np.testing.assert_allclose(lower[i : i + 1], own.lower, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(upper[i : i + 1], own.upper, rtol=1e-5, atol=1e-6)
+
+
+class Meeting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x - x.mean(0, keepdim=True)) + torch.relu(x.flip(0))
+
+
+def test_rows_that_meet_are_no_rows() -> None:
+    x = torch.rand(3, 4)
+    graph = Question((True,), "crown", None, Rounding()).of(open_model(Meeting().eval(), Request((x,))).graph)
+    assert not graph.rows
+    lower, upper = ingot.bounds(Meeting().eval(), x, eps=0.1)
+    ys = torch.stack([Meeting()(v) for v in samples(x, 0.1, 300)]).numpy()
+    assert (lower <= ys.min(0)).all() and (ys.max(0) <= upper).all()
+
+
+class Pooled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        constant = torch.tensor([0.3, -0.2, 5.0])
+        y = F.max_pool2d(x, 2) + F.max_pool2d(-x, 2)
+        return y.sum() + torch.cat([x.amax((2, 3)), constant[None]], 1).amax(1)
+
+
+def test_the_largest_of_several() -> None:
+    """By CROWN-IBP: of a constant too, at the operand's own bounds where one is larger than all others."""
+    x = torch.rand(1, 1, 4, 4)
+    for eps in (0.0, 0.01, 0.4):
+        lower, upper = ingot.bounds(Pooled().eval(), x, eps=eps, method="crown-ibp")
+        ys = torch.stack([Pooled()(v) for v in samples(x, eps, 300)]).numpy()
+        assert (lower <= ys.min(0)).all() and (ys.max(0) <= upper).all()
+        if eps <= 0.01:
+            assert (upper - lower).max() < 40 * eps + 1e-5

@@ -12,8 +12,16 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from torch import nn
 
 import ingot
+from ingot.driver.compile import Options
+from ingot.driver.open import Request, open_model
+from ingot.transform.bounds.certify import _halves
+from ingot.transform.bounds.graph import Question
+from ingot.transform.bounds.neurons import Cases, neurons_of
+from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.slopes import slopes_of
 from ingot.transform.bounds.vnnlib import parse_property
 from tests.transform.bounds.test_bounds import net_of
 
@@ -108,13 +116,42 @@ def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("X_2", "X_1"), "the property's input: expected 3 elements.*got 2"),
+        (
+            lambda text: text.replace("(declare-const X_2 Real)", "").replace("X_2", "X_1"),
+            "the property's input: expected 3 elements.*got 2",
+        ),
         (lambda text: text + "(declare-const Y_2 Real)", "the property's result: expected 2 elements.*got 3"),
     ],
 )
 def test_a_property_of_another_model(tmp_path: Path, change, message: str) -> None:
     with pytest.raises(ingot.InputError, match=message):
         ingot.certify(_model(tmp_path), parse_property(change(_property("(>= Y_0 1)"))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed: expected a whole number from 0, got -1"),
+        ({"seed": "a"}, "seed: expected a whole number"),
+        ({"seconds": 0}, "seconds: expected a number above 0"),
+        ({"property": None}, "property: expected a VNN-LIB file or a Property, got NoneType"),
+        ({"precision": "int8"}, "precision: expected float32 or bfloat16 or float16"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    arguments = {"property": parse_property(_property("(>= Y_0 1000)")), **options}
+    with pytest.raises(ingot.InputError, match=message):
+        ingot.certify(_model(tmp_path), **arguments)  # type: ignore[arg-type]
+
+
+def test_arguments_for_models_that_declare_their_inputs(tmp_path: Path) -> None:
+    """An array for an ONNX file, as by name."""
+    path, x = _model(tmp_path), np.full((1, 3), 0.2, np.float32)
+    by_place, by_name = (ingot.bounds(path, v, eps=0.1).lower for v in (x, {"x": x}))
+    np.testing.assert_array_equal(by_place, by_name)
+    assert ingot.attack(path, x, label=0, eps=0.1, seed=1).x.shape == (1, 3)
+    with pytest.raises(ingot.InputError, match="input x: expected"):
+        ingot.bounds(path, x[:, :2], eps=0.1)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -172,3 +209,143 @@ def test_bad_attacks(options: dict[str, object], message: str) -> None:
     net, x = net_of("relu")
     with pytest.raises(ingot.InputError, match=message):
         ingot.attack(net, x, **options)  # type: ignore[arg-type]
+
+
+def _wide(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(40, 10), nn.ReLU(), nn.Linear(10, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2)).eval()
+
+
+def _least(net: nn.Module, row: list[float], low: float, high: float) -> float:
+    """Nearly the least sum over a box of 40 inputs, by descents that slow down."""
+    x = torch.rand((128, 40), generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    least, factors = np.inf, torch.tensor(row)
+    for step in range(800):
+        x = x.detach().requires_grad_()
+        margins = net.float()(x) @ factors
+        least = min(least, float(margins.detach().min()))
+        (slope,) = torch.autograd.grad(margins.sum(), x)
+        x = (x - 0.05 * 0.994**step * slope).clamp(low, high)
+    return least
+
+
+@pytest.mark.parametrize("numerics", [False, True])
+def test_neurons_are_split(tmp_path: Path, numerics: bool) -> None:
+    """Of 40 inputs, boxes are not split: a margin that linear bounds do not prove, cases do."""
+    net = _wide()
+    path = tmp_path / "wide.onnx"
+    torch.onnx.export(net, (torch.zeros(1, 40),), path, dynamo=False)
+    names = "".join(f"(declare-const {v} Real)" for v in (*(f"X_{i}" for i in range(40)), "Y_0", "Y_1"))
+    box = "".join(f"(assert (<= X_{i} 1))(assert (>= X_{i} 0))" for i in range(40))
+    center = torch.full((1, 40), 0.5)
+    _, upper = ingot.bounds(net, center, eps=0.5, slope_steps=30)
+    most, linear = -_least(net, [-1.0, 0.0], 0.0, 1.0), float(upper[0, 0])
+    assert most < linear
+    limit = most + 0.4 * (linear - most)
+    verdict = ingot.certify(path, parse_property(f"{names}{box}(assert (>= Y_0 {limit}))"), numerics=numerics)
+    assert verdict.answer == "proved" and verdict.boxes > 2
+    text = f"{names}{box}(assert (>= Y_0 {most - 0.05 * (linear - most)}))"
+    refuted = ingot.certify(path, parse_property(text), numerics=numerics)
+    assert refuted.answer == "refuted"
+
+
+def test_bounds_of_cases_hold() -> None:
+    """For each case the points of the box that belong to it, with slopes and multipliers that are random."""
+    net = _wide().double()
+    options, rng = Options(), np.random.default_rng(0)
+    graph = open_model(net.float(), Request((torch.zeros(1, 40),))).graph
+    bounded = Question((True,), "crown", None, Rounding()).of(graph)
+    neurons = neurons_of(bounded, options)
+    assert neurons is not None
+    box = [np.full((1, 40), end, np.float32) for end in (0.3, 0.7)]
+    slopes = slopes_of(Question((True,), "crown", np.eye(2), Rounding()).of(graph), options)
+    _, ends = slopes.run(box, np.full(2, np.inf), 1, np.inf)
+    points = torch.from_numpy(rng.uniform(0.3, 0.7, (20000, 40)))
+    net.double()
+    with torch.no_grad():
+        first = net[0](points)
+        second = net[2](net[1](first))
+        results = net(points).numpy()
+    hidden = first.numpy(), second.numpy()
+    rows = rng.normal(size=(neurons.count, 1, 2))
+    signs = [np.zeros((neurons.count, *v.shape)) for v in ends[::2]]
+    for n in range(neurons.count):
+        for _ in range(n % 4):
+            hinge = int(rng.integers(2))
+            signs[hinge][n, 0, rng.integers(ends[2 * hinge].size)] = rng.choice([-1, 1])
+    learned = [rng.uniform(0, 1, s.shape) for s in signs] + [rng.exponential(0.3, s.shape) for s in signs]
+    lower, *_ = neurons.step.run([*box, *ends, rows, *signs, *learned])
+    met = 0
+    for n in range(neurons.count):
+        belongs = [((s[n, 0] == 0) | (h * s[n, 0] >= 0)).all(1) for s, h in zip(signs, hidden, strict=True)]
+        inside = np.logical_and.reduce(belongs)
+        if inside.any():
+            met += 1
+            assert lower[n] <= (results[inside] @ rows[n, 0]).min()
+    assert met > neurons.count // 2
+    cases = Cases(neurons, box, ends)
+    least = _least(net, [1.0, -1.0], 0.3, 0.7)
+    linear = float(ingot.bounds(net, torch.full((1, 40), 0.5), eps=0.2, spec=[[1, -1]]).lower[0])
+    row = np.array([[1.0, -1.0]])
+    assert linear < least - 1e-3
+    assert cases.prove(row, linear + 0.6 * (least - linear), np.inf) == "" and cases.bounded > 2
+    assert "cases are left" in cases.prove(row, least, 0.0)
+    assert "on both sides" in cases.prove(row, least + 1e-4, np.inf)
+
+
+def test_boxes_are_cut_by_turns() -> None:
+    """Influence alone would cut the first element each time."""
+    first = np.array([1.0, 1.0])
+    lower, upper, cuts = np.zeros((1, 2)), np.ones((1, 2)), []
+    for _ in range(6):
+        halves = _halves(lower, upper, np.array([[4.0, 2.0]]) * (upper - lower), first)
+        assert halves is not None
+        lower, upper = (h[:1] for h in halves)
+        cuts.append(tuple((upper - lower)[0]))
+    assert cuts[-1] == (0.125, 0.125)
+
+
+def _quantized(tmp_path: Path) -> Path:
+    """A model of 3 -> 12 -> 2 in QDQ form: weights of 8 bits by channel, values of 8 bits whose range clips some."""
+    rng = np.random.default_rng(0)
+    arrays = {"xs": np.float32(0.006), "xz": np.uint8(128), "hs": np.float32(0.01), "hz": np.uint8(0)}
+    nodes = []
+    for name, shape in (("w1", (3, 12)), ("w2", (12, 2))):
+        arrays[name] = rng.integers(-127, 128, shape).astype(np.int8)
+        arrays[f"{name}s"] = rng.uniform(0.005, 0.01, shape[1]).astype(np.float32)
+        arrays[f"{name}z"] = np.zeros(shape[1], np.int8)
+        nodes.append(helper.make_node("DequantizeLinear", [name, f"{name}s", f"{name}z"], [f"{name}f"], axis=1))
+    for x, y, p in (("x", "xf", "x"), ("r", "rf", "h")):
+        nodes += [
+            helper.make_node("QuantizeLinear", [x, f"{p}s", f"{p}z"], [f"{y}q"]),
+            helper.make_node("DequantizeLinear", [f"{y}q", f"{p}s", f"{p}z"], [y]),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["xf", "w1f"], ["m"]), helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("MatMul", ["rf", "w2f"], ["y"]),
+    ]  # fmt: skip
+    order = [0, 1, 2, 3, 6, 7, 4, 5, 8]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [nodes[i] for i in order], "net", [value("x", 1, ["batch", 3])], [value("y", 1, ["batch", 2])],
+        [numpy_helper.from_array(np.asarray(v), name) for name, v in arrays.items()],
+    )  # fmt: skip
+    path = tmp_path / "quantized.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize("numerics", [False, True])
+def test_quantized_models(tmp_path: Path, numerics: bool) -> None:
+    """Levels of 8 bits: bounds hold for what the program computes in integers, beyond the range too."""
+    path = _quantized(tmp_path)
+    program = ingot.compile(path)
+    for eps in (0.0, 0.1, 0.9):
+        x = np.random.default_rng(2).uniform(-eps, eps, (2000, 3)).astype(np.float32)
+        y = program(x)
+        for method in ("ibp", "crown"):
+            lower, upper = ingot.bounds(
+                path, np.zeros((1, 3), np.float32), eps=eps, numerics=numerics, method=method, dynamic={"batch": 1}
+            )
+            assert (lower[0] <= y.min(0)).all() and (y.max(0) <= upper[0]).all()
+    assert (upper - lower).max() < 10 * np.ptp(y, 0).max()

@@ -74,6 +74,8 @@ NETWORK = "(vnnlib-version <2.0>)(declare-network n (declare-input X Real [2])(d
         (BOX + "(assert (<= Y_0 1)", "balanced parentheses"),
         (BOX + ")", "balanced parentheses"),
         (BOX + "stray", "statements in parentheses"),
+        (BOX + "(declare-const X_0 Real)", "one declaration of X_0, got another"),
+        (BOX.replace("Real", "Int"), "declarations and assertions"),
         (BOX + "(assert (<= (* Y_0 X_0) 1))", "linear conditions"),
         (BOX + "(assert (not (<= Y_0 1)))", "and, or, <=, >=, < or >"),
         (BOX + "(assert (<= Y_1 1))", "a declared variable, got Y_1"),

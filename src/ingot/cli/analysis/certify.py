@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from ingot.cli.console import MISMATCH, check_writable, command_context, escape, out, print_json
-from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
+from ingot.cli.options import Dims, Json, Limit, Precision, Threads, Uncompiled
 from ingot.debug.source import Words, open_source
 from ingot.driver.compile import Options
 from ingot.runtime.cpu.pool import thread_count
@@ -31,6 +31,7 @@ def certify(
         Path | None, typer.Option(help="Where to write the input of a counterexample, as .npy.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the attack's starting points.")] = 0,
+    precision: Precision = "float32",
     threads: Threads = None,
     dim: Dims = None,
     limit: Limit = None,
@@ -50,7 +51,7 @@ def certify(
         source = open_source(model, Words(dim or []))
         verdict = certify_model(
             source.path, read_property(vnnlib), seconds=seconds, method=method, numerics=numerics,
-            dynamic=source.dynamic, seed=seed, options=Options(threads=thread_count(threads)),
+            dynamic=source.dynamic, seed=seed, options=Options(threads=thread_count(threads), precision=precision),
         )  # fmt: skip
         found = verdict.counterexample
         if counterexample is not None and found is not None:

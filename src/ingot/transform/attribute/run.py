@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.driver.compile import Options, compiled_program, unloaded_program
-from ingot.driver.open import FRONTENDS, Opened, Request, open_model, recognize
+from ingot.driver.open import Opened, Request, open_model, recognize, with_fitting_example
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node, rebuild
 from ingot.ir.types import TensorType, i64
@@ -183,8 +183,7 @@ def attribution_model(model: Any, request: Request, settings: Settings, options:
 def _open(model: Any, request: Request, target: str) -> Opened:
     """The model; a module whose sizes nobody spoke of with an open batch, if it allows that."""
     kind = "" if isinstance(getattr(model, "opened", None), Opened) else recognize(model)[0]
-    if kind in FRONTENDS and "example_inputs" not in FRONTENDS[kind].options:
-        request = replace(request, example_inputs=None)
+    request = with_fitting_example(model, request)
     is_module = kind == "torch" and not hasattr(model, "graph_signature") and request.example_inputs is not None
     if is_module and request.dynamic is None and target.partition(":")[0] in ("native", "cpu", "cuda"):
         try:

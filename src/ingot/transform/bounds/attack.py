@@ -13,7 +13,6 @@ import numpy as np
 from ingot import ops
 from ingot.autodiff import differentiable, gradients
 from ingot.driver.compile import Options, compiled_program
-from ingot.driver.open import Request, open_model
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType
@@ -22,7 +21,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.graph import with_spec
-from ingot.transform.bounds.run import box_of, example_of, finite, static_graph
+from ingot.transform.bounds.run import box_of, finite, opened_for, static_graph
 from ingot.transform.vectorize import vectorize
 
 _FIRST_STEP = 0.25  # of the box's width, falling to a hundredth of it
@@ -46,6 +45,10 @@ class Goal:
     def is_excluded(self, above: np.ndarray) -> np.ndarray:
         """[boxes] of [boxes, rows], which are above their limits everywhere: whether no alternative is possible."""
         return np.logical_and.reduce([above[:, list(a)].any(1) for a in self.alternatives])
+
+
+def check_seed(seed: int) -> None:
+    check_number("seed", seed, "a whole number from 0", lambda v: 0 <= v < 1 << 63, whole=True)
 
 
 class Attack:
@@ -89,7 +92,7 @@ class Attack:
                 break
             if step:
                 rate = _FIRST_STEP * 0.04 ** ((step - 1) / max(steps, 1))
-                points = points - np.sign(slopes) * width * rate
+                points = points - _direction(slopes) * width * rate
             worst = self._worst_rows(margins, chosen)
         return best, least
 
@@ -100,6 +103,16 @@ class Attack:
             rows = np.ix_(chosen == i, list(alternative))
             masked[rows] = over[rows]
         return masked.argmax(1)
+
+
+def _direction(slopes: np.ndarray) -> np.ndarray:
+    """Signs for half of the points, which go to corners; for the others the slopes over their largest, which settle
+    where the results have kinks."""
+    wide = np.nan_to_num(slopes.astype(np.float64))
+    most = np.abs(wide).max(tuple(range(1, wide.ndim)), keepdims=True, initial=0.0)
+    found = np.sign(wide)
+    found[1::2] = (wide / np.where(most > 0, most, 1.0))[1::2]
+    return found
 
 
 def _steps(graph: Graph, rows: np.ndarray, points: int) -> Graph:
@@ -147,7 +160,8 @@ def attack_model(
     """See `ingot.attack`."""
     check_number("steps", steps, "a number of at least 1", lambda v: 1 <= v <= 1_000_000, whole=True)
     check_number("points", points, "a number of at least 1", lambda v: 1 <= v <= 65_536, whole=True)
-    opened = open_model(model, Request(example_of(x), dynamic)).stateless()
+    check_seed(seed)
+    opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.ends])
     if len(graph.inputs) != 1 or len(graph.results) != 1:

@@ -7,6 +7,7 @@ x * logistic(x)    ->  silu(x)
 a / b              ->  a * reciprocal(b)
 softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
 max over a window  ->  a tree of maxima of two, whose differences get bounds of their own, or one largest(...)
+dequantize(quantize(x))  ->  clamp(x) + half a step * unknown(x)
 while              ->  its rounds, where their number is a constant
 """
 
@@ -19,19 +20,20 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static
-from ingot.ir.node import Graph, Node, Op, splat_of
+from ingot.ir.node import Graph, Node, Op, const, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import boolean
+from ingot.ir.types import DType, boolean, f32
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dce import dce
+from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square
+from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
 _HIDDEN = {16: -6e4, 32: -1e30, 64: -1e30}  # by bits: a score that no shift follows
 _MAX_LARGEST_OPERANDS = 64
@@ -44,6 +46,29 @@ def canonical(graph: Graph, trees: bool = True) -> Graph:
     model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
     core = simplify(unroll(simplify(fold_constants(lower_model_ops(model)))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
+
+
+def at_precision(graph: Graph, precision: str) -> Graph:
+    """The graph with the conversions of a program of this precision: of weights, and of the values that they multiply.
+    Whether other readers of such a value read it rounded is the program's choice: here all do, as what it may be
+    rounded to includes the value itself."""
+    if precision == "float32":
+        return graph
+    kept = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
+    lowered = lower_precision(lower_model_ops(fold_batch_norm(fold_constants(graph)), kept), precision)
+    rounded: dict[Node, DType] = {}
+    for n in lowered.nodes():
+        if isinstance(n.op, ops.Convert) and n.dtype.bits == 16 and n.inputs[0].dtype == f32:
+            source = n.inputs[0]
+            while source.op.rearranges and len(source.inputs) == 1:
+                source = source.inputs[0]
+            rounded[source] = n.dtype
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        new = n.with_inputs(inputs)
+        return ops.cast(ops.cast(new, rounded[n]), f32) if n in rounded and n.dtype == f32 else new
+
+    return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
 
 
 # --- MODEL ops whose lowering loses what bounds need
@@ -59,7 +84,35 @@ def _model_rules() -> RuleSet:
         Rule("silu", ops.Silu, lambda n: Silu()(*n.inputs)),
         Rule("softplus", ops.Softplus, _softplus),
         Rule("elu", ops.Elu, _elu),
+        Rule("dequantize", ops.Dequantize, _dequantized),
+        *(Rule("weights", form, _weights) for form in ops.WEIGHT_FORMS),
     )
+
+
+def _weights(n: Node) -> Node | None:
+    return const(value_of(n), loc=n.loc) if all(map(is_constant, n.inputs)) else None
+
+
+def _dequantized(n: Node) -> Node | None:
+    """Levels lie within half a step of what they stand for; where the quotient is rounded, within a little more."""
+    levels, *parameters = n.inputs
+    if not isinstance(levels.op, ops.Quantize) or len(parameters) != 2:
+        return None
+    x, scale, zero = levels.inputs
+    known = [scale, zero, *parameters]
+    if not all(map(is_constant, known)):
+        return None
+    s, z, other_z, other_s = (np.asarray(value_of(v), np.float32) for v in known)
+    if (
+        (s <= 0).any()
+        or (s != np.broadcast_to(other_s, s.shape)).any()
+        or (z != np.broadcast_to(other_z, z.shape)).any()
+    ):
+        return None
+    low, high = ((np.float32(end) - z) * s for end in zero.dtype.range)
+    radius = np.abs(s) * np.float32(0.50001) + np.maximum(np.abs(low), np.abs(high)) * np.float32(2.0**-21)
+    clamped = ops.Min()(ops.Max()(x, const(np.broadcast_to(low, s.shape))), const(np.broadcast_to(high, s.shape)))
+    return ops.Add()(clamped, ops.Mul()(Unknown()(x), const(np.broadcast_to(radius, s.shape))))
 
 
 def _softplus(n: Node) -> Node | None:
@@ -278,7 +331,7 @@ def _reduce(n: Node, trees: bool) -> Node | None:
     line = ops.flatten(ops.transpose(x, (*op.dims, *kept)), 0, len(op.dims) - 1) if op.dims else None
     if line is None or not 0 < int(line.shape[0]) <= _MAX_TREE_TAPS:
         return None
-    if not trees and line.shape[0] <= _MAX_LARGEST_OPERANDS:
+    if not trees and int(line.shape[0]) <= _MAX_LARGEST_OPERANDS:
         parts = [ops.slice_axis(line, 0, i, i + 1) for i in range(int(line.shape[0]))]
         return ops.Reshape(n.shape)(_largest(parts, op.kind))
     merge = ops.Max() if op.kind == "max" else ops.Min()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,10 +26,11 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.attack import Attack, Goal
+from ingot.transform.bounds.attack import Attack, Goal, check_seed
+from ingot.transform.bounds.canonical import at_precision
 from ingot.transform.bounds.graph import Question, search_graph
 from ingot.transform.bounds.neurons import Cases, neurons_of
-from ingot.transform.bounds.run import check_sums, rounded, rounding_of
+from ingot.transform.bounds.run import rounded, rounding_of
 from ingot.transform.bounds.slopes import slopes_of
 from ingot.transform.bounds.vnnlib import Alternative, Property
 
@@ -81,6 +82,9 @@ def certify_model(
 ) -> Verdict:
     """See `ingot.certify`."""
     check_number("seconds", seconds, "a number above 0", lambda v: 0 < v < 1e9)
+    check_seed(seed)
+    if not isinstance(property_, Property):
+        raise InputError("property", expected="a VNN-LIB file or a Property", got=type(property_).__name__)
     started = time.monotonic()
     opened = open_model(model, Request(None, dynamic)).stateless()
     graph = _checked(opened.graph, property_)
@@ -140,8 +144,6 @@ class _Search:
         return CompiledModel(self.compiled, threads=self.options.threads)
 
     def run(self) -> Verdict:
-        if self.numerics:
-            check_sums(self.compiled)
         groups = list(self.groups())
         goals = [(_goal(g), g[0]) for g in groups]
         attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]
@@ -213,13 +215,14 @@ class _Search:
     def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
         """None if no input of the box reaches the goal."""
         graph = _with_inputs(self.graph, goal)
-        rounding = rounding_of(graph, self.numerics)
+        rounding = rounding_of(graph, self.numerics, self.options)
+        of_program = at_precision(graph, self.options.precision)
+        graph = of_program if self.numerics else graph
+        options = replace(self.options, precision="float32")
         bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
         is_wide = int((box.upper > box.lower).sum()) > _MOST_SPLIT_ELEMENTS
         count = min(bounded.boxes, _MOST_WIDE_BOXES if is_wide else _BOXES)
-        bounds = CompiledModel(
-            compiled_program(search_graph(bounded, count), self.options), threads=self.options.threads
-        )
+        bounds = CompiledModel(compiled_program(search_graph(bounded, count), options), threads=self.options.threads)
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
         first = upper - lower
@@ -235,12 +238,12 @@ class _Search:
             is_open = ~goal.is_excluded(rows > limits)
             if is_first and is_open.any() and is_wide and self.method != "ibp":
                 single = [v[0].reshape(self.shape) for v in (lows, highs)]
-                slopes = slopes_of(bounded, self.options)
-                rows = np.fmax(rows, slopes.run(single, limits, _SLOPE_STEPS, self.deadline))
+                better, hinges = slopes_of(bounded, options).run(single, limits, _SLOPE_STEPS, self.deadline)
+                rows = np.fmax(rows, better)
                 is_open = ~goal.is_excluded(rows > limits)
-                neurons = neurons_of(Question((True,), self.method, None, rounding).of(graph), self.options)
+                neurons = neurons_of(Question((True,), self.method, None, rounding).of(graph), options)
                 if neurons is not None and is_open.any():
-                    return self.prove_cases(Cases(neurons, single), goal, rows[0], limits)
+                    return self.prove_cases(Cases(neurons, single, hinges), goal, rows[0], limits)
             progress.report(f"{self.boxes} boxes, {len(lower)} left")
             lows, highs, influence = lows[is_open], highs[is_open], influence[is_open]
             if not len(lows):

@@ -22,9 +22,20 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge, Largest
 from ingot.transform.bounds.functions import function_of
-from ingot.transform.bounds.intervals import Interval, Intervals, contracted_terms, in_f64, summed_terms
+from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
-from ingot.transform.bounds.rounding import OWN_UNIT, absolute_value, maximum, minimum, where
+from ingot.transform.bounds.rounding import (
+    OWN_UNIT,
+    absolute_value,
+    contracted_terms,
+    error_of_winograd,
+    in_f64,
+    maximum,
+    minimum,
+    summed_terms,
+    unit_and_tiny,
+    where,
+)
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the numbers that one bound sums, beside those of a node
@@ -206,7 +217,8 @@ class Backward:
         if isinstance(op, ops.Convert):
             y = self.c.of(node)
             if y is not self.c.of(node.inputs[0]):
-                self.err(node, a, y.magnitude, 2 * max(self.c.rounding.unit, _eps(node)))
+                unit, tiny = unit_and_tiny(node.dtype)
+                self.err(node, a, y.magnitude, 2 * max(self.c.rounding.unit, unit), tiny)
             self.pass_on(node.inputs[0], a)
             return
         self.offset(node, a)
@@ -224,6 +236,15 @@ class Backward:
         else:
             terms, error = 1, 0.0 if isinstance(op, _SUMS) else self.c.rounding.of_function(0.5)
         self.err(node, a, self.sizes(node), error, self.c.rounding.floor * terms)
+        self.winograd(node, a)
+
+    def winograd(self, node: Node, a: Term) -> None:
+        """Subtract what a convolution may err by beyond a sum."""
+        if isinstance(node.op, ops.Convolution):
+            x, w = (self.c.of(v).magnitude for v in node.inputs)
+            extra = error_of_winograd(self.c.rounding, node, x, w)
+            if extra is not None:
+                self.err(node, a, extra, 1.0)
 
     def sizes(self, node: Node) -> Term:
         """What each element of a linear node sums, in magnitude."""
@@ -305,7 +326,8 @@ class Backward:
         return found
 
     def bilinear(self, node: Node, a: Term) -> None:
-        """McCormick's planes: x y >= ly x + lx y - lx ly, and x y <= uy x + lx y - lx uy."""
+        """Planes around the centers, whose slopes are the same below and above, so that they cancel in a quotient:
+        x y lies within rx ry of cy x + cx y - cx cy."""
         op, (x, y) = in_f64(node.op), node.inputs
         bx, by = self.c.of(x), self.c.of(y)
         for at, v in enumerate((x, y)):
@@ -320,14 +342,9 @@ class Backward:
         # three products of this size, each a sum
         own = (terms + 16) * 8 * OWN_UNIT
         self.err(node, a, size, error + own, self.c.rounding.floor * terms)
+        self.winograd(node, a)
         self.err(node, a, size, 0.0)
         self.err(node, a, size, 0.0)
-
-
-def _eps(node: Node) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(node.dtype.numpy).eps)
 
 
 def mixes(node: Node, is_exact: Callable[[Node], bool]) -> bool:

@@ -99,6 +99,16 @@ class Elu(Form):
 
 
 @dataclass(frozen=True)
+class Unknown(Form):
+    """A number from -1 to 1 of which nothing else is known; its reference is 0."""
+
+    name: ClassVar[str] = "unknown"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.zeros_like(x)
+
+
+@dataclass(frozen=True)
 class Largest(Op):
     """The largest of several operands of one type, element by element."""
 

@@ -28,7 +28,7 @@ from ingot.transform.vectorize import vectorize
 
 METHODS = ("crown", "auto", "crown-ibp", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
-_BATCH_BYTES = 1 << 29  # of those of all boxes of a batch
+_BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,22 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp
-from ingot.transform.bounds.forms import Hinge, Largest, Reciprocal, Shift, Square
+from ingot.transform.bounds.forms import Hinge, Largest, Reciprocal, Shift, Square, Unknown
 from ingot.transform.bounds.functions import PERIODIC, Function, function_of
-from ingot.transform.bounds.rounding import OWN_UNIT, Rounding, absolute_value, maximum, minimum, outward, where
+from ingot.transform.bounds.rounding import (
+    OWN_UNIT,
+    Rounding,
+    absolute_value,
+    contracted_terms,
+    error_of_winograd,
+    in_f64,
+    maximum,
+    minimum,
+    outward,
+    summed_terms,
+    unit_and_tiny,
+    where,
+)
 
 _INF = float("inf")
 
@@ -149,6 +162,12 @@ def _extreme(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
 
 
+@_interval(Unknown)
+def _of_size_one(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    one = t.full(node.shape, 1.0, f64)
+    return Interval(-one, one)
+
+
 @_interval(Largest)
 def _largest(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     lower, upper = xs[0].lower, xs[0].upper
@@ -164,13 +183,8 @@ def _converted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
         return Interval(x.lower.cast(f64), x.upper.cast(f64))
     if not c.rounding.unit or node.dtype.bits >= node.inputs[0].dtype.bits:
         return x
-    return Interval(*outward(x.lower, x.upper, float(_unit_of(node)), c.rounding.floor))
-
-
-def _unit_of(node: Node) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(node.dtype.numpy).eps)
+    unit, tiny = unit_and_tiny(node.dtype)
+    return Interval(*outward(x.lower, x.upper, unit, max(tiny, c.rounding.floor)))
 
 
 @_interval(ops.Compare)
@@ -359,18 +373,6 @@ def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
     return Interval(x.lower.map(op) - error, x.upper.map(op) + error)
 
 
-def summed_terms(node: Node) -> int:
-    """How many elements each element of a sum adds, at most."""
-    op, (x,) = node.op, node.inputs
-    if isinstance(op, ops.Reduce):
-        count = product(x.shape[d] for d in op.dims)
-    else:
-        assert isinstance(op, (ops.ReduceWindow, ops.CumReduce))
-        count = product(op.window) if isinstance(op, ops.ReduceWindow) else x.shape[op.dim]
-    assert isinstance(count, int)
-    return count
-
-
 def _unknown(c: Intervals, node: Node, reason: str = "") -> Interval:
     what = reason or f"{getattr(node.op, 'kind', '')} has no bounds"
     c.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", what))
@@ -393,6 +395,8 @@ def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
     radius = x.radius * (1 + 4 * error) + x.magnitude * (2 * error) + c.rounding.floor
     y, spread = apply(x.center, w), apply(radius, absolute_value(w))
+    if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
+        spread = spread + extra
     return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
 
 
@@ -401,6 +405,8 @@ def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error:
         return Term(op(u.node, v.node))
 
     size = apply(a.magnitude, b.magnitude) * (4 * error) + c.rounding.floor * contracted_terms(node)
+    if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
+        size = size + extra
     if isinstance(op, ops.DotGeneral):
         products = [_expanded(op, u, v) for u in (a.lower, a.upper) for v in (b.lower, b.upper)]
         lower, upper = _extremes([p for p, _ in products])
@@ -425,23 +431,6 @@ def _expanded(op: ops.DotGeneral, a: Term, b: Term) -> tuple[Term, tuple[int, ..
     x = a.transpose((*op.batch[0], *free_a, *op.contract[0])).spread(shape, at_a)
     y = b.transpose((*op.batch[1], *free_b, *op.contract[1])).spread(shape, at_b)
     return x * y, summed
-
-
-def in_f64(op: Op) -> Op:
-    """A contraction with results in f64."""
-    return op.with_sums(f64) if isinstance(op, (ops.DotGeneral, ops.Convolution)) else op
-
-
-def contracted_terms(node: Node) -> int:
-    """How many products each element of a contraction sums."""
-    op, (a, b) = node.op, node.inputs
-    if isinstance(op, ops.DotGeneral):
-        count = product(a.shape[d] for d in op.contract[0])
-    else:
-        assert isinstance(op, ops.Convolution)
-        count = product(d for d, c in zip(b.shape, op.rhs_layout, strict=True) if c != "O")
-    assert isinstance(count, int)
-    return count
 
 
 # --- functions of one number

@@ -36,6 +36,9 @@ from ingot.transform.bounds.slopes import Ascent
 from ingot.transform.vectorize import vectorize
 
 _STEPS = 14  # of the slopes and multipliers of a case
+_LAST_STEPS = 200  # of one in which no sign is open, so that it cannot be split further
+_RATE = 0.05  # of their ascent, which starts at those of the case before
+_LEAST_MULTIPLIER = 1e-6  # as max(m, 0) has no slope at 0
 _MAX_CASES = 128  # at once
 _BATCH_BYTES = 1 << 28  # of the coefficients of all cases of a batch
 _MAX_WAITING_BYTES = 1 << 30
@@ -43,30 +46,27 @@ _MAX_WAITING_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
-    """The compiled bounds of `count` cases at once. result: the shape of the result. ends: the bounds of the hinges'
-    operands over a box. step: (box, those bounds, rows, signs, slopes, multipliers) -> a lower bound of each case's
+    """The compiled bounds of `count` cases at once. result: the shape of the result. step: (box, bounds of the hinges'
+    operands, rows, signs, slopes, multipliers) -> a lower bound of each case's
     row, what each hinge's relaxation costs it, and the gradients of slopes and multipliers."""
 
     count: int
     result: tuple[int, ...]
-    ends: CompiledModel
     step: CompiledModel
 
 
 def neurons_of(bounded: Bounded, options: Options) -> Neurons | None:
     """Compile the bounds of cases of a graph of one result; None for one without hinges. Rows are those of factors of
     the result's elements."""
-    c = bounded.walk().intervals
+    c = bounded.intervals()
     hinges = [n for n in bounded.core.nodes() if isinstance(n.op, Hinge) and not c.is_exact(n)]
     if not hinges:
         return None
-    found = [v for n in hinges for v in (c.of(n.inputs[0]).lower.node, c.of(n.inputs[0]).upper.node)]
-    ends = lower_model_ops(Graph(bounded.inputs, tuple(found)))
     widest = max(int(product(n.shape)) for n in bounded.core.nodes() if len(n.types) == 1 and not n.is_leaf)
     count = max(2, min(_MAX_CASES, _BATCH_BYTES // (8 * widest)))
-    step = _step(bounded, hinges, count)
-    programs = [CompiledModel(compiled_program(g, options), threads=options.threads) for g in (ends, step)]
-    return Neurons(count, static_shape(bounded.core.results[0].shape), programs[0], programs[1])
+    program = compiled_program(_step(bounded, hinges, count), options)
+    shape = static_shape(bounded.core.results[0].shape)
+    return Neurons(count, shape, CompiledModel(program, threads=options.threads))
 
 
 def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
@@ -76,13 +76,13 @@ def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
     def inputs(label: str, rows: tuple[int, ...] = ()) -> list[Node]:
         return [Input(f"{label} {i}", TensorType(f64, (*rows, *n.shape)))() for i, n in enumerate(hinges)]
 
-    lows, highs = inputs("lower"), inputs("upper")
+    lows, highs = inputs("least of hinge"), inputs("most of hinge")
     known = {n.inputs[0]: Interval(Term(a), Term(b)) for n, a, b in zip(hinges, lows, highs, strict=True)}
     for node in bounded.core.nodes():
         c.add([node])
         if node in known:
             c.values[node] = known[node]
-    labels = ("sign", "slope", "multiplier")
+    labels = ("signs of hinge", "slopes of hinge", "multipliers of hinge")
     singles, batches = [inputs(label) for label in labels], [inputs(label, (count,)) for label in labels]
     multipliers: dict[Node, Term] = {}
     walk = Walk(c, multipliers=multipliers)
@@ -127,18 +127,19 @@ class Case:
 
 
 class Cases:
-    """A search over cases. bounded: how many were bounded so far."""
+    """A search over cases. ends: the lower and upper bounds of each hinge's operand over the box. bounded: how many
+    cases were bounded so far."""
 
-    def __init__(self, neurons: Neurons, box: Sequence[np.ndarray]) -> None:
-        self.neurons, self.box = neurons, list(box)
-        self.ends = [np.asarray(v) for v in neurons.ends.run(self.box)]
+    def __init__(self, neurons: Neurons, box: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> None:
+        self.neurons, self.box, self.ends = neurons, list(box), list(ends)
         self.bounded = 0
 
     def root(self, row: np.ndarray, limit: float) -> Case:
         lows, highs = self.ends[::2], self.ends[1::2]
         signs = tuple(np.zeros(v.shape, np.int8) for v in lows)
         slopes = tuple((high > -low).astype(np.float32) for low, high in zip(lows, highs, strict=True))
-        return Case(row, limit, -np.inf, signs, slopes, tuple(np.zeros(v.shape, np.float32) for v in lows))
+        multipliers = tuple(np.full(v.shape, _LEAST_MULTIPLIER, np.float32) for v in lows)
+        return Case(row, limit, -np.inf, signs, slopes, multipliers)
 
     def prove(self, row: np.ndarray, limit: float, deadline: float) -> str:
         """An empty text if row . y > limit for all inputs of the box, else the reason why that is open. deadline: of
@@ -172,26 +173,29 @@ class Cases:
             for group in (zip(*(c.slopes for c in full), strict=True), zip(*(c.multipliers for c in full), strict=True))
             for parts in group
         ]
-        ascent, hinges = Ascent(learned), len(signs)
+        ascent, hinges = Ascent(learned, _RATE), len(signs)
         best = np.full(len(cases), -np.inf)
         costs: list[np.ndarray] = []
-        for step in range(_STEPS):
+        is_whole = any(self.next_split(c.signs, c.signs) is None for c in cases)
+        steps = _LAST_STEPS if is_whole else _STEPS
+        for step in range(steps):
             lower, *others = self.neurons.step.run([*self.box, *self.ends, rows, *signs, *ascent.values])
             best = np.fmax(best, lower[: len(cases)])
             costs = others[:hinges]
-            if (best > limits).all() or time.monotonic() > deadline or step == _STEPS - 1:
+            if (best > limits).all() or time.monotonic() > deadline or step == steps - 1:
                 break
             ascent.move(others[hinges:])
             for slope, multiplier in zip(ascent.values[:hinges], ascent.values[hinges:], strict=True):
                 np.clip(slope, 0.0, 1.0, out=slope)
-                np.clip(multiplier, 0.0, None, out=multiplier)
+                np.clip(multiplier, _LEAST_MULTIPLIER, None, out=multiplier)
         slopes, multipliers = ascent.values[:hinges], ascent.values[hinges:]
         left: list[Case] = []
-        for i in np.flatnonzero(~(best > limits)):
+        for i in np.flatnonzero(~(best > limits)).tolist():
             case = cases[i]
             split = self.next_split([v[i] for v in costs], case.signs)
-            parts = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
-            left.append(Case(case.row, case.limit, float(best[i]), case.signs, *parts, split))
+            of_slopes, of_signs = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
+            lower = max(case.lower, float(best[i]))
+            left.append(Case(case.row, case.limit, lower, case.signs, of_slopes, of_signs, split))
         return left
 
     def next_split(self, costs: Sequence[np.ndarray], signs: Sequence[np.ndarray]) -> tuple[int, int] | None:

@@ -1,15 +1,25 @@
 """Errors of rounding: of the bounds' own arithmetic, which is in f64, and of the program that is bounded.
 
 A sum of n products in any order, with or without fused multiply-adds, errs by at most gamma(n) = n u / (1 - n u) times
-the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1).
+the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1). Winograd's
+algorithm errs by more: see `error_of_winograd`.
 """
 
 from __future__ import annotations
 
-from ingot.ir.dims import DimLike
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import DimLike, product
+from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
+from ingot.schedule.cpu.winograd.plan import TILE_SIZES
+from ingot.schedule.cpu.winograd.toom_cook import array, transform
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -21,10 +31,11 @@ _FUNCTION_ULPS = 8  # of a transcendental function in f64; docs/reference/ops.md
 @dataclass(frozen=True)
 class Rounding:
     """The errors that bounds include. unit: the unit roundoff of the program's floats, 0 for the real numbers. tiny:
-    their smallest normal number."""
+    their smallest normal number. winograd: whether convolutions may be computed by Winograd's algorithm."""
 
     unit: float = 0.0
     tiny: float = 0.0
+    winograd: bool = False
 
     def of_sum(self, count: DimLike) -> float:
         """The error of a sum of products, relative to the sum of their magnitudes, count: of products. Raises
@@ -43,6 +54,14 @@ class Rounding:
     def floor(self) -> float:
         """The absolute error of an operation whose result is subnormal, in one that includes the program's."""
         return OWN_TINY + self.tiny
+
+
+def unit_and_tiny(dtype: DType) -> tuple[float, float]:
+    """More than what rounding to a type errs by, relative to a number and for small ones."""
+    import ml_dtypes
+
+    info = ml_dtypes.finfo(dtype.numpy)
+    return float(info.eps), float(info.smallest_subnormal)
 
 
 def _gamma(count: int, unit: float) -> float:
@@ -83,10 +102,94 @@ def from_f64(lower: Term, upper: Term, dtype: DType) -> tuple[Term, Term]:
         return lower, upper
     import ml_dtypes
 
-    info = ml_dtypes.finfo(dtype.numpy)
     # conversion rounds to nearest: half a unit in the last place, which the shift exceeds
-    unit, tiny, largest = float(info.eps), float(info.smallest_subnormal), float(info.max)
-    lower, upper = outward(lower, upper, unit, tiny)
+    lower, upper = outward(lower, upper, *unit_and_tiny(dtype))
+    largest = float(ml_dtypes.finfo(dtype.numpy).max)
     lower = minimum(lower, largest)
     upper = maximum(upper, -largest)
     return lower.cast(dtype), upper.cast(dtype)
+
+
+# --- sums of products
+
+
+def summed_terms(node: Node) -> int:
+    """How many elements each element of a sum adds, at most."""
+    op, (x,) = node.op, node.inputs
+    if isinstance(op, ops.Reduce):
+        count = product(x.shape[d] for d in op.dims)
+    else:
+        assert isinstance(op, (ops.ReduceWindow, ops.CumReduce))
+        count = product(op.window) if isinstance(op, ops.ReduceWindow) else x.shape[op.dim]
+    assert isinstance(count, int)
+    return count
+
+
+def in_f64(op: Op) -> Op:
+    """A contraction with results in f64."""
+    return op.with_sums(f64) if isinstance(op, (ops.DotGeneral, ops.Convolution)) else op
+
+
+def contracted_terms(node: Node) -> int:
+    """How many products each element of a contraction sums."""
+    op, (a, b) = node.op, node.inputs
+    if isinstance(op, ops.DotGeneral):
+        count = product(a.shape[d] for d in op.contract[0])
+    else:
+        assert isinstance(op, ops.Convolution)
+        count = product(d for d, c in zip(b.shape, op.rhs_layout, strict=True) if c != "O")
+    assert isinstance(count, int)
+    return count
+
+
+def is_winograd(node: Node) -> bool:
+    """Whether Winograd's algorithm may compute the node (see `schedule.cpu.winograd.plan`)."""
+    op = node.op
+    if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3) or op.batch_groups != 1:
+        return False
+    window = dict(zip(op.rhs_layout, node.inputs[1].shape, strict=True))
+    rows, columns = (window[letter] for letter in op.spatial[-2:])
+    return rows == columns and rows in TILE_SIZES and all(v == 1 for v in (*op.strides, *op.lhs_dilation))
+
+
+def error_of_winograd(rounding: Rounding, node: Node, x: Term, w: Term) -> Term | None:
+    """What a convolution errs by if it is computed so; None for one that is not. x, w: magnitudes of its operands.
+
+    Barabasz et al. 2020: an output errs by at most gamma times the same algorithm on magnitudes, with the magnitudes of
+    its matrices. In that every element of a tile counts, so it is a convolution with wider windows, here the largest
+    over the places that an output may have in its tile.
+    """
+    op = node.op
+    if not rounding.winograd or not isinstance(op, ops.Convolution) or not is_winograd(node):
+        return None
+    row, column = op.spatial[-2:]
+    r = node.inputs[1].shape[op.rhs_layout.index(row)]
+    assert isinstance(r, int)
+    reach, alpha = max(TILE_SIZES[r]) - 1, max(TILE_SIZES[r]) + r - 1
+    factors = Term(const(_widened(r)))
+    rest = [letter for letter in op.rhs_layout if letter not in (row, column)]
+    at = [op.rhs_layout.index(letter) for letter in (*rest, row, column)]
+    wide = t.contract(t.contract(w.transpose(at), factors, [(len(rest), 1)]), factors, [(len(rest), 1)])
+    kernel = wide.transpose([(*rest, row, column).index(letter) for letter in op.rhs_layout])
+    more = [reach * d for d in op.rhs_dilation[-2:]]
+    outer = op.padding[-2:]
+    padding = (*op.padding[:-2], *((lo + m, hi + m) for (lo, hi), m in zip(outer, more, strict=True)))
+    sums = replace(op, padding=padding, dtype=f64, zeros=())
+    terms = contracted_terms(node) // (r * r)
+    return Term(sums(x.node, kernel.node)) * (rounding.of_sum(6 * alpha + terms + 8) * 1.01)
+
+
+@cache
+def _widened(r: int) -> np.ndarray:
+    """[offset of an input, tap]: the largest sum over k of |A^T||G||B^T| for an output and an input of a tile, for any
+    F(m, r). The first offset is that of the input which lies farthest before the output."""
+    reach = max(TILE_SIZES[r]) - 1
+    found = np.zeros((2 * reach + r, r))
+    for m in TILE_SIZES[r]:
+        f = transform(m, r)
+        at, g, bt = (np.abs(array(matrix)) for matrix in (f.at, f.g, f.bt))
+        products = np.einsum("ik,kp,ks->isp", at, g, bt)
+        for i in range(m):
+            for s in range(f.alpha):
+                found[s - i + reach] = np.maximum(found[s - i + reach], products[i, s])
+    return found * (1 + 1e-12)

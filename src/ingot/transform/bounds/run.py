@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from ingot import ops
 from ingot.driver.compile import Options, compiled_program
-from ingot.driver.open import Opened, Request, open_model
+from ingot.driver.open import Opened, Request, open_model, with_fitting_example
 from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
+from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
+from ingot.transform.bounds.canonical import at_precision
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.slopes import slopes_of
@@ -99,13 +102,14 @@ def bound_model(
     check_number("slope_steps", slope_steps, "a whole number from 0", lambda v: 0 <= v <= 100_000, whole=True)
     if slope_steps and method not in ("crown", "auto"):
         raise InputError("slope_steps", expected=f"0 for method {method!r}", got=slope_steps)
-    opened = open_model(model, Request(example_of(x), dynamic)).stateless()
+    opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.ends])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
-    if numerics:
-        check_sums(compiled_program(graph, options))
-    question = Question(box.perturbed, method, rows, rounding_of(graph, numerics))
+    rounding, of_program = rounding_of(graph, numerics, options), at_precision(graph, options.precision)
+    graph = of_program if numerics else graph
+    options = replace(options, precision="float32")
+    question = Question(box.perturbed, method, rows, rounding)
     program = compiled_program(bound_graph(graph, question), options)
     monitor = CompiledModel(program, threads=options.threads)
     results = [np.asarray(y) for y in monitor.run(box.arguments)]
@@ -124,34 +128,48 @@ def _with_slopes(
     rows = np.eye(int(product(y.shape))) if question.spec is None else question.spec
     both = np.concatenate([rows, -rows])
     slopes = slopes_of(replace(question, spec=both).of(graph), options)
-    found = slopes.run(box.arguments, np.full(len(both), np.inf), steps, float("inf"))
+    found, _ = slopes.run(box.arguments, np.full(len(both), np.inf), steps, float("inf"))
     lower, upper = results
     least, most = (v.reshape(lower.shape) for v in (found[: len(rows)], -found[len(rows) :]))
     return [np.fmax(lower, rounded(least, y.dtype, -1)), np.fmin(upper, rounded(most, y.dtype, 1))]
 
 
-def check_sums(program: Program) -> None:
-    """Raise InputError for a program whose rounding is not that of sums in some order: one with Winograd's algorithm,
-    whose transforms round by more than the products that they replace."""
-    found = [step for step in program.steps if getattr(step, "kernel", "").startswith("winograd")]
-    if found:
+def has_winograd(program: Program, graph: Graph) -> bool:
+    """Whether a program has convolutions by Winograd's algorithm. Raises InputError if one of them may be a part of a
+    transposed convolution of the graph, whose error has no bound here."""
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
+        return False
+    core = lower_model_ops(graph).nodes()
+    dilated = [n for n in core if isinstance(n.op, ops.Convolution) and any(d != 1 for d in n.op.lhs_dilation)]
+    if dilated:
         raise InputError(
             "numerics",
-            expected="a program whose products are sums in some order",
-            got=f"{len(found)} convolutions by Winograd's algorithm",
+            expected="transposed convolutions whose products are sums in some order",
+            got=f"{len(dilated)} of a program with Winograd's algorithm",
             fix="set INGOT_WINOGRAD=0, for the program too",
         )
+    return True
 
 
-def rounding_of(graph: Graph, numerics: bool) -> Rounding:
-    """The rounding of a program of this graph: that of its narrowest floats."""
+def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
+    """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises as
+    `has_winograd`."""
     if not numerics:
         return Rounding()
     import ml_dtypes
 
-    floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float}
+    if any(isinstance(n.op, ops.DequantizeBlocks) and len(n.inputs) > 1 + n.op.factors for n in graph.nodes()):
+        got = "weights in blocks with a minimum, of which a program sums the parts"
+        raise InputError("numerics", expected="weights whose levels have a scale and a zero", got=got)
+    floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
     infos = [ml_dtypes.finfo(d.numpy) for d in floats or {f32}]
-    return Rounding(max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos))
+    unit, tiny = max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos)
+    return Rounding(unit, tiny, has_winograd(compiled_program(graph, options), graph))
+
+
+def _is_exact(node: Node) -> bool:
+    """Whether a node rounds nothing, or, a conversion, what is accounted for where it is."""
+    return node.is_leaf or node.op.rearranges or isinstance(node.op, (ops.Convert, ops.Concat, ops.Pad))
 
 
 def static_graph(graph: Graph, values: Sequence[np.ndarray]) -> Graph:
@@ -278,9 +296,10 @@ def _readable(value: Any) -> Any:
     return value.float() if str(value.dtype) == "torch.bfloat16" else value
 
 
-def example_of(x: Any) -> Any:
-    """The example inputs for opening a model: the arguments, unless they are given by name."""
-    return _arguments(x)[0] or None
+def opened_for(model: Any, x: Any, dynamic: Any) -> Opened:
+    """The model; where it needs example inputs, the arguments are those, unless they are given by name."""
+    request = Request(_arguments(x)[0] or None, dynamic)
+    return open_model(model, with_fitting_example(model, request)).stateless()
 
 
 def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:

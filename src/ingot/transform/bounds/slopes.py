@@ -24,6 +24,7 @@ from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.crown import Walk, lower_bounds
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
+from ingot.transform.bounds.intervals import Intervals
 
 _RATE, _DECAY, _MOMENTS, _TINY = 0.25, 0.97, (0.9, 0.999), 1e-12  # of Adam
 
@@ -33,43 +34,50 @@ _MAX_SLOPE_BYTES = 1 << 28  # beyond it the rows of a walk share its slopes
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """A compiled search over the slopes of a graph whose only result is rows. starts: the slopes to start from, by
-    hinge. shapes: those of all slopes, with the index of their hinge. step: lower bounds and the slopes' gradients."""
+    """A compiled search over the slopes of a graph whose only result is rows. ends: the lower and upper bounds of each
+    hinge's operand. shapes: those of all slopes, with the index of their hinge. step: lower bounds of the rows, those
+    bounds of operands, and the slopes' gradients."""
 
     rows: int
     shapes: tuple[tuple[tuple[int, ...], int], ...]
-    starts: CompiledModel
+    ends: CompiledModel
     step: CompiledModel
 
-    def run(self, box: list[np.ndarray], limits: np.ndarray, steps: int, deadline: float) -> np.ndarray:
-        """Lower bounds of the rows over a box: the best of `steps`, or until each is above its limit. deadline: of
-        `time.monotonic`."""
-        starts = self.starts.run(box) if self.shapes else []
+    def run(
+        self, box: list[np.ndarray], limits: np.ndarray, steps: int, deadline: float
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Lower bounds of the rows over a box, the best of `steps`, or until each is above its limit, and the best
+        bounds of hinges' operands, a lower and an upper one each. deadline: of `time.monotonic`."""
+        ends = [np.asarray(v) for v in self.ends.run(box)] if self.shapes else []
+        starts = [(high > -low).astype(np.float64) for low, high in zip(ends[::2], ends[1::2], strict=True)]
         ascent = Ascent([np.broadcast_to(starts[at], shape).copy() for shape, at in self.shapes])
         best = np.full(self.rows, -np.inf)
         for _ in range(steps):
             weights = (best <= limits).astype(np.float64)
-            lower, *slopes = self.step.run([*box, weights, *ascent.values])
+            lower, *others = self.step.run([*box, weights, *ascent.values])
             best = np.fmax(best, lower)
+            slopes = others[len(ends) :]
+            ends = [(np.fmin if i % 2 else np.fmax)(v, w) for i, (v, w) in enumerate(zip(ends, others, strict=False))]
             if (best > limits).all() or not slopes or time.monotonic() > deadline:
                 break
             ascent.move(slopes)
             for alpha in ascent.values:
                 np.clip(alpha, 0.0, 1.0, out=alpha)
-        return best
+        return best, ends
 
 
 class Ascent:
-    """Adam, upwards. values: arrays in f64, which are changed in place."""
+    """Adam, upwards. values: arrays in f64, which are changed in place. rate: of the first step."""
 
-    def __init__(self, values: Sequence[np.ndarray]) -> None:
+    def __init__(self, values: Sequence[np.ndarray], rate: float = _RATE) -> None:
+        self.rate = rate
         self.values = list(values)
         self._means, self._squares = ([np.zeros_like(v) for v in self.values] for _ in range(2))
         self._step = 0
 
     def move(self, slopes: Sequence[np.ndarray]) -> None:
         self._step += 1
-        rate = _RATE * _DECAY**self._step
+        rate = self.rate * _DECAY**self._step
         parts = (1 - moment**self._step for moment in _MOMENTS)
         of_mean, of_square = parts
         for value, mean, square, slope in zip(self.values, self._means, self._squares, slopes, strict=True):
@@ -84,8 +92,7 @@ def slopes_of(bounded: Bounded, options: Options) -> Slopes:
     (y,) = bounded.core.results
     plain = bounded.walk().intervals
     hinges = [n for n in bounded.core.nodes() if isinstance(n.op, Hinge) and not plain.is_exact(n)]
-    ends = [plain.of(n.inputs[0]) for n in hinges]
-    starts = [(x.upper > -x.lower).cast(f64).node for x in ends]
+    ends = _ends(plain, hinges)
     targets = [*(x for x in bounded.core.nodes() if x in bounded.walked), y]
     pairs = [(x, n) for x in targets for n in _behind(x, hinges)]
     size = sum(_rows(x, y) * int(product(n.shape)) * 8 for x, n in pairs)
@@ -102,13 +109,17 @@ def slopes_of(bounded: Bounded, options: Options) -> Slopes:
     weights = Input("weights", TensorType(f64, lower.shape))()
     loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, lower)
     found = gradients(loss, list(slopes.values())) if slopes else []
-    step = Graph((*bounded.inputs, weights, *slopes.values()), (lower, *found))
+    step = Graph((*bounded.inputs, weights, *slopes.values()), (lower, *_ends(c, hinges), *found))
     programs = [
         CompiledModel(compiled_program(lower_model_ops(g), options), threads=options.threads)
-        for g in (Graph(bounded.inputs, tuple(starts) or (lower,)), step)
+        for g in (Graph(bounded.inputs, tuple(ends) or (lower,)), step)
     ]
     shapes = tuple((static_shape(a.shape), hinges.index(n)) for (_, n), a in slopes.items())
     return Slopes(_rows(y, y), shapes, programs[0], programs[1])
+
+
+def _ends(c: Intervals, hinges: Sequence[Node]) -> list[Node]:
+    return [v.node for n in hinges for v in (c.of(n.inputs[0]).lower, c.of(n.inputs[0]).upper)]
 
 
 def _behind(target: Node, hinges: Sequence[Node]) -> list[Node]:

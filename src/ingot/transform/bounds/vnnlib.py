@@ -99,7 +99,7 @@ class _Reader:
                 case ["vnnlib-version", str(version)]:
                     if not re.fullmatch(r"<2\.\d{1,3}>", version):
                         _refuse(self.name, "version <2.0>", version)
-                case ["declare-const" | "declare-fun", str(variable), *_]:
+                case ["declare-const", str(variable), "Real"] | ["declare-fun", str(variable), [], "Real"]:
                     self.declare(variable)
                 case ["declare-network", *parts]:
                     self.network(parts)
@@ -152,6 +152,8 @@ class _Reader:
         if found is None:
             _refuse(self.name, "variables X_i of inputs and Y_j of results", variable)
         kind, index = found.group(1), int(found.group(2))
+        if (kind, index) in self.seen:
+            _refuse(self.name, f"one declaration of {variable}", "another")
         self.seen.add((kind, index))
         self.sizes[kind] = max(self.sizes[kind], self.element(index, _MAX_ELEMENTS) + 1)
 
