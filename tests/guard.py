@@ -290,7 +290,7 @@ def _run_all(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds:
         with guarded(end), os.fdopen(writer, "w", encoding="utf-8") as out:
             for name in names:
                 signal.setitimer(signal.ITIMER_PROF, seconds)
-                faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=2)
                 try:
                     cases[name]()
                     how = ""
