@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import ingot
 from ingot import ops
-from ingot.frontends.torch.model import ImportedModel
 from ingot.integrations.torch_compile import ingot_backend
 from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import Spy, breaks, close, compile_whole
