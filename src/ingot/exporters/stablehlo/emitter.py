@@ -142,7 +142,7 @@ class Emitter:
         results = node.results
         try:
             if made is None:
-                raise Unsupported("")
+                raise Unsupported("no form in StableHLO")
             names = made(self, node, [self.values[i] for i in node.inputs])
         except Unsupported as e:
             self.refused.append(UnsupportedOp(node.op.name, node.loc, str(e)))
