@@ -68,7 +68,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @needs_arm
-@pytest.mark.parametrize("core", ["cortex-m0plus", "cortex-m4", "cortex-m55"])
+@pytest.mark.parametrize("core", MICROCONTROLLERS)
 def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
     facts = told(call("compile", model, "--target", f"c:{core}", "-o", tmp_path / "net.c", "--example", "--json"))
     assert facts["sizes_from_file"] == {"image_0": 1}
