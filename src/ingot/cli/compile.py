@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -216,7 +217,8 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
 def _print_firmware(facts: Mapping[str, Any]) -> None:
     flash, ram = facts["flash"], facts["ram"]
     code = flash["code_bytes"]
-    text = f"unknown bytes of code (no {flash['compiler'].split()[0]} here)"
+    compiler = flash["compiler"].split()[0]
+    text = f"unknown bytes of code ({f'{compiler} fails' if shutil.which(compiler) else f'no {compiler} here'})"
     if code is not None:
         text = f"{bytes_text(code)} of code ({flash['compiler']})"
     out.print(f"flash {text}, {bytes_text(flash['weights_bytes'])} of weights", highlight=False)
