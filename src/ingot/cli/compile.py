@@ -31,6 +31,12 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import InputError
 
+# names that promise what a program is not, and what writes such files
+_WRITTEN_BY = {
+    ".c": "--target c writes C", ".wasm": "--target wasm writes a folder", ".mlir": "ingot export writes it",
+    ".tflite": "ingot export writes it",
+}  # fmt: skip
+
 
 @grouped
 def compile_(
@@ -93,6 +99,9 @@ def compile_(
         is_c = target == "c"
         suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
         path = output or model.with_suffix(suffix)
+        if suffix == ".ingot" and path.suffix in _WRITTEN_BY:
+            fix = _WRITTEN_BY[path.suffix]
+            raise InputError("a program's file", expected="a name such as FILE.ingot", got=path.name, fix=fix)
         _check_c(path, weights, example, settings.target)
         if example:  # a folder of files
             path.parent.mkdir(parents=True, exist_ok=True)
