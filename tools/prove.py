@@ -70,12 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         groups = (GROUPS[name](options.only) for name in options.group or GROUPS)
         found = list(chain.from_iterable(groups))
+    if not found:
+        parser.error(f"no rule of {', '.join(options.group or GROUPS)} has {options.only!r} in its name")
     unproved = [v for v in found if v.state != "proved"]
     for v in found if options.verbose or options.json or options.all_floats else unproved:
         print(json.dumps(asdict(v)) if options.json else v)
     if not options.json:
         print(f"{summary(found)}; {sum(v.seconds for v in found):.1f} s of processor time")
-    return 1 if unproved or not found else 0
+    return 1 if unproved else 0
 
 
 if __name__ == "__main__":

@@ -144,6 +144,13 @@ def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: P
     assert "an existing folder" in refused(2, "compile", model, "-o", tmp_path / "none" / "m.ingot")
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"), [("m.tflite", "ingot export"), ("m.mlir", "ingot export"), ("m.c", "--target c")]
+)
+def test_a_program_is_not_written_under_another_formats_name(name: str, fix: str, model: Path, tmp_path: Path):
+    assert fix in refused(2, "compile", model, "-o", tmp_path / name) and not (tmp_path / name).exists()
+
+
 def test_a_model_is_not_written_over(model: Path):
     before = model.read_bytes()
     for command in ("compile", "export"):

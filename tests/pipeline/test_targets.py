@@ -21,6 +21,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import FEATURES, cache_sizes, host
+from ingot.targets.cpu.codegen import emit
 
 FOREIGN = "cpu:aarch64" if host().arch == "x86_64" else "cpu:x86-64-v3"
 
@@ -46,6 +47,13 @@ def test_named_cores_have_features_that_can_be_checked(name: str) -> None:
     assert set(features.features) <= FEATURES[features.arch].keys()
     assert features.features == tuple(sorted(features.features)) and features.target == "cpu"
     assert features.cpu == ("" if CORES[name].level else name)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_llvm_knows_the_names_of_cores(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of another name it only warns, and ends the process at the first function."""
+    emit("", features_of(f"cpu:{name}"))
+    assert "not a recognized" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["gpu", "cpu:znver99", "", "native:avx2", "cpu:cpu:x"])

@@ -188,4 +188,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     monkeypatch.setattr(prove, "IDENTITIES", (Identity("add(x, 0) -> x"),))
     assert prove.main(["identities", "--only", "add(x, 0)"]) == 1
     assert "refuted add(x, 0) -> x [f32]" in capsys.readouterr().out
-    assert prove.main(["identities", "--only", "nothing has this name"]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        prove.main(["identities", "--only", "nothing has this name"])
+    assert "no rule of identities has 'nothing has this name'" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.autodiff.table import RULES, SELECTIVE_RULES, differentiable_operands
 from ingot.ir.node import Node, Project, splat_of, topological
-from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import REWRITE, InputError, UnsupportedOp, UnsupportedOpError
 
 
 def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None) -> list[Node]:
@@ -44,7 +44,7 @@ def pull_back_cotangents(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]
         UnsupportedOp(n.op.name, n.loc or "the graph", "no reverse rule") for n in active if type(n.op) not in RULES
     ]
     if missing:
-        raise UnsupportedOpError(missing, model="the gradient")
+        raise UnsupportedOpError(missing, model="the gradient", fix=REWRITE)
     cotangents_of: dict[Node, list[Node | None]] = {}
     for node, seed in seeds:
         _accumulate(cotangents_of, node, 0, seed)

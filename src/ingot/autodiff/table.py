@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot.ir.node import Node, Op
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import REWRITE, UnsupportedOp, UnsupportedOpError
 
 # (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
 Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
@@ -57,4 +57,5 @@ def constant_everywhere(*classes: type[Op]) -> None:
 
 def no_rule(node: Node, what: str) -> UnsupportedOpError:
     """The error for a kind of an op that its rule does not support."""
-    return UnsupportedOpError([UnsupportedOp(node.op.name, node.loc or "the graph", f"no reverse rule for {what}")])
+    missing = UnsupportedOp(node.op.name, node.loc or "the graph", f"no reverse rule for {what}")
+    return UnsupportedOpError([missing], model="the gradient", fix=REWRITE)

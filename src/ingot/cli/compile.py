@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +30,12 @@ from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import InputError
+
+# names that promise what a program is not, and what writes such files
+_WRITTEN_BY = {
+    ".c": "--target c writes C", ".wasm": "--target wasm writes a folder", ".mlir": "ingot export writes it",
+    ".tflite": "ingot export writes it",
+}  # fmt: skip
 
 
 @grouped
@@ -92,6 +99,9 @@ def compile_(
         is_c = target == "c"
         suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
         path = output or model.with_suffix(suffix)
+        if suffix == ".ingot" and path.suffix in _WRITTEN_BY:
+            fix = _WRITTEN_BY[path.suffix]
+            raise InputError("a program's file", expected="a name such as FILE.ingot", got=path.name, fix=fix)
         _check_c(path, weights, example, settings.target)
         if example:  # a folder of files
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +226,8 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
 def _print_firmware(facts: Mapping[str, Any]) -> None:
     flash, ram = facts["flash"], facts["ram"]
     code = flash["code_bytes"]
-    text = f"unknown bytes of code (no {flash['compiler'].split()[0]} here)"
+    compiler = flash["compiler"].split()[0]
+    text = f"unknown bytes of code ({f'{compiler} fails' if shutil.which(compiler) else f'no {compiler} here'})"
     if code is not None:
         text = f"{bytes_text(code)} of code ({flash['compiler']})"
     out.print(f"flash {text}, {bytes_text(flash['weights_bytes'])} of weights", highlight=False)

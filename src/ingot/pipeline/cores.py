@@ -3,6 +3,7 @@
     cpu:x86-64-v3   ->   a level of the architecture, scheduled for no particular core
     cpu:znver4      ->   all extensions of a Zen 4, scheduled for it
 
+A core's name is LLVM's (its `-mcpu`), which knows no others; a level's is free.
 Features are limited to `support.native.FEATURES`, as only these can be checked when an artifact is loaded.
 Sources: the x86-64 psABI's levels; Intel's optimization manual; AMD's software optimization guides for families 17h,
 19h and 1Ah; Arm's software optimization guides; cache sizes as the vendors print them.

@@ -212,6 +212,10 @@ class UnsupportedOp:
         return text
 
 
+# of ops that Ingot reads, but not here: in a gradient, in a format that it writes
+REWRITE = "rewrite the model without them; ops of your own have what their lowering has (ingot.register_op)"
+
+
 class UnsupportedOpError(IngotError):
     """A model uses ops that Ingot does not support. Lists all of them, each kind once with the number of its uses.
 

@@ -13,7 +13,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Project, topological
 from ingot.ops.core.elementwise import Elementwise
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import REWRITE, UnsupportedOp, UnsupportedOpError
 
 # (the node, its operands, whether each has rows, their number) -> the node with rows
 Rule = Callable[[Node, Sequence[Node], Sequence[bool], DimLike], Node]
@@ -40,7 +40,7 @@ def vectorize(outputs: Sequence[Node], mapped: Mapping[Node, Node]) -> list[Node
             continue
         rows[node] = rule(node, [rows.get(x, x) for x in node.inputs], flags, count)
     if missing:
-        raise UnsupportedOpError(missing, model="the rows")
+        raise UnsupportedOpError(missing, model="the rows", fix=REWRITE)
     return [rows[y] if y in rows else _repeated(y, count) for y in outputs]
 
 
@@ -70,7 +70,7 @@ def _rows_of(*classes: type[Op]) -> Callable[[Callable[..., Op]], Callable[..., 
             first, *others = xs
             if any(flags[1:]):
                 error = UnsupportedOp(node.op.name, node.loc or "the graph", "rows of its second operand")
-                raise UnsupportedOpError([error], model="the rows")
+                raise UnsupportedOpError([error], model="the rows", fix=REWRITE)
             return f(node.op, node, count)(first, *others)
 
         for cls in classes:
@@ -158,7 +158,7 @@ def _scatter(node: Node, xs: Sequence[Node], flags: Sequence[bool], count: DimLi
     assert isinstance(op, ops.Scatter)
     if flags[1]:
         error = UnsupportedOp(op.name, node.loc or "the graph", "rows of its indices")
-        raise UnsupportedOpError([error], model="the rows")
+        raise UnsupportedOpError([error], model="the rows", fix=REWRITE)
     x, updates = (v if flag else _repeated(v, count) for v, flag in ((x, flags[0]), (updates, flags[2])))
     new = replace(
         op,
@@ -193,7 +193,7 @@ def _convolution(node: Node, xs: Sequence[Node], flags: Sequence[bool], count: D
     assert isinstance(op, ops.Convolution)
     if op.batch_groups > 1 or (flags[1] and op.feature_groups > 1):
         error = UnsupportedOp(op.name, node.loc or "the graph", "rows of groups")
-        raise UnsupportedOpError([error], model="the rows")
+        raise UnsupportedOpError([error], model="the rows", fix=REWRITE)
     if all(flags):
         channels, outs = op.lhs_layout.index("C"), op.rhs_layout.index("O")
         y = replace(op, feature_groups=count)(_joined(x, channels), _joined(w, outs))
@@ -224,7 +224,9 @@ def _dynamic_slice(node: Node, xs: Sequence[Node], flags: Sequence[bool], count:
     op, (x, *starts) = node.op, xs
     assert isinstance(op, ops.DynamicSlice)
     if any(flags[1:]):
-        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", "rows of starts")], model="the rows")
+        raise UnsupportedOpError(
+            [UnsupportedOp(op.name, node.loc or "the graph", "rows of starts")], model="the rows", fix=REWRITE
+        )
     return ops.DynamicSlice((count, *op.sizes))(x, ops.scalar(0, starts[0].dtype), *starts)
 
 

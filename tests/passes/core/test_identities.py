@@ -86,10 +86,11 @@ def same(want: np.ndarray, got: np.ndarray, identity: Identity, dtype: DType) ->
     nan = np.isnan(want.astype(np.float64))
     assert np.array_equal(nan, np.isnan(got.astype(np.float64))), dtype
     a, b = want[~nan], got[~nan]
-    if not identity.ulps:
-        assert a.tobytes() == b.tobytes(), (dtype, a[a != b], b[a != b])
-        return
     bits = f"i{a.itemsize}"
+    if not identity.ulps:
+        wrong = a.view(bits) != b.view(bits)  # 0 is not -0
+        assert not wrong.any(), (dtype, a[wrong], b[wrong])
+        return
     distance = np.abs(a.view(bits).astype(np.float64) - b.view(bits).astype(np.float64))
     assert (distance <= identity.ulps).all(), (dtype, a[distance > 1], b[distance > 1])
     assert np.array_equal(np.signbit(a.astype(np.float64)), np.signbit(b.astype(np.float64)))

@@ -68,7 +68,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @needs_arm
-@pytest.mark.parametrize("core", ["cortex-m0plus", "cortex-m4", "cortex-m55"])
+@pytest.mark.parametrize("core", MICROCONTROLLERS)
 def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
     facts = told(call("compile", model, "--target", f"c:{core}", "-o", tmp_path / "net.c", "--example", "--json"))
     assert facts["sizes_from_file"] == {"image_0": 1}
@@ -108,6 +108,11 @@ def test_code_is_unknown_without_a_compiler(model: Path, tmp_path: Path, monkeyp
     assert facts["flash"]["code_bytes"] is None and facts["ram"]["state_bytes"] == 0
     result = call("compile", model, "--target", "c:cortex-m4", "-o", tmp_path / "net.c")
     assert "unknown bytes of code (no arm-none-eabi-gcc here)" in result.stdout
+    for program in ("arm-none-eabi-gcc", "arm-none-eabi-size"):  # too old to know the core
+        (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
+    result = call("compile", model, "--target", "c:cortex-m4", "-o", tmp_path / "net.c")
+    assert "unknown bytes of code (arm-none-eabi-gcc fails)" in result.stdout
 
 
 def test_wrong_use_exits_with_2(model: Path, tmp_path: Path):

@@ -25,8 +25,10 @@ def machine(target: Target = "native", threads: Threads = None, as_json: Json = 
     if as_json:
         print_json(facts | {"machine": numbers})
         return
-    out.print(f"[bold]{machine_line(features)}[/]", highlight=False)
-    out.print(str(features), highlight=False)
+    line, in_full = machine_line(features), str(features)
+    out.print(f"[bold]{line}[/]", highlight=False)
+    if in_full != line:
+        out.print(in_full, highlight=False)
     table = plain_table("", "", left=("",))
     for name, value in numbers.items():
         table.add_row(name, str(value))

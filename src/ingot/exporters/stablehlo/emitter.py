@@ -20,7 +20,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Op, Project, size_elements,
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32
 from ingot.passes.core.signs import unpack_signs
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import REWRITE, UnsupportedOp, UnsupportedOpError
 
 # constants of more bytes are weights: arguments beside the program
 _WEIGHT = 4096
@@ -61,7 +61,7 @@ def emit(graph: Graph, inline: bool = False) -> Emitted:
     emitter.values = {n: name for name, n in arguments}
     results = [emitter.value(n) for n in graph.outputs]
     if emitter.refused:
-        raise UnsupportedOpError(emitter.refused)
+        raise UnsupportedOpError(emitter.refused, model="StableHLO", fix=REWRITE)
     emitter.add("func.return", results, [])
     types = tuple(type_of(n) for n in graph.outputs)
     body = Block(tuple((name, type_of(n)) for name, n in arguments), tuple(emitter.operations))

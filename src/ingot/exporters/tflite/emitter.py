@@ -17,7 +17,7 @@ from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.file import Quantization
 from ingot.ir.node import Graph, Input, Node, Op
-from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError, VerifyError
+from ingot.support.errors import REWRITE, InputError, UnsupportedOp, UnsupportedOpError, VerifyError
 
 PLAIN, CHANNELS_LAST = "", "nhwc"
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -51,7 +51,7 @@ def emit(graph: Graph) -> Model:
     emitter = Emitter([])
     model = emitter.run(graph)
     if emitter.refused:
-        raise UnsupportedOpError(emitter.refused)
+        raise UnsupportedOpError(emitter.refused, model="TFLite", fix=REWRITE)
     model.subgraphs = emitter.subgraphs
     return model
 

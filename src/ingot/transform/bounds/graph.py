@@ -18,7 +18,7 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, UnsupportedOpError
+from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
 from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
 from ingot.transform.bounds.intervals import Interval, Intervals
@@ -140,7 +140,7 @@ class Bounded:
                 own = walk if slopes is None else Walk(c, alphas=slopes[node])
                 c.values[node] = bounds_of(own, node, mapped)
         if c.missing:
-            raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds")
+            raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds", fix=REWRITE)
         return walk
 
 
