@@ -119,6 +119,9 @@ def compare(
     if len(refused) == len(size_choices):
         raise refused[0]
     blame = find_blame(source, built, failing_feeds[max(failing_feeds)], other, tolerance) if failing_feeds else None
+    if program is not None and blame is not None and blame.stage == "unknown":
+        text = f"{source.path}, compiled now, is right; this file is of another model, other options or another version"
+        blame = Blame("program", str(program), "", "", text)
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
 
