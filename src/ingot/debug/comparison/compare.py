@@ -120,7 +120,8 @@ def compare(
         raise refused[0]
     blame = find_blame(source, built, failing_feeds[max(failing_feeds)], other, tolerance) if failing_feeds else None
     if program is not None and blame is not None and blame.stage == "unknown":
-        text = f"{source.path}, compiled now, is right; this file is of another model, other options or another version"
+        made = "this file is quantized, of another model, or made with other options or by another version"
+        text = f"{source.path}, compiled now, is right; {made}"
         blame = Blame("program", str(program), "", "", text)
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
