@@ -160,6 +160,16 @@ def test_memory_that_is_taken_too_early_is_named_with_its_reader(tmp_path: Path)
     assert fault.what == ("memory" if fault.launch.node.loc == "sum" else "kernel")
 
 
+def test_a_program_of_another_model_is_named(source: Source, tmp_path: Path):
+    model = onnx.load(source.path)
+    weight = max(model.graph.initializer, key=lambda t: len(t.raw_data))
+    weight.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(weight), weight.name))
+    program = tmp_path / "other.ingot"
+    build(read_graph(open_source(save(model, tmp_path / "other.onnx")))).model().save(program)
+    found = compare(source, program=program, sizes=SIZES).blame
+    assert found is not None and found.stage == "program" and found.name == str(program)
+
+
 def test_a_compile_error_is_not_swallowed(source: Source, monkeypatch: pytest.MonkeyPatch):
     def fail(graph: Graph) -> Graph:
         raise CompileError("no kernel")

@@ -151,6 +151,7 @@ def test_options_of_onnx_runtime_itself_are_read_and_the_rest_is_told_once(
         session = ingot.InferenceSession(path, options, providers)
     told = [r.message for r in caplog.records if r.name == "ingot.onnxruntime"]
     assert len(told) == 2 and "enable_mem_pattern" in told[0] and "target='cuda:sm_90a'" in told[1]
+    assert [r.levelname for r in caplog.records if r.name == "ingot.onnxruntime"] == ["INFO", "WARNING"]
     assert session.model.threads == 1
     value = onnxruntime.OrtValue.ortvalue_from_numpy(FEEDS["x"])
     np.testing.assert_array_equal(

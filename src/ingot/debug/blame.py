@@ -35,12 +35,13 @@ from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 
-Stage = Literal["import", "framework", "pass", "kernel", "memory", "threads", "unknown"]
+Stage = Literal["import", "framework", "pass", "kernel", "memory", "threads", "program", "unknown"]
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Who is responsible. `name`: the pass, or the kernels. `op`, `where`: the first op that differs, and its place."""
+    """Who is responsible. `name`: the pass, the kernels, or the saved program. `op`, `where`: the first op that
+    differs, and its place."""
 
     stage: Stage
     name: str
@@ -51,7 +52,7 @@ class Blame:
 
     def __str__(self) -> str:
         who = {"import": "the import", "framework": self.name}
-        who |= {"pass": f"pass {self.name}", "kernel": f"kernel {self.name}"}
+        who |= {"pass": f"pass {self.name}", "kernel": f"kernel {self.name}", "program": self.name}
         head = who.get(self.stage, self.stage) + (f", rule {self.rule}" if self.rule else "")
         op = f": {self.op}" if self.op else ""
         return f"{head}{op}{f' at {self.where}' if self.where else ''}: {self.text}"

@@ -49,7 +49,7 @@ class Fleet:
         return len(self.workers)
 
     def readings(self, batches: Sequence[Choices], rounds: int) -> list[Readings]:
-        """Of each batch, at most one for each worker at a time. Raises InputError for a worker on another kind of
+        """The readings of each batch, one batch for each worker. Raises InputError for a worker on another kind of
         machine."""
         with ThreadPoolExecutor(len(batches)) as threads:
             return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
@@ -60,8 +60,8 @@ class Fleet:
             answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
         except DeviceError as error:
             self.lost.update({f"{key}, {choice}": str(error) for key, choice in choices.items()})
-            never = np.full((rounds, 2), (1.0, np.inf))
-            return Readings(dict.fromkeys(choices, never), never)
+            infinite_times = np.full((rounds, 2), (1.0, np.inf))
+            return Readings(dict.fromkeys(choices, infinite_times), infinite_times)
         return self._readings(answer, choices)
 
     def _readings(self, answer: Mapping[str, Any], choices: Choices) -> Readings:
@@ -107,11 +107,11 @@ def _ray_actors(address: str | None, module: str) -> list[Asked]:
         ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-    made: Any = ray.remote(import_module(module).Worker)
+    actor_class: Any = ray.remote(import_module(module).Worker)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
     def start(node: str) -> Callable[[], Any]:
-        return lambda: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote()
+        return lambda: actor_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote()
 
     return [_Actor(start(node)) for node in nodes]
 

@@ -1,4 +1,4 @@
-"""A memory of two generations: what the build before used, and what is pinned."""
+"""A cache that holds what the last build used, and what is pinned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Generations(Generic[V]):
-    """Values by key. A value that two `turn`s in a row did not ask for is dropped, unless it was pinned."""
+    """Values by key. `turn` ends a build; a value that was not used since the last turn is dropped, unless pinned."""
 
     def __init__(self) -> None:
         self._pinned: dict[Hashable, V] = {}
@@ -17,10 +17,10 @@ class Generations(Generic[V]):
         self._used: dict[Hashable, V] = {}
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        for known in (self._used, self._last, self._pinned):
-            if key in known:
-                self._used[key] = known[key]
-                return known[key]
+        for generation in (self._used, self._last, self._pinned):
+            if key in generation:
+                self._used[key] = generation[key]
+                return generation[key]
         self._used[key] = value = make()
         return value
 

@@ -2,9 +2,9 @@
 
     for each round:  others' bytes into the cache, x into the cache, untuned;  the same again, tried
 
-so that weights come from memory and what the kernel before has written from the cache, as in the model. Programs run in
-a process of their own: a candidate that hangs the GPU is killed, told, and never chosen. While one is timed, the others
-are compiled.
+so that weights come from memory, and the previous kernel's results from the cache, as in the model. Programs run in a
+process of their own: a candidate that hangs the GPU is killed, reported, and never chosen. While one is timed, the
+others are compiled.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ingot.tune.gpu_plan import Place, Trial, TrialPlan
 from ingot.tune.trial import Choices, Readings, Spot, spots_of
 from ingot.tune.watched import Watched
 
-_RUNS = 5  # of a whole model
+_RUNS = 5  # undisturbed runs of a whole model
 _MOST_RUNS = 20  # where some are disturbed
-_DISTURBED = 1.1  # the time of a run over the least from which on it is: other processes end, or have the GPU
+_DISTURBED = 1.1  # a run that takes this multiple of the fastest was disturbed by other processes on the GPU
 _TURNS = 3  # runs of which the shortest of each kernel count: another process may have the GPU for milliseconds
-_ONE = Path(tempfile.gettempdir()) / "ingot-tune"  # that this machine measures at a time
+_ONE = Path(tempfile.gettempdir()) / "ingot-tune"  # the lock of a machine's measurements
 
 
 class GpuBench:
@@ -83,10 +83,10 @@ class GpuBench:
 
     def others(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
-            found = site.others()
-            for choice in (site.untuned, *found):
+            choices = site.others()
+            for choice in (site.untuned, *choices):
                 self._ahead(site, choice)
-        return found
+        return choices
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
@@ -98,13 +98,13 @@ class GpuBench:
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int) -> Readings:
-        """What did not return took forever."""
+        """A candidate that did not return has infinite seconds."""
         spots = {s.site.key: s for s in self.spots if s.site.key in choices}
         for key, choice in choices.items():
             self._ahead(spots[key].site, choice)
-        found = {key: self._times(spots[key], choice, rounds) for key, choice in choices.items()}
-        total = sum((x for x in found.values() if np.isfinite(x).all()), np.zeros((rounds, 2)))
-        return Readings(found, total)
+        times = {key: self._times(spots[key], choice, rounds) for key, choice in choices.items()}
+        total = sum((x for x in times.values() if np.isfinite(x).all()), np.zeros((rounds, 2)))
+        return Readings(times, total)
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
         """Sites whose results with `choices` are not those of the untuned kernels, and what differs."""
@@ -134,16 +134,16 @@ class GpuBench:
         if changed:
             name = "tuned"
             save(self._build(changed, []), self._file(name), durable=False)
-        turns: list[list[float]] = []
-        quiet = found = np.empty((0, 2))
-        while len(turns) < _MOST_RUNS and len(quiet) < _RUNS:
-            turns.append([float(self._whole(which, _TURNS).min(axis=0).sum()) for which in ("untuned", name)])
-            found = np.array(turns)
-            quiet = found[(found <= _DISTURBED * found.min(axis=0)).all(axis=1)]
-        return quiet if len(quiet) else found
+        samples: list[list[float]] = []
+        quiet_pairs = pairs = np.empty((0, 2))
+        while len(samples) < _MOST_RUNS and len(quiet_pairs) < _RUNS:
+            samples.append([float(self._whole(which, _TURNS).min(axis=0).sum()) for which in ("untuned", name)])
+            pairs = np.array(samples)
+            quiet_pairs = pairs[(pairs <= _DISTURBED * pairs.min(axis=0)).all(axis=1)]
+        return quiet_pairs if len(quiet_pairs) else pairs
 
     def close(self) -> None:
-        with locked(_ONE):  # its end halts the GPU for others
+        with locked(_ONE):  # the end of a process stalls the GPU for others
             self._runner.close()
         self._folder.cleanup()
 
@@ -157,9 +157,9 @@ class GpuBench:
 
     def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
         """(runs, steps): seconds."""
-        what = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
+        request = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
         with locked(_ONE):
-            return np.array(self._runner.ask({**what, "runs": runs, "keep": True})["seconds"])
+            return np.array(self._runner.ask({**request, "runs": runs, "keep": True})["seconds"])
 
     def _build(self, measured: Mapping[str, Measured], launches: list[Launch]) -> rt.Program:
         variants = Variants(self.target, self.features, 1, measured)
@@ -181,24 +181,24 @@ class GpuBench:
 
     def _begin(self, site: Site, choice: Choice) -> tuple[Lowered, list[Any]]:
         """The kernels of a choice, which are being compiled from here on. Raises CompileError."""
-        known = self._kernels.get((site.key, choice))
-        if known is None:
+        entry = self._kernels.get((site.key, choice))
+        if entry is None:
             place = self._places[site.key]
             measured = {} if choice == site.untuned else {site.key: Measured(choice, site.untuned)}
             machine = self.target.machine(self.features, 1, measured)
             with likely_sizes(size_hints(self.graph)):
                 low = self.target.lower(place.group, place.ins, place.outs, place.constant, machine)
             low, parts = self._named(low, len(self._kernels))
-            known = self._kernels[site.key, choice] = low, parts
-        return known
+            entry = self._kernels[site.key, choice] = low, parts
+        return entry
 
     def _ahead(self, site: Site, choice: Choice) -> None:
-        """Begin to compile; what the schedule refuses is told when it is asked for."""
+        """Begin to compile; a choice that the schedule refuses is reported when it is measured."""
         with suppress(CompileError):
             self._begin(site, choice)
 
     def _named(self, low: Lowered, number: int) -> tuple[Lowered, list[Any]]:
-        """With names of its own, and what the assembler begins for its kernels."""
+        """The kernels with unique names, and their compilations, which have begun."""
         kernels = [replace(s.kernel, name=f"{s.kernel.name}_{number}_{i}") for i, s in enumerate(low.steps)]
         steps = tuple(replace(step, kernel=kernel) for step, kernel in zip(low.steps, kernels, strict=True))
         return replace(low, steps=steps), [self._assembler.begin(kernel) for kernel in kernels]
@@ -211,11 +211,11 @@ class GpuBench:
         except (DeviceError, CompileError) as e:
             self.lost[f"{spot.label} {spot.result}, {choice}"] = str(e)
             return np.full((rounds, 2), [spot.seconds, np.inf])
-        taken = np.zeros((rounds, 2))
-        for at, own in zip(trial.measured, seconds, strict=True):
-            if at is not None:
-                taken[at] += own
-        return taken * spot.count
+        totals = np.zeros((rounds, 2))
+        for index, kernel_seconds in zip(trial.measured, seconds, strict=True):
+            if index is not None:
+                totals[index] += kernel_seconds
+        return totals * spot.count
 
     def _ask(self, trial: Trial, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._file("trial")
@@ -224,17 +224,17 @@ class GpuBench:
             return self._runner.ask({"program": str(path), "inputs": trial.inputs, **request})
 
     def _trial(self, site: Site, choice: Choice, rounds: int, compared: bool) -> Trial:
-        """Both variants, so many times by turns. Raises CompileError."""
+        """A program that runs both variants in turns, `rounds` times. Raises CompileError."""
         variants = [self._begin(site, c) for c in (site.untuned, choice)]
         assembler = self.target.assembler(self.features)
         assembler.include(self._copy)
         for part in (part for _, parts in variants for part in parts):
             assembler.include(part)
-        made = TrialPlan(self._places[site.key], self._size, self.target.name, compared)
+        plan = TrialPlan(self._places[site.key], self._size, self.target.name, compared)
         for number in range(rounds):
             for which, (low, _) in enumerate(variants):
-                made.add(low, number, which)
-        return made.finish(assembler.finish())
+                plan.add(low, number, which)
+        return plan.finish(assembler.finish())
 
 
 __all__ = ["GpuBench"]

@@ -2,7 +2,7 @@
 
     copy(others' bytes)  copy(x)  variant 0      copy(others' bytes)  copy(x)  variant 1      ...
 
-The first copy drives all else out of the cache, the second brings in what the kernel before would have written.
+The first copy evicts everything from the cache, the second one loads what the previous kernel would have written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Trial:
 
 
 class TrialPlan:
-    """compared: the results of the two variants are outputs, else they are forgotten. size: of a dimension."""
+    """Builds the program of a trial. compared: whether the results of the variants are outputs, to be compared. size:
+    the value of a dimension."""
 
     def __init__(self, place: Place, size: Callable[[DimLike], int], device: str, compared: bool) -> None:
         self._place, self._size, self._device, self._compared = place, size, device, compared
@@ -95,7 +96,7 @@ class TrialPlan:
         return nbytes
 
     def _operand(self, arg: Arg, low: Lowered, which: int) -> int:
-        """The buffer of an operand: what both read is there once, what they write for each of them."""
+        """The buffer of an operand: one for what both variants read, one for each of what they write."""
         place = self._place
         match arg.kind:
             case "in":
@@ -135,7 +136,7 @@ class TrialPlan:
         return self._buffer("output", nbytes, len(self._outputs) - 1)
 
     def _bytes(self, layout: Layout, dtype: DType) -> int:
-        """Of a value, to its last element wherever that lies, and of whole rows."""
+        """The bytes of a value: up to its last element, and at least its layout's span."""
         sizes, strides = [*map(self._size, layout.shape)], [*map(self._size, layout.strides)]
         last = self._size(layout.offset) + sum((n - 1) * max(s, 0) for n, s in zip(sizes, strides, strict=True)) + 1
         return max(last, self._size(layout.span)) * dtype.nbytes

@@ -1,10 +1,11 @@
-"""The process that runs candidates on a GPU, for `Watched`: a program and what its inputs are, in; seconds, out.
+"""The process that runs candidates on a GPU, for `Watched`. A request names a program and its inputs, the answer has
+the seconds of its steps.
 
     {"program": "trial.ingot", "inputs": [[4096, "f16"], ...], "runs": 1}   ->   {"seconds": [[of each step], ...]}
     {"program": "trial.ingot", "inputs": ..., "compare": [[dtype, shape, strides, offset], ...]}   ->   {"wrong": ""}
 
-Compared are the first half of the results with the second. A GPU that has failed once answers nothing more in this
-process, so that an error is its last answer.
+"compare" compares the first half of the results with the second. After an error of the GPU nothing runs in the same
+process any more, so an error is its last answer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SCALE = 0.1
 
 @cache
 def _random(kind: str) -> NDArray[np.uint8]:
-    """Bytes of numbers of a type, or of any bits; what may be places is zero."""
+    """Bytes of random numbers of a type, or random bits; integers that may be indices are zero."""
     rng = np.random.default_rng(0)
     if kind.startswith(("f", "bf")) and "8" not in kind:
         values = (_SCALE * rng.standard_normal(_PERIOD)).astype(numpy_dtype(kind))
@@ -45,9 +46,10 @@ def _random(kind: str) -> NDArray[np.uint8]:
 def _inputs(request: dict[str, Any]) -> list[NDArray[Any]]:
     if "feeds" in request:  # bytes, as numpy's files know no types of others
         with np.load(request["feeds"]) as archive:
-            given = [archive[name] for name in archive.files]
+            arrays = [archive[name] for name in archive.files]
         return [
-            x.view(numpy_dtype(dtype)).reshape(shape) for x, (dtype, shape) in zip(given, request["types"], strict=True)
+            x.view(numpy_dtype(dtype)).reshape(shape)
+            for x, (dtype, shape) in zip(arrays, request["types"], strict=True)
         ]
     return [np.resize(_random(kind), nbytes) for nbytes, kind in request["inputs"]]
 
@@ -62,8 +64,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     inputs = _inputs(request)
     if "compare" not in request:
         return {"seconds": [[t for _, t in model.profile(*inputs)] for _ in range(request["runs"])]}
-    found = model(*inputs)
-    results = found if isinstance(found, tuple) else (found,)
+    outputs = model(*inputs)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     values = [_view(x, place) for x, place in zip(results, request["compare"] * 2, strict=True)]
     half = len(values) // 2
     agreements = [agree(got, want) for want, got in zip(values[:half], values[half:], strict=True)]
@@ -81,12 +83,12 @@ def main() -> None:
     os.dup2(2, 1)  # what is printed by mistake is no answer
     for line in sys.stdin.buffer:
         try:
-            found = answer(json.loads(line))
+            reply = answer(json.loads(line))
         except (IngotError, MemoryError) as e:
-            found = {"error": str(e)}
-        sink.write(json.dumps(found).encode() + b"\n")
+            reply = {"error": str(e)}
+        sink.write(json.dumps(reply).encode() + b"\n")
         sink.flush()
-        if "error" in found:
+        if "error" in reply:
             os._exit(1)
 
 

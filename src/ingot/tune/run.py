@@ -86,12 +86,12 @@ def tune(
     InputError or ArtifactError for a target that is not this machine's.
     """
     tuning.add(database, ())  # said before minutes of work and not after them
-    began = time.monotonic()
+    start = time.monotonic()
     watch("compile", 0.0)
     bench = _bench(graph, feeds, target, Options(threads, fast_math, precision, activations))
     machine = tuning.machine_name(bench.features, threads)
     shipped = tuning.choices(tuning.SHIPPED, machine)
-    known = {} if again else shipped | tuning.choices(database, machine)
+    measured = {} if again else shipped | tuning.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:
         tuning.add(database, [_entry(machine, f) for f in findings])
@@ -100,17 +100,17 @@ def tune(
         raise InputError("workers", expected="target native", got=target, fix="tune a GPU on its own machine")
     fleet = Fleet(workers, task or {}, machine, bench.lost) if workers else None
     search = Search(
-        bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began), fleet
+        bench, measured, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - start), fleet
     )
-    findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
-    watch("measure before and after", time.monotonic() - began)
+    findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - start))}
+    watch("measure before and after", time.monotonic() - start)
     pairs = bench.latency(bench.decided(shipped | tuning.choices(database, machine)), LATENCY_SECONDS)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
     withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
     if withdrawn:
         write(withdrawn)
         findings |= {f.spot.site.key: f for f in withdrawn}
-    rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
+    rows = tuple(_row(s, findings.get(s.site.key), measured.get(s.site.key)) for s in bench.spots)
     before, now = np.median(pairs, axis=0)
     wrong, lost = tuple(search.wrong), tuple(f"{what}: {why}" for what, why in bench.lost.items())
     bench.close()
@@ -142,12 +142,12 @@ def _entry(machine: str, f: Finding) -> tuning.Entry:
     return tuning.Entry(machine, f.spot.site.key, f.choice, f.spot.site.untuned, f.seconds, f.untuned_seconds)
 
 
-def _row(spot: Spot, finding: Finding | None, known: Measured | None) -> Row:
-    once = spot.seconds / spot.count
+def _row(spot: Spot, finding: Finding | None, measured: Measured | None) -> Row:
+    seconds = spot.seconds / spot.count
     place = (spot.label, spot.result, spot.count, spot.share)
     if finding is None:
-        valid = known is not None and known.over == spot.site.untuned
-        choice = known.choice if known is not None and valid else spot.site.untuned
-        return Row(*place, once, once, str(choice), "known" if valid else "open")
+        valid = measured is not None and measured.over == spot.site.untuned
+        choice = measured.choice if measured is not None and valid else spot.site.untuned
+        return Row(*place, seconds, seconds, str(choice), "known" if valid else "open")
     state = "tuned" if finding.tuned else "untuned is best"
     return Row(*place, finding.untuned_seconds, finding.seconds, str(finding.choice), state)

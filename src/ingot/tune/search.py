@@ -27,10 +27,10 @@ MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the 
 ROUNDS, GUARD_ROUNDS = 4, 15
 LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
 MOST_TRIES = 60
-_WITHIN = 8  # a round holds the sites that are due at least an eighth as much as the first
+_DUE_RATIO = 8  # a round holds the sites whose `due` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
-_EVERY = 0.15  # of the budget, between two guards
-_LAST = 0.12  # of the budget, kept for the last guard
+_GUARD_INTERVAL = 0.15  # of the budget, between two guards
+_LAST_GUARD_SHARE = 0.12  # of the budget, kept for the last guard
 
 
 class Bench(Protocol):
@@ -70,7 +70,7 @@ class _Alone:
 
 @dataclass(frozen=True)
 class Finding:
-    """A site's end: `choice` with the seconds of one launch, and the untuned one's."""
+    """The result of a site: `choice` with the seconds of one launch, and those of the untuned choice."""
 
     spot: Spot
     choice: Choice
@@ -107,21 +107,22 @@ class _Site:
 
     @property
     def due(self) -> float:
+        """The site's share of the time per choice tried: the largest comes first."""
         return self.spot.share / (1 + len(self.gains))
 
     def best(self) -> tuple[Choice, float]:
-        """The fastest choice so far that nothing speaks against; the untuned one has a gain of 1."""
-        found = [(c, g) for c, g in self.gains.items() if c not in self.refused]
-        return max(found, key=lambda x: x[1], default=(self.untuned, 1.0))
+        """The choice with the largest gain that the guard has not refused; the untuned one has a gain of 1."""
+        candidates = [(c, g) for c, g in self.gains.items() if c not in self.refused]
+        return max(candidates, key=lambda x: x[1], default=(self.untuned, 1.0))
 
     def candidate(self) -> Choice | None:
-        """What the guard should look at: better than what it has let pass."""
+        """The choice that the guard should check: the best one, if it is better than what passed before."""
         choice, gain = self.best()
-        enough = self.held.gain if self.held is not None else 1.0
-        return choice if gain > max(enough, _needed(self.untuned, choice)) else None
+        min_gain = self.held.gain if self.held is not None else 1.0
+        return choice if gain > max(min_gain, _min_gain(self.untuned, choice)) else None
 
 
-def _needed(untuned: Choice, choice: Choice) -> float:
+def _min_gain(untuned: Choice, choice: Choice) -> float:
     """Winograd's rounding errors must be worth it, as the model asks too."""
     return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
 
@@ -129,10 +130,10 @@ def _needed(untuned: Choice, choice: Choice) -> float:
 class Search:
     """One search over a model's sites.
 
-    known: what earlier searches wrote; these sites are left alone, but where the model's choice is another by now, and
-    what they found is tried first. write: called with findings as they are made, also with those whose untuned choice
-    nothing was faster than. clock: seconds. watch: told, before each round, what is going on and how many seconds have
-    gone. measurers: for the rounds, by default the bench; the guard always measures on the bench.
+    known: what earlier searches wrote. These sites are skipped, unless the cost model has another choice by now; then
+    the earlier choice is tried first. write: called with findings as they are made, also with sites of which the
+    untuned choice is the fastest. clock: seconds. watch: called before each round with a description and the seconds
+    so far. measurers: of the rounds, by default the bench; the guard always measures on the bench.
     """
 
     def __init__(
@@ -147,42 +148,44 @@ class Search:
         self.measurers: Measurers = measurers or _Alone(bench)
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
-        open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _still(known.get(s.site.key), s.site)]
+        open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
         self.sites = [
-            _Site(s, [*dict.fromkeys((*_found_before(known, s.site), *bench.others(s.site)))]) for s in open_spots
+            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.others(s.site)))]) for s in open_spots
         ]
 
     def run(self, budget: float) -> list[Finding]:
         """Search for about `budget` seconds from the start on, or until nothing is left to try."""
-        guarded = self.began
+        last_guard = self.began
         slowest = 0.0  # seconds of the slowest round so far
-        while due := self._due():
-            now = self.clock()
-            if now + slowest >= self.began + budget * (1 - _LAST):
+        while due_sites := self._due():
+            round_start = self.clock()
+            if round_start + slowest >= self.began + budget * (1 - _LAST_GUARD_SHARE):
                 break
-            self._round(due)
-            slowest = max(slowest, self.clock() - now)
-            if self.clock() - guarded >= _EVERY * budget:
+            self._round(due_sites)
+            slowest = max(slowest, self.clock() - round_start)
+            if self.clock() - last_guard >= _GUARD_INTERVAL * budget:
                 self._guard()
-                guarded = self.clock()
+                last_guard = self.clock()
         while self._guard():
-            pass  # what was refused leaves a second best behind
+            pass  # where a choice was refused, the second best is checked
         return [s.held for s in self.sites if s.held is not None]
 
     def _due(self) -> list[_Site]:
         """The sites of the next round, those with the most time per candidate tried first."""
         for site in self.sites:
             self._refill(site)
-        waiting = sorted((s for s in self.sites if s.queue), key=lambda s: -s.due)
-        return [s for s in waiting if s.due * _WITHIN >= waiting[0].due]
+        queued = sorted((s for s in self.sites if s.queue), key=lambda s: -s.due)
+        return [s for s in queued if s.due * _DUE_RATIO >= queued[0].due]
 
     def _refill(self, site: _Site) -> None:
         """New candidates once all have been tried: neighbours of the best, while these still find something better."""
         while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MOST_TRIES:
             site.generation += 1
             best, _ = site.best()
-            near = [c for c in self.bench.refine(site.spot.site, best) if c not in site.gains and c != site.untuned]
-            site.queue = near[: MOST_TRIES - len(site.gains)]
+            neighbours = [
+                c for c in self.bench.refine(site.spot.site, best) if c not in site.gains and c != site.untuned
+            ]
+            site.queue = neighbours[: MOST_TRIES - len(site.gains)]
         site.finished = not site.queue
 
     def _round(self, sites: Sequence[_Site]) -> None:
@@ -194,45 +197,45 @@ class Search:
         self.watch(text, self.clock() - self.began)
         batches = [{s.spot.site.key: s.queue.pop(0) for s in sites if s.queue} for _ in range(self.measurers.count)]
         batches = [choices for choices in batches if choices]
-        for choices, found in zip(batches, self.measurers.readings(batches, ROUNDS), strict=True):
+        for choices, readings in zip(batches, self.measurers.readings(batches, ROUNDS), strict=True):
             for site in sites:
                 key = site.spot.site.key
                 if key in choices:
-                    untuned, tried = found.sites[key].min(axis=0)
-                    site.gains[choices[key]] = float(untuned / tried)
+                    untuned, candidate = readings.sites[key].min(axis=0)
+                    site.gains[choices[key]] = float(untuned / candidate)
 
     def _guard(self) -> bool:
         """Measure again what looked faster, check its results, and write down what holds. True if any was refused."""
-        looked = [(s, c) for s in self.sites if (c := s.candidate()) is not None]
-        passed: list[Finding] = []
-        if looked:
-            self.watch(f"check {len(looked)} candidates", self.clock() - self.began)
-            choices = {s.spot.site.key: c for s, c in looked}
+        candidates = [(s, c) for s in self.sites if (c := s.candidate()) is not None]
+        findings: list[Finding] = []
+        if candidates:
+            self.watch(f"check {len(candidates)} candidates", self.clock() - self.began)
+            choices = {s.spot.site.key: c for s, c in candidates}
             wrong = self.bench.disagreeing(choices)
-            found = self.bench.readings({key: c for key, c in choices.items() if key not in wrong}, GUARD_ROUNDS)
-            whole = _gain(found.total) >= 1  # what is won at one site must not be lost at its neighbours
-            for site, choice in looked:
+            readings = self.bench.readings({key: c for key, c in choices.items() if key not in wrong}, GUARD_ROUNDS)
+            is_no_slower = _gain(readings.total) >= 1  # what is won at one site must not be lost at its neighbours
+            for site, choice in candidates:
                 key = site.spot.site.key
                 if key in wrong:
                     site.refused.add(choice)
                     site.wrong.append(f"{site.spot.label} {site.spot.result}, {choice}: {wrong[key]}")
                     continue
-                pairs = found.sites[key]
+                pairs = readings.sites[key]
                 gain = site.gains[choice] = _gain(pairs)
-                if not whole or gain < _needed(site.untuned, choice):
+                if not is_no_slower or gain < _min_gain(site.untuned, choice):
                     site.refused.add(choice)
                 elif site.held is None or gain > site.held.gain:
-                    best = float(pairs[:, 1].min()) / site.spot.count
-                    site.held = Finding(site.spot, choice, best, best * gain)
-                    passed.append(site.held)
+                    best_seconds = float(pairs[:, 1].min()) / site.spot.count
+                    site.held = Finding(site.spot, choice, best_seconds, best_seconds * gain)
+                    findings.append(site.held)
         for site in self.sites:
             if site.finished and site.held is None and site.candidate() is None:
                 seconds = site.spot.seconds / site.spot.count
                 site.held = Finding(site.spot, site.untuned, seconds, seconds)
-                passed.append(site.held)
-        if passed:
-            self.write(passed)
-        return any(choice in site.refused for site, choice in looked)
+                findings.append(site.held)
+        if findings:
+            self.write(findings)
+        return any(choice in site.refused for site, choice in candidates)
 
     @property
     def wrong(self) -> list[str]:
@@ -240,13 +243,13 @@ class Search:
         return [text for site in self.sites for text in site.wrong]
 
 
-def _still(measured: Measured | None, site: Site) -> bool:
+def _is_valid(measured: Measured | None, site: Site) -> bool:
     """Whether what was measured before still says something about the site."""
     return measured is not None and measured.over == site.untuned
 
 
-def _found_before(known: Mapping[str, Measured], site: Site) -> list[Choice]:
-    measured = known.get(site.key)
+def _earlier_choices(earlier: Mapping[str, Measured], site: Site) -> list[Choice]:
+    measured = earlier.get(site.key)
     return [measured.choice] if measured and measured.choice != site.untuned and site.admits(measured.choice) else []
 
 

@@ -1,8 +1,8 @@
 """A model's programs under different choices, built fast and run side by side with a clock on each step.
 
-A candidate is measured where it will run: in the model's own program, on the memory, the threads and the caches that
-the kernels before it leave behind. One program tries candidates at many sites at once, so that a round costs two
-programs' runs and the compiling of the kernels that changed; everything else of a build is remembered.
+A candidate is measured where it will run: in the model's own program, with the memory, threads and caches as the
+kernels before it leave them. One program tries candidates at many sites, so that a round costs the runs of two programs
+and the compilation of the kernels that changed; all else of a build is reused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _BURST_SECONDS = 0.02  # short: both programs see the same moments of the machin
 
 @dataclass(frozen=True)
 class Spot:
-    """A site in a model. label, result: for people. count: launches that share it. seconds: of all of them, untuned.
-    share: of the model's time."""
+    """A site in a model. label, result: its op and the shape of its result, for messages. count: launches that share
+    it. seconds: of all of them, untuned. share: of the model's time."""
 
     site: Site
     label: str
@@ -63,8 +63,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Readings:
-    """Seconds of the same rounds by site, untuned and with candidates, all of a site's launches together; `total`: of
-    the whole model, (rounds, 2)."""
+    """Seconds in each round, untuned and with candidates: arrays of (rounds, 2). sites: of all launches of a site, by
+    its key. total: of the whole model."""
 
     sites: Mapping[str, NDArray[np.float64]]
     total: NDArray[np.float64]
@@ -78,8 +78,8 @@ class _Variant:
 
     def seconds(self, feeds: Feeds) -> NDArray[np.float64]:
         """Of each step, in one run after one that warms up."""
-        given = [feeds[spec.name] for spec in self.program.inputs]
-        return np.array([seconds for _, seconds in self.model.profile(*given)])
+        arrays = [feeds[spec.name] for spec in self.program.inputs]
+        return np.array([seconds for _, seconds in self.model.profile(*arrays)])
 
 
 class Workbench:
@@ -106,7 +106,7 @@ class Workbench:
         self.spots = self._spots()
 
     def others(self, site: Site) -> list[Choice]:
-        """What the model ranks behind its choice."""
+        """The candidates that the cost model ranks next after its choice."""
         with likely_sizes(size_hints(self.graph)):
             return site.others()
 
@@ -122,14 +122,14 @@ class Workbench:
 
     def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
         """Run the untuned program and one with `choices` by turns. turn: what is held while they run."""
-        tried = self._build(choices)
+        candidate = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         with turn or nullcontext():
             for i in range(rounds):
-                order = (self._untuned, tried) if i % 2 else (tried, self._untuned)
+                order = (self._untuned, candidate) if i % 2 else (candidate, self._untuned)
                 first, second = (variant.seconds(self.feeds) for variant in order)
                 pairs.append((first, second) if i % 2 else (second, first))
-        variants = self._untuned, tried
+        variants = self._untuned, candidate
         sites = {
             key: np.array([[_of_site(v.launches, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])
             for key in choices
@@ -151,11 +151,11 @@ class Workbench:
 
         Group after group of both programs, each on its own memory, one thread, chunks in a random order.
         """
-        tried = self._build(choices)
+        candidate = self._build(choices)
         arrays = [np.ascontiguousarray(self.feeds[spec.name]) for spec in self._untuned.program.inputs]
-        steppers = [Stepper(self._as_build(v), arrays) for v in (self._untuned, tried)]
+        steppers = [Stepper(self._as_build(v), arrays) for v in (self._untuned, candidate)]
         wrong: dict[str, str] = {}
-        for launches in zip(self._untuned.launches, tried.launches, strict=True):
+        for launches in zip(self._untuned.launches, candidate.launches, strict=True):
             for stepper, launch in zip(steppers, launches, strict=True):
                 stepper.run(launch)
             site = launches[0].site
@@ -163,9 +163,9 @@ class Workbench:
                 continue
             for i, node in enumerate(launches[0].node.results):
                 want, got = (s.read(*x.outputs[i], node) for s, x in zip(steppers, launches, strict=True))
-                found = agree(got, want)
-                if not found.ok:
-                    wrong[site.key] = str(found)
+                agreement = agree(got, want)
+                if not agreement.ok:
+                    wrong[site.key] = str(agreement)
         return wrong
 
     def close(self) -> None:
@@ -190,39 +190,39 @@ class Workbench:
         def lower_once(
             group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...]
         ) -> Lowered:
-            place = (group, ins, outs, constant)
-            low = self._lowered.get((place, None), lambda: target.lower(group, ins, outs, constant, machine))
+            key = (group, ins, outs, constant)
+            low = self._lowered.get((key, None), lambda: target.lower(group, ins, outs, constant, machine))
             site = low.site
             if site is None or choices.get(site.key, site.untuned) == site.untuned:
                 return low
             choice = choices[site.key]
             measured = {site.key: Measured(choice, site.untuned)}
             assert decide(site, measured) == choice, f"{choice} is none for {site.key}"
-            told = target.machine(features, threads, measured)
-            return self._lowered.get((place, choice), lambda: target.lower(group, ins, outs, constant, told))
+            tuned_machine = target.machine(features, threads, measured)
+            return self._lowered.get((key, choice), lambda: target.lower(group, ins, outs, constant, tuned_machine))
 
         with likely_sizes(size_hints(self.graph)), progress.listening(lambda stage, done, total: None):
             program = link(
                 self._fused, lower_once, _Assembler(self), device=target.name, stages={}, meta={}, launches=launches,
                 fill=self._fill,
             )  # fmt: skip
-        for kept in (self._lowered, self._objects, self._weights):
-            kept.turn(pin)
+        for cache in (self._lowered, self._objects, self._weights):
+            cache.turn(pin)
         return _Variant(program, CompiledModel(program, threads=self.threads), launches)
 
     def _fill(self, constant: Array, pack: Pack | None, out: NDArray[np.uint8]) -> None:
-        """A weight as it lies in the last program that has it, which keeps no other program's weights in memory."""
+        """Write a weight, copied from the last program that has it, so that no earlier one's stay in memory."""
         key = (constant, pack.key if pack else "")
-        known = self._weights.get(key, lambda: out)
-        if known is out:
+        last_copy = self._weights.get(key, lambda: out)
+        if last_copy is out:
             fill(constant, pack, out)
         else:
-            out[:] = known
+            out[:] = last_copy
             self._weights.put(key, out)
 
     def object(self, kernel: Kernel) -> tuple[str, Any]:
         """A symbol of the kernel's own and its code, which the builds share."""
-        # renaming a kernel keeps its body: the object, not only its value
+        # renaming a kernel keeps the identity of its body
         body, symbol, code = self._objects.get(id(kernel.body), lambda: self._begin(kernel))
         assert body is kernel.body
         return symbol, code
@@ -254,24 +254,24 @@ def spots_of(
 ) -> list[Spot]:
     """A program's sites, the one that takes the most time first. graph: the model. times: of each step."""
     total, ops_at = float(times.sum()) or 1e-12, model_ops(graph)
-    found: dict[str, list[Launch]] = {}
+    launches_by_key: dict[str, list[Launch]] = {}
     for launch in launches:
         if launch.site is not None:
-            found.setdefault(launch.site.key, []).append(launch)
+            launches_by_key.setdefault(launch.site.key, []).append(launch)
     spots: list[Spot] = []
-    for key, own in found.items():
-        node, site = own[0].node, own[0].site
+    for key, site_launches in launches_by_key.items():
+        node, site = site_launches[0].node, site_launches[0].site
         assert isinstance(node.op, Group) and site is not None
         label = f"{title(node.op.body, ops_at)} {node.loc or ''}".strip()
         result = node.types[0]
         shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
         seconds = _of_site(launches, key, times)
-        spots.append(Spot(site, label, shape, len(own), seconds, seconds / total))
+        spots.append(Spot(site, label, shape, len(site_launches), seconds, seconds / total))
     return sorted(spots, key=lambda s: -s.seconds)
 
 
 def _of_site(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64]) -> float:
     """Seconds of all launches of a site; groups that share a launch have a part each."""
-    together = Counter((x.first, x.last) for x in launches)
-    mine = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
-    return float(sum(seconds[first:last].sum() / together[first, last] for first, last in mine))
+    counts = Counter((x.first, x.last) for x in launches)
+    ranges = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
+    return float(sum(seconds[first:last].sum() / counts[first, last] for first, last in ranges))

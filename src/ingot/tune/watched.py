@@ -1,5 +1,5 @@
-"""A process that measures, under a watchdog: what hangs there is killed, what dies there is told, and the next request
-has a new process. Requests and answers are lines of JSON."""
+"""A process that measures, under a watchdog: it is killed if it hangs, its death is reported, and the next request
+starts a new one. Requests and answers are lines of JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from ingot.support.errors import DeviceError
 
 SECONDS = 30.0  # for a request: loading a large model takes a few
-_SECONDS_TO_END = 5.0  # of itself, once it answers no more: killed earlier, it would not tell how it ended
+_SECONDS_TO_END = 5.0  # for a process that has stopped answering to end, so that its exit code says why
 
 
 class Watched:
-    """One process at a time, which runs `module`. what: it does, for messages."""
+    """One process at a time, which runs `module`. what: a description of its work, for messages."""
 
     def __init__(self, module: str, seconds: float = SECONDS, what: str = "a measurement on the GPU") -> None:
         self._module, self._seconds, self._what = module, seconds, what
@@ -29,10 +29,10 @@ class Watched:
         """The answer. Raises DeviceError with what the process said, or how it ended."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def kill() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
         watchdog = threading.Timer(self._seconds, kill)
@@ -50,8 +50,8 @@ class Watched:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_SECONDS_TO_END)
             code = self.close()
-            ended = f"killed after {self._seconds:.0f} s" if late.is_set() else f"ended with {code}"
-            raise DeviceError(self._what, got=answer.get("error", f"its process was {ended}"))
+            ending = f"killed after {self._seconds:.0f} s" if timed_out.is_set() else f"ended with {code}"
+            raise DeviceError(self._what, got=answer.get("error", f"its process was {ending}"))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -1,6 +1,6 @@
 """A process that builds and measures candidates for a search elsewhere: in a process of its own, or as a Ray actor.
 
-One at a time measures on a machine, whatever else they build meanwhile.
+On a machine one process measures at a time, while others may build.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises what compiling raises, and InputError for a record that is no choice."""
         bench = self._opened(request["task"])
-        found = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
+        readings = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
         machine = tuning.machine_name(bench.features, bench.threads)
-        sites = {key: pairs.tolist() for key, pairs in found.sites.items()}
-        return {"machine": machine, "sites": sites, "total": found.total.tolist()}
+        sites = {key: pairs.tolist() for key, pairs in readings.sites.items()}
+        return {"machine": machine, "sites": sites, "total": readings.total.tolist()}
 
     def _opened(self, task: dict[str, Any]) -> Workbench:
         if self._bench is None or task != self._task:
@@ -53,15 +53,15 @@ class Worker:
 
 
 def turn_file() -> Path:
-    """What the measurers of a user on this machine lock."""
+    """The file that a user's measuring processes on this machine lock."""
     return Path(tempfile.gettempdir()) / f"ingot-measure-{os.getuid()}" / "turn"
 
 
 def _choices(records: dict[str, Any]) -> dict[str, Choice]:
-    found = {key: read_choice(record) for key, record in records.items()}
-    if wrong := [record for key, record in records.items() if found[key] is None]:
+    choices = {key: read_choice(record) for key, record in records.items()}
+    if wrong := [record for key, record in records.items() if choices[key] is None]:
         raise InputError("choices", expected="records of choices", got=wrong[:3])
-    return {key: choice for key, choice in found.items() if choice is not None}
+    return {key: choice for key, choice in choices.items() if choice is not None}
 
 
 class Answering(Protocol):
@@ -76,12 +76,12 @@ def answer_lines(worker: Answering) -> None:
     os.dup2(2, 1)  # what is printed by mistake is no answer
     for line in sys.stdin.buffer:
         try:
-            found = worker.answer(json.loads(line))
+            reply = worker.answer(json.loads(line))
         except (IngotError, MemoryError) as e:
-            found = {"error": str(e)}
-        sink.write(json.dumps(found).encode() + b"\n")
+            reply = {"error": str(e)}
+        sink.write(json.dumps(reply).encode() + b"\n")
         sink.flush()
-        if "error" in found:
+        if "error" in reply:
             os._exit(1)
 
 

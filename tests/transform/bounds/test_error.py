@@ -14,6 +14,7 @@ import torch
 import ingot
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
+from ingot.support.errors import InputError
 from ingot.transform.bounds.error import rounding_errors, rounding_text
 from ingot.transform.quantize.report import Report
 from tests.transform.bounds.test_bounds import net_of
@@ -29,6 +30,15 @@ def test_errors_are_within(name: str) -> None:
         exact = net.double()(x.double())
     assert float((y - exact).abs().max()) <= error < 1e-3
     assert rounding_text({result: error}).startswith("rounding, in any order of sums, moves")
+
+
+def test_a_weight_that_overflows_in_the_program_is_refused() -> None:
+    net, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1)), torch.rand(1, 4)
+    with torch.no_grad():
+        net[0].weight[0, 0] = 1e5
+    graph = open_model(net.eval(), Request((x,))).graph
+    with pytest.raises(InputError, match="weights in the range of f16, got 100000"):
+        rounding_errors(graph, [x.numpy()], Options(precision="float16"))
 
 
 def test_explain_and_receipts_show_it(tmp_path: Path) -> None:

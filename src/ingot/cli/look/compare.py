@@ -14,6 +14,7 @@ from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes, write_archive
 from ingot.debug.source import open_source, with_all_values
 from ingot.driver.compile import check_runs
+from ingot.support.errors import InputError
 
 _SHOWN = 40  # checks that agree, the worst of them
 
@@ -55,6 +56,11 @@ def compare(
     ingot compare scripted.pt --inputs x=f32:1,? --constant rate=16000
     """
     with command_context(as_json, limit):
+        if program is not None and all_values is not None:
+            fix = "`ingot run --all-values` of both models writes what to compare"
+            raise InputError(
+                "--all-values", expected="no --program: a saved one has its outputs alone", got=program, fix=fix
+            )
         source = open_source(model, about.words)
         check_writable([all_values], [model])
         source = source if all_values is None else with_all_values(source)

@@ -119,6 +119,10 @@ def compare(
     if len(refused) == len(size_choices):
         raise refused[0]
     blame = find_blame(source, built, failing_feeds[max(failing_feeds)], other, tolerance) if failing_feeds else None
+    if program is not None and blame is not None and blame.stage == "unknown":
+        made = "this file is quantized, of another model, or made with other options or by another version"
+        text = f"{source.path}, compiled now, is right; {made}"
+        blame = Blame("program", str(program), "", "", text)
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
 

@@ -33,6 +33,8 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
+# of these a file or a device is expected that will not be used: a warning, the others are information
+_MISSED = {"enable_profiling", "optimized_model_filepath"}
 # what has no meaning for a compiled program, with ONNX Runtime's default
 _IGNORED: dict[str, Any] = {
     "enable_cpu_mem_arena": True,
@@ -55,9 +57,10 @@ _QUIET = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_pr
 
 
 @cache
-def ignored(what: str) -> None:
-    """Tell in the log, once, what has no meaning here."""
-    _log.info("%s has no meaning for a compiled program, and is ignored", what)
+def ignored(what: str, is_missed: bool = False) -> None:
+    """Tell in the log, once, what has no meaning here. is_missed: as a warning."""
+    tell = _log.warning if is_missed else _log.info
+    tell("%s has no meaning for a compiled program, and is ignored", what)
 
 
 class SessionOptions:
@@ -113,10 +116,10 @@ def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | No
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default
         if not is_default and name not in _QUIET:
-            ignored(f"the session option {name} = {value}")
+            ignored(f"the session option {name} = {value}", name in _MISSED)
     for provider in provider_names(providers):
         if provider != CPU:
-            ignored(f"the provider {provider} (target='cuda:sm_90a' compiles for a GPU): it")
+            ignored(f"the provider {provider} (target='cuda:sm_90a' compiles for a GPU)", True)
     threads = getattr(options, "intra_op_num_threads", 0)
     return threads or None, dict(getattr(options, "_sizes", {}))
 

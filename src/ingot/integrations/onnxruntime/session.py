@@ -75,7 +75,7 @@ class InferenceSession:
         **options: Any,
     ) -> None:
         self._options = sess_options if sess_options is not None else SessionOptions()
-        threads, sizes = settings(self._options, providers)
+        threads, sizes = settings(self._options, None if "target" in options else providers)
         if disabled_optimizers:
             ignored("disabled_optimizers")
         self._model, proto = _open(path_or_bytes, {"threads": threads, "dynamic": sizes or None, **options})
@@ -124,6 +124,10 @@ class InferenceSession:
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
         settings(None, providers)
+
+    def end_profiling(self) -> str:
+        """The file that was written: none. `ingot explain` and `model.profile` measure kernels."""
+        return ""
 
     def disable_fallback(self) -> None:
         """Nothing: there is no fallback."""

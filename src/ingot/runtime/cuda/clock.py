@@ -33,21 +33,21 @@ class Clock:
             raise
 
     def _build(self, kernels: Sequence[Added]) -> None:
-        before: list[int] = []
+        predecessors: list[int] = []
         for number in range(len(kernels) + 1 + _EMPTY):
             self._events.append(self._driver.event(timed=True))
-            before = [self._driver.add_event(self._graph, before, self._events[-1])]
+            predecessors = [self._driver.add_event(self._graph, predecessors, self._events[-1])]
             if number < len(kernels):
-                before = [kernels[number](self._graph, before)]
+                predecessors = [kernels[number](self._graph, predecessors)]
         self._executables.append(self._driver.instantiate(self._graph))
 
     def run(self, stream: int) -> list[float]:
         """Seconds of each kernel in this run."""
         self._driver.launch(self._executables[0], stream)
         self._driver.synchronize(stream)
-        taken = [self._driver.seconds(a, b) for a, b in pairwise(self._events)]
-        empty = statistics.median(taken[-_EMPTY:])
-        return [max(seconds - empty, 0.0) for seconds in taken[:-_EMPTY]]
+        intervals = [self._driver.seconds(a, b) for a, b in pairwise(self._events)]
+        empty = statistics.median(intervals[-_EMPTY:])
+        return [max(seconds - empty, 0.0) for seconds in intervals[:-_EMPTY]]
 
     def drop(self) -> None:
         self._driver.drop_graph(self._graph, self._executables)

@@ -45,14 +45,14 @@ class CudaDevice:
     def refusal(self, needs: Features) -> ArtifactError | None:
         archs = ", ".join((needs.arch, *needs.features))
         try:
-            here = driver().capability
+            capability = driver().capability
         except DeviceError as error:
             return ArtifactError(f"the program is for NVIDIA GPUs ({archs}), and here is none: {error}")
-        if _arch(needs, here) is not None:
+        if _arch(needs, capability) is not None:
             return None
         return ArtifactError(
-            "the program was compiled for other GPUs", expected=archs, got=f"sm_{here}",
-            fix=f"compile with target='cuda:sm_{here}{'a' if here >= 90 else ''}'",
+            "the program was compiled for other GPUs", expected=archs, got=f"sm_{capability}",
+            fix=f"compile with target='cuda:sm_{capability}{'a' if capability >= 90 else ''}'",
         )  # fmt: skip
 
     def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
@@ -65,9 +65,11 @@ class CudaDevice:
             check_number("device_memory", nbytes, "bytes > 0", lambda n: n > 0, whole=True)
 
 
-def _arch(made: Features, capability: int) -> str | None:
+def _arch(features: Features, capability: int) -> str | None:
     """Which of the architectures that code was made for the GPU runs: its own; code for sm_90a runs nowhere else."""
-    return next((a for a in (made.arch, *made.features) if a.removeprefix("sm_").rstrip("a") == str(capability)), None)
+    return next(
+        (a for a in (features.arch, *features.features) if a.removeprefix("sm_").rstrip("a") == str(capability)), None
+    )
 
 
 class Loaded:
@@ -101,8 +103,8 @@ class Loaded:
         is_alone = bool(program.state) or self._communicators is not None or bound is not None
         self._turn = threading.Lock() if is_alone else None
         # a process that ends gives all back by itself, when the driver may be gone already
-        held = [self._weights, *filter(None, [bound])], self._stores
-        weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
+        memories = [self._weights, *filter(None, [bound])], self._stores
+        weakref.finalize(self, _give_back, self._driver, self._image, memories, self._all).atexit = False
         if bound is not None:
             return  # they are copied once it is known what else there is
         weights = program.weights
@@ -131,9 +133,9 @@ class Loaded:
         # of this the context knows its list and the turn alone: what knew the model would keep it alive
         release = partial(_release, self._idle, self._turn)
         weights = self._bounded or self._weights.address
-        own = self._driver, self._program, self._image, weights, self._profile, self._communicators
+        resources = self._driver, self._program, self._image, weights, self._profile, self._communicators
         try:
-            context = Context(*own, release)
+            context = Context(*resources, release)
         except BaseException:
             if self._turn is not None:
                 self._turn.release()
@@ -175,10 +177,10 @@ class _Store(Memory):
         self._driver.enter()
         _refuse_captured(self._driver, "state that the host does not read", "a call that does")
         self._driver.synchronize_all()
-        found = ctypes.create_string_buffer(nbytes)
-        self._driver.to_host(ctypes.addressof(found), self.address + offset, nbytes, 0)
+        data = ctypes.create_string_buffer(nbytes)
+        self._driver.to_host(ctypes.addressof(data), self.address + offset, nbytes, 0)
         self._driver.synchronize(0)
-        return found.raw
+        return data.raw
 
     def write(self, offset: int, source: int, nbytes: int) -> None:
         """Behind what was begun, on the caller's stream; the host waits where memory is pinned."""
@@ -210,18 +212,18 @@ def _give_back(driver: Driver, image: Image, memory: _Held, contexts: list[Conte
 
 
 def _give_back_gone(driver: Driver) -> None:
-    gone = [_GONE.pop() for _ in range(len(_GONE))]
-    if gone:
+    pending = [_GONE.pop() for _ in range(len(_GONE))]
+    if pending:
         driver.synchronize_all()
-    for own in gone:
-        _free(*own)
+    for resources in pending:
+        _free(*resources)
 
 
 def _free(image: Image, memory: _Held, contexts: list[Context]) -> None:
     for context in contexts:
         context.close()
-    for held in chain(*memory):
-        held.free()
+    for allocation in chain(*memory):
+        allocation.free()
     image.unload()
 
 
@@ -297,17 +299,17 @@ class Context:
     def bind(self, shapes: tuple[Shape, ...]) -> Instance:
         if self._bound is not None and self._bound[0] is shapes:
             return self._bound[1]
-        known = self._instances.get(shapes)
-        if known is None:
-            known = self._instances[shapes] = Instance(
+        instance = self._instances.get(shapes)
+        if instance is None:
+            instance = self._instances[shapes] = Instance(
                 self._program, shapes, self._driver, self._image, self._communicators
             )
             if len(self._instances) > KEPT:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
         self._instances.move_to_end(shapes)
-        self._bound = shapes, known
-        return known
+        self._bound = shapes, instance
+        return instance
 
     def run(self, instance: Binding, pointers: Sequence[int], resident: Sequence[bool] | None = None) -> None:
         """Aligned addresses on the GPU are used as they are, and what lies on the host is copied. Where some lie on the
@@ -321,17 +323,17 @@ class Context:
         direct = self._direct if self._profile.is_off and not captured else None
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
-            known = instance.graphs.relaunch(places, stream)
-            if not known and not any(pointer % ALIGN for pointer in pointers):
+            is_launched = instance.graphs.relaunch(places, stream)
+            if not is_launched and not any(pointer % ALIGN for pointer in pointers):
                 instance.graphs.run(places, stream)
-                known = True
-            if known:
+                is_launched = True
+            if is_launched:
                 self.end(stream)
                 return
         self._direct = None
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
-        here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
-        ends = [*zip(pointers, here, instance.nbytes, strict=True)]
+        on_device = [i in state or is_resident for i, is_resident in enumerate(resident or [False] * len(pointers))]
+        ends = [*zip(pointers, on_device, instance.nbytes, strict=True)]
         if captured and self._bounded is not None:
             expected, fix = "weights that stay on the GPU", "load it without device_memory"
             raise DeviceError("a CUDA graph that is captured", expected=expected, got="bounded memory", fix=fix)
@@ -365,16 +367,16 @@ class Context:
         streams = bounded is not None and self._fit(bounded, instance, ends)
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
-        for i, (pointer, here, nbytes) in enumerate(ends):
-            if (here and pointer % ALIGN == 0) or not nbytes:
+        for i, (pointer, on_device, nbytes) in enumerate(ends):
+            if (on_device and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
                 continue
             self._staged[i].hold(nbytes)
             places.append(self._staged[i].address)
             if i < instance.read:
-                copy = driver.copy if here else driver.to_device
+                copy = driver.copy if on_device else driver.to_device
                 copy(self._staged[i].address, pointer, nbytes, stream)
-                host = host or (not here and driver.is_pinned(pointer))
+                host = host or (not on_device and driver.is_pinned(pointer))
         seconds = None if self._profile.readings is None else dict[int, float]()
         if streams and bounded is not None:
             instance.graphs.stream(places, stream, bounded, seconds)
@@ -385,10 +387,10 @@ class Context:
         else:
             seconds = instance.graphs.times(places, stream)
         self._profile.tell(seconds)
-        for i, (pointer, here, nbytes) in [*enumerate(ends)][instance.read :]:
+        for i, (pointer, on_device, nbytes) in [*enumerate(ends)][instance.read :]:
             if places[2 + i] == pointer:
                 continue
-            if here:
+            if on_device:
                 driver.copy(pointer, self._staged[i].address, nbytes, stream)
             else:  # a copy to memory that is not pinned, as all results of the host are, has ended when it returns
                 driver.to_host(pointer, self._staged[i].address, nbytes, stream)
@@ -399,7 +401,7 @@ class Context:
 
     def _fit(self, bounded: BoundedWeights, instance: Instance, ends: Sequence[tuple[int, bool, int]]) -> bool:
         """Whether weights are streamed, beside what this run needs."""
-        staged = [0 if here and pointer % ALIGN == 0 else nbytes for pointer, here, nbytes in ends]
+        staged = [0 if on_device and pointer % ALIGN == 0 else nbytes for pointer, on_device, nbytes in ends]
         others = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
         plan = bounded.fit(others + max(self.arena.nbytes, instance.graphs.nbytes))
         self._weights = bounded.resident.address
@@ -422,29 +424,31 @@ class Context:
     def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
         """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the
         graph may run at any time, beside others."""
-        if any(nbytes and not here for _, here, nbytes in ends):
+        if any(nbytes and not on_device for _, on_device, nbytes in ends):
             raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
         if copied := [s for s in self._program.state if s.copy_reason]:
             got = "; ".join(f"{s.spec.name}: {s.copy_reason}" for s in copied)
             raise DeviceError("a CUDA graph that is captured", expected="state that is written in place", got=got)
         driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
         unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]
-        own: dict[int, int] = {}
+        scratch_offsets: dict[int, int] = {}
         for i, nbytes in unaligned:
-            own[i] = total
+            scratch_offsets[i] = total
             total += -(-nbytes // ALIGN) * ALIGN
         memory = _scratch(max(total, 1))
         base = memory.data_ptr()
         for offset, nbytes, byte in instance.layout.fills:
             driver.fill(base + offset, byte, nbytes, stream)
-        at = [base + own[i] if i in own else pointer for i, (pointer, _, _) in enumerate(ends)]
+        addresses = [
+            base + scratch_offsets[i] if i in scratch_offsets else pointer for i, (pointer, _, _) in enumerate(ends)
+        ]
         for i, nbytes in unaligned:
             if i < instance.read:
-                driver.copy(at[i], ends[i][0], nbytes, stream)
-        instance.graphs.record([base, self._weights, *at], stream)
+                driver.copy(addresses[i], ends[i][0], nbytes, stream)
+        instance.graphs.record([base, self._weights, *addresses], stream)
         for i, nbytes in unaligned:
             if i >= instance.read:
-                driver.copy(ends[i][0], at[i], nbytes, stream)
+                driver.copy(ends[i][0], addresses[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:
         if self._current is instance and self.arena.nbytes >= instance.graphs.nbytes:
@@ -481,8 +485,8 @@ class _Direct:
 
     def like(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
         """Whether another run is such, too, if its addresses are aligned."""
-        same = resident is self.resident or resident == self.resident
-        return same and instance is self.instance and stream == self.stream
+        same_places = resident is self.resident or resident == self.resident
+        return same_places and instance is self.instance and stream == self.stream
 
 
 DEVICE = CudaDevice()

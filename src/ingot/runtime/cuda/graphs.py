@@ -1,9 +1,11 @@
-"""A bound program as CUDA graphs: a node for each launch, behind those whose memory it needs (`order.py`). A loop whose
-trip count is known beforehand is unrolled; others, and branches, are conditional nodes, whose flag a kernel tells the
-driver. Kernels that await what is before them start early: all do so before they read, so that
-what is before the one before has ended, too. Behind a size that steps find, the host reads it, and tells it to the
-kernels that depend on it. The host follows loops and branches, too, that have such sizes, or where the driver is too
-old.
+"""A bound program as CUDA graphs: a node for each launch, after those whose memory it uses (`order.py`).
+
+- A loop whose trip count is known in advance is unrolled. Other loops, and branches, are conditional nodes; a kernel
+  passes their flag to the driver.
+- A kernel that waits by itself for its predecessors (programmatic launch) may start before they have ended. All
+  kernels wait before they read, so that the predecessors of a predecessor have ended as well.
+- A size that a step computes is read by the host, which updates the kernels that depend on it. The host also runs the
+  loops and branches that contain such sizes, and all of them if the driver is too old.
 
     a b  Loop(c, body: d)  e   ->   one graph: a b c tell WHILE(d c tell) e
                                     or several: [a b], again and again [c], flag read by the host, [d]; [e]
@@ -39,8 +41,7 @@ MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results
 
 @dataclass
 class _Conditional:
-    """A node of a graph that runs its bodies as a flag says. flag_nodes: the launches that tell it the flag;
-    the first is right in front of it."""
+    """A conditional node of a graph. flag_nodes: the launches that set its flag; the first immediately precedes it."""
 
     loop: bool
     flag_nodes: tuple[Node, ...]
@@ -52,7 +53,7 @@ _Part: TypeAlias = "Node | Exchange | _Conditional"
 
 @dataclass
 class _Segment:
-    """What one graph holds. executables: its copies."""
+    """The launches of one graph. executables: its instantiated copies."""
 
     parts: list[_Part]
     nodes: list[Node]
@@ -62,10 +63,10 @@ class _Segment:
 
 @dataclass
 class _Hosted:
-    """What the host follows: a loop (first: its condition, second: its body), a branch (either) or sizes."""
+    """What the host runs: a loop (first: its condition, second: its body), a branch (its two sides), or sizes."""
 
     item: Loop | Branch | SizeRead
-    flag: tuple[int, int]  # where it is: index into the places, byte offset
+    flag: tuple[int, int]  # its index into the places, and its byte offset
     first: list[_Run]
     second: list[_Run]
 
@@ -97,7 +98,7 @@ def _launched(part: _Part) -> list[Node | Exchange]:
 
 
 def _without_conditionals(segment: _Segment) -> list[Node | Exchange]:
-    """What a segment without conditional nodes launches."""
+    """The launches of a segment without conditional nodes."""
     return [part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)]
 
 
@@ -109,7 +110,7 @@ def _segments(runs: Sequence[_Run]) -> Iterator[_Segment]:
             yield from _segments((*run.first, *run.second))
 
 
-def _known(number: Expr, values: Mapping[str, int]) -> bool:
+def _is_known(number: Expr, values: Mapping[str, int]) -> bool:
     return isinstance(number, int) or all(not isinstance(i, str) or i in OPERATORS or i in values for i in number)
 
 
@@ -127,7 +128,7 @@ class _RunBuilder:
 
     def runs(self, items: Flow, version: int) -> list[_Run]:
         """version: of the driver; 0: without conditional nodes."""
-        made: list[_Run] = []
+        runs: list[_Run] = []
         for piece in pieces(items, lambda item: fits(item, version, self._sized, self._is_unrolled)):
             match piece:
                 case Loop():
@@ -138,10 +139,10 @@ class _RunBuilder:
                     first = second = ()
                 case _:
                     if parts := self._parts(piece):
-                        made.append(_Segment(parts, [*_nodes(parts)]))
+                        runs.append(_Segment(parts, [*_nodes(parts)]))
                     continue
-            made.append(_Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
-        return made
+            runs.append(_Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
+        return runs
 
     def _flag(self, at: int) -> tuple[int, int]:
         return self._resolve.buffer(*self._steps[at].args[0])
@@ -151,7 +152,7 @@ class _RunBuilder:
 
     def _trip_count(self, loop: Loop) -> int | None:
         """The trip count of a loop that is unrolled; None: it is not."""
-        if loop.trip_count is None or not _known(loop.trip_count, self._binding.values):
+        if loop.trip_count is None or not _is_known(loop.trip_count, self._binding.values):
             return None
         launches, trips = self._launches(loop.body), evaluate(loop.trip_count, self._binding.values)
         return (trips if launches else 0) if launches * trips <= MAX_UNROLLED_KERNELS else None
@@ -173,27 +174,27 @@ class _RunBuilder:
         return count
 
     def _parts(self, items: Flow) -> list[_Part]:
-        found: list[_Part] = []
+        parts: list[_Part] = []
         for item in items:
             match item:
                 case int():
                     if self._binding.counts[item][0]:
-                        found.append(self._node(item))
+                        parts.append(self._node(item))
                 case Loop() if (trips := self._trip_count(item)) is not None:
                     for _ in range(trips):
-                        found += self._parts(item.body)
+                        parts += self._parts(item.body)
                 case Loop():
                     first, last_flag = self._flag_node(item.at), self._flag_node(item.at)
                     body = [*self._parts(item.body), *self._parts(item.condition), last_flag]
-                    found += [*self._parts(item.condition), _Conditional(True, (first, last_flag), (body,))]
+                    parts += [*self._parts(item.condition), _Conditional(True, (first, last_flag), (body,))]
                 case Branch():
                     then, otherwise = self._parts(item.then), self._parts(item.otherwise)
                     if then or otherwise:
                         bodies = (then, otherwise) if item.otherwise else (then,)
-                        found.append(_Conditional(False, (self._flag_node(item.at),), bodies))
+                        parts.append(_Conditional(False, (self._flag_node(item.at),), bodies))
                 case SizeRead():
                     raise AssertionError("sizes in a graph")
-        return found
+        return parts
 
     def _node(self, number: int) -> Node | Exchange:
         step, dims = self._steps[number], self._binding.dims[number]
@@ -201,9 +202,9 @@ class _RunBuilder:
         if step.collective is not None:
             return self._exchange(number, step, bases)
         kernel = self._image.kernels[step.kernel]
-        found = step if self._sized[number] else None
+        sized_step = step if self._sized[number] else None
         accesses = [self._resolve.access(*arg, i in kernel.code.writes) for i, arg in enumerate(step.args)]
-        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, found, accesses)
+        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, sized_step, accesses)
 
     def _exchange(self, number: int, step: Step, bases: list[tuple[int, int]]) -> Exchange:
         if self._sized[number]:
@@ -216,13 +217,13 @@ class _RunBuilder:
         return Exchange(self._driver, number, step, self._communicators, count, bases, accesses)
 
     def _flag_node(self, at: int) -> Node:
-        """A launch that tells a conditional node the flag of step `at`; which node, is known when there is a graph."""
+        """A launch that sets a conditional node's flag to that of step `at`; `set_condition` says which node."""
         reads = [self._resolve.access(*self._steps[at].args[0], False)]
         return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None, reads)
 
 
 class Graphs:
-    """The graphs of a program for one set of shapes, made when it first runs."""
+    """The graphs of a program for one set of shapes, built by the first run."""
 
     def __init__(
         self, driver: Driver, program: Program, image: Image, binding: Binding,
@@ -230,11 +231,11 @@ class Graphs:
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
         self._copies_by_places: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
-        self._streamed_runs: list[_Run] = []  # what runs kernel by kernel
-        self._recent_places: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
+        self._streamed_runs: list[_Run] = []  # the runs of launches kernel by kernel
+        self._recent_places: dict[tuple[int, ...], None] = {}  # the places that copies had before, the latest
         self._capture_stream = 0
-        self._graph_places: tuple[int, ...] = ()  # what the graphs themselves do
-        self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
+        self._graph_places: tuple[int, ...] = ()  # the places in the graphs that copies are instantiated from
+        self._known: Mapping[str, int] = {}  # the values of symbols, and of the sizes that the run has computed so far
         resolve = Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
         self._flow, self._builder = flow(program), _RunBuilder(driver, program, image, binding, resolve, communicators)
@@ -255,7 +256,8 @@ class Graphs:
         self._max_copies = MAX_COPIES if is_plain else 1
 
     def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
-        """Launch, if that is all that a run at these addresses needs."""
+        """Launch the copy that has these addresses, if there is one and the program is a single graph. Returns whether
+        it did."""
         copy = self._copies_by_places.get(places)
         if copy is None or self._only_segment is None:
             return False
@@ -263,7 +265,7 @@ class Graphs:
         return True
 
     def run(self, places: tuple[int, ...], stream: int) -> None:
-        """Launch at these addresses; a flag that the host asks for waits for what is before it."""
+        """Launch at these addresses; where the host reads a flag, it waits for the launches before it."""
         copy = self._copies_by_places.get(places)
         if copy is None:
             copy = self._prepare_copy(places)
@@ -279,7 +281,7 @@ class Graphs:
         self._run(launch, self._runs, places, stream)
 
     def _resize(self, segment: _Segment) -> None:
-        """Let kernels compute as much as the sizes say that are known by now."""
+        """Set the launch sizes of kernels by the sizes that are known by now."""
         for node in segment.nodes:
             if node.sized is None or not node.resize(self._known):
                 continue
@@ -321,7 +323,7 @@ class Graphs:
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
-        found: dict[int, float] = {}
+        seconds_by_step: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
         runs = self._builder.runs(self._flow, version=0)
         for segment in _segments(runs):
@@ -330,9 +332,9 @@ class Graphs:
 
         def added(part: _Part) -> Added:
             if isinstance(part, Exchange):
-                return lambda graph, before: part.add(graph, before, places, self._captures())
+                return lambda graph, predecessors: part.add(graph, predecessors, places, self._captures())
             assert isinstance(part, Node)
-            return lambda graph, before: self._driver.add_kernel(graph, before, part.params)
+            return lambda graph, predecessors: self._driver.add_kernel(graph, predecessors, part.params)
 
         def launch(segment: _Segment) -> None:
             for node in segment.nodes:
@@ -345,17 +347,18 @@ class Graphs:
             if nodes and key not in clocks:
                 clocks[key] = Clock(self._driver, [added(node) for node in nodes])
             for node, seconds in zip(nodes, clocks[key].run(stream) if nodes else (), strict=True):
-                found[node.number] = found.get(node.number, 0.0) + seconds
+                seconds_by_step[node.number] = seconds_by_step.get(node.number, 0.0) + seconds
 
         try:
             self._run(launch, runs, places, stream)
         finally:
             for clock in clocks.values():
                 clock.drop()
-        return found
+        return seconds_by_step
 
     def _prepare_copy(self, places: tuple[int, ...]) -> int:
-        """The number of a copy that reads and writes there: a new one if others did so lately, or else an old one."""
+        """The number of a copy with these places: a new one if such places were used recently, or else the oldest,
+        moved to them."""
         if self._copies_by_places and any(self._graph_places[i] != places[i] for i in self._fixed):
             self.drop()
         try:
@@ -372,7 +375,7 @@ class Graphs:
                     del self._recent_places[next(iter(self._recent_places))]
                 self._move(copy, old, places)
         except DeviceError:
-            self.drop()  # some nodes may be moved, and some not: all is made anew
+            self.drop()  # some nodes may have moved and others not: all graphs are built anew
             raise
         self._copies_by_places[places] = copy
         return copy
@@ -392,39 +395,41 @@ class Graphs:
         return len(self._copies_by_places)
 
     def _add_nodes(self, graph: int, parts: Sequence[_Part], places: Places) -> None:
-        """Add nodes to a graph, each behind those that it needs."""
-        order, made = Order(), list[tuple[int, bool]]()  # of each part: its node, and whether it is a kernel that runs
+        """Add nodes to a graph, each with edges from those that it depends on."""
+        order = Order()
+        handles: list[tuple[int, bool]] = []  # of each part: its node, and whether it is a kernel that runs
         for number, part in enumerate(parts):
-            if self._binding.sizes.size:  # kernels may not run then, nor write what they are told to
+            if self._binding.sizes.size:  # kernels may be disabled, or write less: their order stays that of the steps
                 predecessors = [number - 1] if number else []
             else:
                 predecessors = order.next(access for node in _launched(part) for access in node.accesses)
-            before = [made[i][0] for i in predecessors]
-            # what may not run, or is no kernel, awaits nothing for those behind it; a kernel whose programs run at once
-            # has plain edges alone
-            starts_early = all(made[i][1] for i in predecessors)
+            dependencies = [handles[i][0] for i in predecessors]
+            # only behind kernels that always run, and are not cooperative, may a kernel start early
+            starts_early = all(handles[i][1] for i in predecessors)
             if isinstance(part, Node):
                 part.point(places)
-                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and starts_early)
-                made.append((part.handle, part.sized is None and not part.params.cooperative))
+                part.handle = self._driver.add_kernel(
+                    graph, dependencies, part.params, awaits=part.awaits and starts_early
+                )
+                handles.append((part.handle, part.sized is None and not part.params.cooperative))
                 continue
             if isinstance(part, Exchange):
-                made.append((part.add(graph, before, places, self._captures()), False))
+                handles.append((part.add(graph, dependencies, places, self._captures()), False))
                 continue
             condition, flag_node = self._driver.condition(graph), part.flag_nodes[0]
             for node in part.flag_nodes:
                 node.set_condition(condition)
             flag_node.point(places)
-            flag_node.handle = self._driver.add_kernel(graph, before, flag_node.params)
+            flag_node.handle = self._driver.add_kernel(graph, dependencies, flag_node.params)
             node, bodies = self._driver.add_conditional(
                 graph, [flag_node.handle], condition, len(part.bodies), loop=part.loop
             )
             for body, inner in zip(bodies, part.bodies, strict=True):
                 self._add_nodes(body, inner, places)
-            made.append((node, False))
+            handles.append((node, False))
 
     def _move(self, copy: int, old: Places, new: Places) -> None:
-        """Let a copy that reads and writes at old addresses do so at new ones."""
+        """Update the kernels of a copy from old addresses to new ones."""
         affected: dict[Node, _Segment] = {}  # each once
         for place, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b:
@@ -434,7 +439,7 @@ class Graphs:
             self._driver.update(segment.executables[copy], node.handle, node.params)
 
     def _run(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
-        """Launch what runs, as the flags say that the host reads."""
+        """Launch segments in the order that the flags read by the host determine."""
         if self._binding.sizes.size:
             self._binding.begin()
             self._known = dict(self._binding.values)
@@ -442,7 +447,7 @@ class Graphs:
             self._driver.to_device(places[0] + self._sizes, sizes.ctypes.data, sizes.nbytes, stream)
 
         def follow(runs: Sequence[_Run]) -> bool:
-            """False: sizes were found that end it all."""
+            """False if computed sizes end the run."""
             return all(run_one(run) for run in runs)
 
         def run_one(run: _Run) -> bool:
@@ -456,17 +461,17 @@ class Graphs:
                     if not follow(run.second):
                         break
                 return False
-            found = self._flag(run.flag, places, stream)
+            flag = self._flag(run.flag, places, stream)
             if isinstance(run.item, Branch):
-                return follow(run.first if found else run.second)
-            if found:
+                return follow(run.first if flag else run.second)
+            if flag:
                 self._known = self._binding.read_sizes()
-            return found
+            return flag
 
         follow(runs)
 
     def _flag(self, place: tuple[int, int], places: Places, stream: int) -> bool:
-        """Whether a flag is not 0, and the sizes that are found by now, once all before it has ended."""
+        """Whether a flag is not 0, once all launches before it have ended; also reads the sizes computed so far."""
         flag, (base, offset), sizes = ctypes.c_uint8(), place, self._binding.sizes
         self._driver.to_host(ctypes.addressof(flag), places[base] + offset, 1, stream)
         if sizes.size:

@@ -1,5 +1,5 @@
-"""Weights within a bound of device memory. What does not fit stays on the host, and comes in front of the step that
-reads it, into one of two slots: while a kernel reads one, the next step's weights are copied into the other.
+"""Weights within a bound of device memory. Those that do not fit stay on the host and are copied into one of two slots
+before the step that reads them: while a kernel reads one slot, the weights of the next step are copied to the other.
 
     resident | slot 0 | slot 1        copies:  w4 -> 0   w7 -> 1   (4 has ended) w9 -> 0
                                       kernels:      4         7         9
@@ -29,8 +29,9 @@ _log = Log("ingot.runtime.cuda")
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where weights lie. resident: of each that stays on the GPU, its place there by its start among the weights.
-    streamed: for each step that reads others, their places in a slot. slot_bytes: of each of the `slots`."""
+    """Where weights lie; a weight is named by its offset among all of them, its start. resident: the place on the GPU
+    of each weight that stays there, by start. streamed: for each step that reads others, their places in a slot.
+    slot_bytes: the size of each of the `slots`."""
 
     resident: Mapping[int, int]
     streamed: Mapping[int, Mapping[int, int]]
@@ -49,18 +50,18 @@ def _aligned(nbytes: int) -> int:
 
 def weight_ranges(program: Program) -> dict[int, int]:
     """The bytes of each weight by its start among all weights."""
-    found: dict[int, int] = {}
+    nbytes_by_start: dict[int, int] = {}
     for buffer in program.buffers:
         if buffer.kind == "weight" and buffer.alias is None:
             assert isinstance(buffer.nbytes, int)
-            found[buffer.offset] = max(found.get(buffer.offset, 0), buffer.nbytes)
-    return found
+            nbytes_by_start[buffer.offset] = max(nbytes_by_start.get(buffer.offset, 0), buffer.nbytes)
+    return nbytes_by_start
 
 
 def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
     """The starts of the weights that each step reads, for steps that read any."""
     buffers = {b.id: b for b in program.buffers}
-    found: dict[int, frozenset[int]] = {}
+    starts_by_step: dict[int, frozenset[int]] = {}
     for number, step in enumerate(program.steps):
         starts: set[int] = set()
         for identity, _ in step.args:
@@ -70,13 +71,14 @@ def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
             if buffer.kind == "weight":
                 starts.add(buffer.offset)
         if starts and step.target is None:
-            found[number] = frozenset(starts)
-    return found
+            starts_by_step[number] = frozenset(starts)
+    return starts_by_step
 
 
 def plan_weights(program: Program, allowed: int) -> WeightPlan:
-    """The plan with two slots, or else with one, that streams the fewest bytes. The weights of the steps that read the
-    most stay, as these make slots large, then whatever fits, the smallest first. Raises DeviceError if there is none.
+    """The plan with two slots, or else with one, that streams the fewest bytes. Resident are the weights of the steps
+    that read the most, as they determine the slots' size, then whatever fits, the smallest first. Raises DeviceError
+    if not even the largest step fits.
     """
     nbytes, steps = weight_ranges(program), weights_of_steps(program)
     if program.weights.nbytes <= allowed:  # as they lie in the program
@@ -91,28 +93,34 @@ def plan_weights(program: Program, allowed: int) -> WeightPlan:
         resident: set[int] = set()
         for number in [None, *largest]:
             resident |= steps[number] if number is not None else set[int]()
-            slot = max(total(own - resident) for own in steps.values())
-            room = allowed - total(resident) - slots * slot
-            if room < 0:
+            slot_bytes = max(total(step_starts - resident) for step_starts in steps.values())
+            free_bytes = allowed - total(resident) - slots * slot_bytes
+            if free_bytes < 0:
                 continue
-            kept = set(resident)
-            for start in sorted(set(nbytes) - kept, key=lambda s: nbytes[s]):
-                if (room := room - _aligned(nbytes[start])) < 0:
+            resident_starts = set(resident)
+            for start in sorted(set(nbytes) - resident_starts, key=lambda s: nbytes[s]):
+                if (free_bytes := free_bytes - _aligned(nbytes[start])) < 0:
                     break
-                kept.add(start)
-            found = _placed(nbytes, kept, steps, slots)
-            if best is None or found.resident_bytes > best.resident_bytes:
-                best = found
+                resident_starts.add(start)
+            plan = _placed(nbytes, resident_starts, steps, slots)
+            if best is None or plan.resident_bytes > best.resident_bytes:
+                best = plan
         if best is not None:
             return best
-    needed = total(steps[largest[0]])
+    min_bytes = total(steps[largest[0]])
     fix = "allow more, or use smaller inputs"
-    raise DeviceError("device_memory", expected=f"{needed} bytes for weights", got=max(allowed, 0), fix=fix)
+    raise DeviceError("device_memory", expected=f"{min_bytes} bytes for weights", got=max(allowed, 0), fix=fix)
 
 
-def _placed(nbytes: Mapping[int, int], kept: set[int], steps: Mapping[int, frozenset[int]], slots: int) -> WeightPlan:
-    resident, end = _stacked(nbytes, sorted(kept))
-    stacks = {number: _stacked(nbytes, sorted(own - kept)) for number, own in steps.items() if own - kept}
+def _placed(
+    nbytes: Mapping[int, int], resident_starts: set[int], steps: Mapping[int, frozenset[int]], slots: int
+) -> WeightPlan:
+    resident, end = _stacked(nbytes, sorted(resident_starts))
+    stacks = {
+        number: _stacked(nbytes, sorted(starts - resident_starts))
+        for number, starts in steps.items()
+        if starts - resident_starts
+    }
     streamed = {number: places for number, (places, _) in stacks.items()}
     slot_bytes = max((size for _, size in stacks.values()), default=0)
     return WeightPlan(resident, streamed, end, slot_bytes, slots if slot_bytes else 0)
@@ -199,8 +207,8 @@ class BoundedWeights:
         """What runs copy, once the first one has placed the weights."""
         if self.plan is None or not self.plan.streamed:
             return []
-        stays = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
-        lines = [f"{stays}; copied from the host in each call:"]
+        heading = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
+        lines = [f"{heading}; copied from the host in each call:"]
         for number, places in self.plan.streamed.items():
             label = self._program.steps[number].label
             lines.append(f"  step {number} {label}: {sum(self._nbytes[start] for start in places)} bytes")
@@ -209,10 +217,9 @@ class BoundedWeights:
     def launch(
         self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernels and collectives one by one, each behind its own weights, while those of the next are copied.
+        """Launch kernels and collectives one by one, each after its weights, while those of the next are copied.
 
-        seconds: told those of each step. A copy that a kernel waits for counts as its own then, and is not begun
-        before.
+        seconds: receives those of each step. If given, a step's copies are not begun early, and count as its time.
         """
         driver = self._driver
         begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
@@ -254,14 +261,14 @@ class BoundedWeights:
         slot = self._held.index(step) if step in self.plan.streamed else None
         if slot is not None:
             self._driver.wait(stream, self._copied[slot])
-        own = {} if slot is None else self.plan.streamed[step]
+        slot_places = {} if slot is None else self.plan.streamed[step]
         base = 0 if slot is None else self._slots[slot].address
         resident = self.plan.resident
 
-        def address(at: int) -> int:
-            start = self._starts[bisect_right(self._starts, at) - 1]
-            place = self.resident.address + resident[start] if start in resident else base + own[start]
-            return place + at - start
+        def address(offset: int) -> int:
+            start = self._starts[bisect_right(self._starts, offset) - 1]
+            place = self.resident.address + resident[start] if start in resident else base + slot_places[start]
+            return place + offset - start
 
         return address
 

@@ -33,6 +33,7 @@ from ingot.passes.core.simplify import simplify
 from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
+from ingot.support.errors import InputError
 from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
 _HIDDEN = {16: -6e4, 32: -1e30, 64: -1e30}  # by bits: a score that no shift follows
@@ -51,7 +52,7 @@ def canonical(graph: Graph, trees: bool = True) -> Graph:
 def at_precision(graph: Graph, precision: str) -> Graph:
     """The graph with the conversions of a program of this precision: of weights, and of the values that they multiply.
     Whether other readers of such a value read it rounded is the program's choice: here all do, as what it may be
-    rounded to includes the value itself."""
+    rounded to includes the value itself. Raises InputError for a weight that overflows in the type."""
     if precision == "float32":
         return graph
     kept = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
@@ -62,6 +63,7 @@ def at_precision(graph: Graph, precision: str) -> Graph:
             source = n.inputs[0]
             while source.op.rearranges and len(source.inputs) == 1:
                 source = source.inputs[0]
+            _check_range(source, n.dtype)
             rounded[source] = n.dtype
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
@@ -69,6 +71,18 @@ def at_precision(graph: Graph, precision: str) -> Graph:
         return ops.cast(ops.cast(new, rounded[n]), f32) if n in rounded and n.dtype == f32 else new
 
     return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
+
+
+def _check_range(weight: Node, dtype: DType) -> None:
+    if weight.constant is None:
+        return
+    value = weight.constant.value
+    with np.errstate(over="ignore"):
+        overflows = np.isfinite(value) & ~np.isfinite(value.astype(dtype.numpy))
+    if overflows.any():
+        largest = float(np.abs(value[overflows]).max())
+        fix = "it is infinite in the program: take float32 or bfloat16"
+        raise InputError("bounds", expected=f"weights in the range of {dtype}", got=largest, where=weight.loc, fix=fix)
 
 
 # --- MODEL ops whose lowering loses what bounds need
