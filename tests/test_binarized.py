@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper, numpy_helper
-from torch import nn
 
 import ingot
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 RNG = np.random.default_rng(4)
 

@@ -13,7 +13,7 @@ from ingot.ir.dims import DimLike, is_number, symbol, symbols_of
 from ingot.ir.kernel import Expr, Kernel, Let, Stmt, Var
 from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.types import i64
-from ingot.schedule.index import dim_of
+from ingot.schedule.index import Operation, dim_of
 
 
 class ExactDims:
@@ -51,6 +51,7 @@ class _Exact(Rewriter):
         super().__init__()
         self.params: dict[DimLike, Var] = {}
         self._values: dict[str, DimLike] = {v.name: symbol(v.name, v.may_be_empty) for v in kernel.dims}
+        self._results: dict[Operation, DimLike] = {}
         self._used_names = {*self._values, kernel.chunk.name}
 
     def expr(self, e: Expr) -> Expr:
@@ -66,7 +67,7 @@ class _Exact(Rewriter):
         """The value of an expression that depends only on numbers and on sizes; None for others."""
         if e.dtype != i64 or e.lanes != 1:
             return None
-        d = dim_of(e, self._values)
+        d = dim_of(e, self._values, self._results)
         names = symbols_of(d) if d is not None else ()
         return d if any(map(is_number, names)) else None
 

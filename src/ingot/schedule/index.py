@@ -209,10 +209,16 @@ def _part(e: Expr) -> _Part | None:
     return None if size is None else _Part(e, 1, size)
 
 
-def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | None:
+Operation = tuple[str, DimLike, DimLike]  # name, left and right operand
+
+
+def dim_of(
+    e: Expr, known: Mapping[str, DimLike] | None = None, results: dict[Operation, DimLike] | None = None
+) -> DimLike | None:
     """The dimension that an expression of `dim_expr` denotes; None if it uses other variables.
 
-    known: values of the variables; by default, variables that are not local are symbols.
+    known: values of the variables; by default, variables that are not local are symbols. results: of operations, for
+    callers with many like expressions.
     """
     match e:
         case Lit():
@@ -222,8 +228,16 @@ def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | Non
         case Var():
             return None if e.name.startswith(LOCAL) else symbol(e.name, e.may_be_empty)
         case Binary() if e.fn in _ARITHMETIC:
-            a, b = dim_of(e.a, known), dim_of(e.b, known)
-            return None if a is None or b is None else _ARITHMETIC[e.fn](a, b)
+            a, b = dim_of(e.a, known, results), dim_of(e.b, known, results)
+            if a is None or b is None:
+                return None
+            operation = e.fn, a, b
+            result = results.get(operation) if results is not None else None
+            if result is None:
+                result = _ARITHMETIC[e.fn](a, b)
+                if results is not None:
+                    results[operation] = result
+            return result
     return None
 
 

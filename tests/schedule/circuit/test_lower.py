@@ -9,6 +9,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Op
 from ingot.ir.types import i32
+from ingot.support.errors import CompileError
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.samples import static, together
 from tests.passes.check import arg, graph, random_inputs
@@ -24,6 +25,10 @@ def test_samples_of_integers(cls: type[Op]) -> None:
         kinds = {t.dtype.kind for t in (*sample.types, *(types if isinstance(types, tuple) else (types,)))}
         dilated = set(getattr(sample.op, "lhs_dilation", ())) | set(getattr(sample.op, "base_dilation", ()))
         if "f" in kinds or dilated - {1} or getattr(sample.op, "batch_groups", 1) != 1:
+            continue
+        if getattr(sample.op, "of_signs", False):
+            with pytest.raises(CompileError, match="words of signs"):
+                planned(together([sample]).graph, "verilog")
             continue
         if sum(x.size for x in sample.inputs) > 3000 or found > 5:
             continue

@@ -59,7 +59,11 @@ def test_targets_of_several_digits() -> None:
         assert names == ["count_digits", "place_digits"] * 2 + ["scatter"]
     batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2)
     checked(batched, numbers("set", 3, 20), RNG.integers(-2, 23, (3, 2100, 1)), numbers("set", 3, 2100))
-    n = symbol("n")
+
+
+@pytest.mark.slow
+def test_an_open_number_of_targets_of_several_digits() -> None:
+    line, n = Scatter("add", (), (0,), (), (), (0,), 1), symbol("n")
     xs = numbers("add", 20), RNG.integers(0, 20, (1700, 1)), numbers("add", 1700)
     (got,) = run_checked(graph(line, *xs, shapes=((20,), (n, 1), (n,))), xs, H100)
     np.testing.assert_array_equal(got, line.reference(*xs))

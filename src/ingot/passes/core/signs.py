@@ -185,7 +185,8 @@ def _levels(w: np.ndarray, out_axis: int) -> tuple[np.ndarray, np.ndarray] | Non
 
 def _without_zeros(x: Node, op: ops.Convolution) -> tuple[Node, tuple[tuple[int, int], ...] | None]:
     """(the images that zeros are put around, how many at both ends of each axis)."""
-    if isinstance(x.op, ops.Pad) and splat_of(x.inputs[1]) == 0 and not any(x.op.interior):
+    is_zeros = isinstance(x.op, ops.Pad) and splat_of(x.inputs[1]) == 0 and not any(x.op.interior)
+    if is_zeros and is_static((*x.op.low, *x.op.high)):
         border = tuple(zip(static_shape(x.op.low), static_shape(x.op.high), strict=True))
         is_around = all(c not in "NC" or pair == (0, 0) for c, pair in zip(op.lhs_layout, border, strict=True))
         if is_around and all(v >= 0 for pair in border for v in pair):

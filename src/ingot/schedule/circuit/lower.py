@@ -49,6 +49,8 @@ def lower(
             raise CompileError(
                 "a circuit", expected="fixed sizes", got=node.op.name, where=node.loc, fix="--dim NAME=SIZE"
             )
+        if isinstance(node.op, ops.DotGeneral | ops.Convolution) and node.op.of_signs:
+            raise CompileError("a circuit", expected="products of integers", got="words of signs", where=node.loc)
     return _Group(body, ins, outs).lowered()
 
 
