@@ -41,6 +41,23 @@ def test_a_weight_that_overflows_in_the_program_is_refused() -> None:
         rounding_errors(graph, [x.numpy()], Options(precision="float16"))
 
 
+@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown"])
+def test_nothing_is_known_where_sums_may_overflow(method: str) -> None:
+    net, x = (
+        torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False), torch.nn.ReLU(), torch.nn.Sigmoid()),
+        torch.ones(1, 4),
+    )
+    weights = torch.tensor([[3e38, 3e38, -3e38, -3e38], [1.0, 2.0, -1.0, 1.0]])
+    with torch.no_grad():
+        net[0].weight.copy_(weights)
+    lower, upper = (np.asarray(v) for v in ingot.bounds(net, x, eps=0.1, method=method, numerics=True))
+    assert (lower == -np.inf).all() and (upper == np.inf).all()
+    with torch.no_grad():
+        net[0].weight.copy_(weights / 1e9)
+    lower, upper = (np.asarray(v) for v in ingot.bounds(net, x, eps=0.1, method=method, numerics=True))
+    assert (lower >= 0.49).all() and (upper <= 1.01).all()
+
+
 def test_explain_and_receipts_show_it(tmp_path: Path) -> None:
     from tests.transform.bounds.test_certify import _model
 

@@ -26,6 +26,7 @@ from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
 from ingot.transform.bounds.rows import rows_of
 from ingot.transform.vectorize import vectorize
 
+_INF = float("inf")
 METHODS = ("crown", "auto", "crown-ibp", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
 _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
@@ -153,7 +154,8 @@ def bound_graph(graph: Graph, question: Question) -> Graph:
         found = walk.intervals.of(y)
         if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
             found = bounds_of(walk, y)
-        results += [b.node for b in from_f64(found.lower, found.upper, y.dtype)]
+        lower, upper = (walk.intervals.guarded(v, e) for v, e in ((found.lower, -_INF), (found.upper, _INF)))
+        results += [b.node for b in from_f64(lower, upper, y.dtype)]
     names = [f"{side} {name}" for name in _names(bounded.core) for side in ("lower", "upper")]
     return lower_model_ops(Graph(bounded.inputs, tuple(results), tuple(names)))
 
@@ -205,6 +207,7 @@ def search_graph(bounded: Bounded, count: int) -> Graph:
         found = coefficients.get(x)
         influence = t.full(x.shape, 0.0, f64) if found is None else absolute_value(found).sum((0,), False)
     box = walk.intervals.of(x)
+    lower = walk.intervals.guarded(lower, -_INF)
     results = (lower.node, (influence * (box.upper - box.lower)).node)
     single = lower_model_ops(Graph(bounded.inputs, results))
     ends = zip(single.inputs, ("lower", "upper"), strict=True)

@@ -12,7 +12,7 @@ from math import pi
 from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.node import Node, Op, Project, splat_of
-from ingot.ir.types import boolean, f64
+from ingot.ir.types import DType, boolean, f32, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -35,6 +35,7 @@ from ingot.transform.bounds.rounding import (
 )
 
 _INF = float("inf")
+_LARGEST_SHARE = 1 - 2.0**-6  # of a type's largest number: rounding takes no sum beyond it
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,7 @@ class Intervals:
         self.values: dict[Node, Interval] = dict(inputs)
         self.missing: list[UnsupportedOp] = []
         self._exact: dict[Node, bool] = dict.fromkeys(inputs, False)
+        self._sums: list[Term] = []  # magnitudes that no partial sum of the program exceeds
 
     def add(self, nodes: Iterable[Node]) -> None:
         """The intervals of these nodes, operands first. Ops without a rule are in `missing`."""
@@ -99,6 +101,27 @@ class Intervals:
                 )
                 continue
             self.values[node] = rule(self, node, [self.of(x) for x in node.inputs])
+
+    def note_sum(self, magnitude: Term) -> None:
+        """Of the terms that the program sums, in f32 or a wider type, in any order."""
+        if self.rounding.unit:
+            self._sums.append(magnitude)
+
+    def guarded(self, bound: Term, otherwise: float) -> Term:
+        """A bound of what the program computes: `otherwise` where a value may overflow its type on the way."""
+        if not self.rounding.unit:
+            return bound
+        shares = [_share(v, f32) for v in self._sums]
+        shares += [
+            _share(v.magnitude, node.dtype)
+            for node, v in self.values.items()
+            if v.lower.dtype != boolean and node.dtype.is_float and not _is_normalizer(node)
+        ]
+        largest = shares[0]
+        for share in shares[1:]:
+            largest = maximum(largest, share)
+        is_finite = largest <= _LARGEST_SHARE  # not where it is NaN
+        return where(t.term(is_finite).spread(bound.shape, ()), bound, otherwise)
 
     def _rule(self, node: Node) -> Rule | None:
         if len(node.types) != 1 or not (node.dtype.is_float or node.dtype == boolean):
@@ -122,6 +145,18 @@ class Intervals:
             value = Term(node) if node.dtype == boolean else Term(node).cast(f64)
             found = Interval(value, value)
         return found
+
+
+def _share(magnitude: Term, dtype: DType) -> Term:
+    """The largest element as a share of the largest number of a type."""
+    import ml_dtypes
+
+    return magnitude.max(tuple(range(magnitude.rank)), False) * (1 / float(ml_dtypes.finfo(dtype.numpy).max))
+
+
+def _is_normalizer(node: Node) -> bool:
+    """Whether the node is 1 / sum(e^x), which the program's own shift of x keeps at most 1."""
+    return isinstance(node.op, Reciprocal) and _total_of(node) is not None
 
 
 # --- what only moves or chooses elements
@@ -290,13 +325,10 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
     """Of e / sum(e), for e >= 0: e is in both, so e / (e + the others' least sum) is the largest."""
     for e, quotient, x in ((*node.inputs, xs[0]), (*node.inputs[::-1], xs[1])):
         spread = _behind(quotient)
-        total = _behind(spread.inputs[0]) if isinstance(spread.op, Reciprocal) else None
-        if total is not None and isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
-            total = _behind(total.inputs[1])
-        if total is None or not isinstance(total.op, ops.Reduce) or total.op.kind != "sum":
+        total = _total_of(spread) if isinstance(spread.op, Reciprocal) else None
+        if total is None or total.inputs[0] is not e:
             continue
-        if total.inputs[0] is not e or not _is_exponential(e):
-            continue
+        assert isinstance(total.op, ops.Reduce)
         dims = total.op.dims
         error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
         least, most = x.lower.sum(dims), x.upper.sum(dims)
@@ -306,6 +338,15 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
         upper = where(x.upper > 0.0, x.upper / (x.upper + below), 0.0)
         return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
     return None
+
+
+def _total_of(reciprocal: Node) -> Node | None:
+    """The sum of exponentials that a node is the reciprocal of; None for others."""
+    total = _behind(reciprocal.inputs[0])
+    if isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
+        total = _behind(total.inputs[1])
+    is_sum = isinstance(total.op, ops.Reduce) and total.op.kind == "sum"
+    return total if is_sum and _is_exponential(total.inputs[0]) else None
 
 
 def _is_exponential(node: Node) -> bool:
@@ -369,6 +410,7 @@ def _running(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
     op = node.op
+    c.note_sum(x.magnitude.map(op))
     error = x.magnitude.map(op) * c.rounding.of_sum(summed_terms(node)) + c.rounding.floor
     return Interval(x.lower.map(op) - error, x.upper.map(op) + error)
 
@@ -395,6 +437,7 @@ def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
     radius = x.radius * (1 + 4 * error) + x.magnitude * (2 * error) + c.rounding.floor
     y, spread = apply(x.center, w), apply(radius, absolute_value(w))
+    c.note_sum(spread * (0.5 / error))
     if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
         spread = spread + extra
     return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
@@ -405,6 +448,7 @@ def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error:
         return Term(op(u.node, v.node))
 
     size = apply(a.magnitude, b.magnitude) * (4 * error) + c.rounding.floor * contracted_terms(node)
+    c.note_sum(size * (0.25 / error))
     if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
         size = size + extra
     if isinstance(op, ops.DotGeneral):

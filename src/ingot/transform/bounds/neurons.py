@@ -96,7 +96,7 @@ def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
     seed = Input("row", TensorType(f64, y.shape))()
     rows = Input("rows", TensorType(f64, (count, *y.shape)))()
     backward = Backward(walk)
-    total = backward.run(y, Term(seed))
+    total = c.guarded(backward.run(y, Term(seed)), -float("inf"))
     costs = [backward.costs[n] if n in backward.costs else t.full(n.shape, 0.0, f64) for n in hinges]
     mapped = dict(zip([v for group in singles for v in group], [v for group in batches for v in group], strict=True))
     lower, *outputs = vectorize([total.node, *(v.node for v in costs)], {seed: rows, **mapped})

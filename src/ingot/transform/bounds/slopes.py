@@ -105,7 +105,7 @@ def slopes_of(bounded: Bounded, options: Options) -> Slopes:
     of_walks = {x: {n: (single if mapped else slopes)[x, n] for v, n in pairs if v is x} for x in targets}
     c = bounded.walk(of_walks, mapped).intervals
     lower, _ = lower_bounds(Walk(c, alphas=of_walks[y]), y, mapped)
-    lower = lower_model_ops(Graph((), (lower.node,))).outputs[0]
+    lower = lower_model_ops(Graph((), (c.guarded(lower, -float("inf")).node,))).outputs[0]
     weights = Input("weights", TensorType(f64, lower.shape))()
     loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, lower)
     found = gradients(loss, list(slopes.values())) if slopes else []
