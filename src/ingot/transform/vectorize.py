@@ -21,8 +21,8 @@ _RULES: dict[type[Op], Rule] = {}
 
 
 def vectorize(outputs: Sequence[Node], mapped: Mapping[Node, Node]) -> list[Node]:
-    """`outputs` for each row. mapped: node -> a node of the same type with a leading axis of rows. Values that depend on none are
-    computed once; outputs among them are repeated for each row.
+    """`outputs` for each row. mapped: node -> a node of the same type with a leading axis of rows. Values that depend
+    on none are computed once; outputs among them are repeated for each row.
 
     Raises UnsupportedOpError, which names all CORE ops that have no rule.
     """
