@@ -8,7 +8,8 @@ so the vectors of A at these k are interleaved in registers, once for all output
         acc[j][v] += dot(x[v], splat(values[run, j]))
 
 Sums are exact in i32, and zero weights contribute nothing. Interleaving stays within segments of vectors, so it
-permutes rows; A is transposed with rows in the order that this permutation undoes."""
+permutes rows; A is transposed with rows in the order that this permutation undoes.
+"""
 
 from __future__ import annotations
 
