@@ -1,10 +1,11 @@
-"""A model over a GPU and the host's CPU, where a bound of the GPU's memory leaves weights on the host.
+"""Placement of a model on a GPU and the host's CPU when a limit on device memory leaves weights on the host.
 
-    gather of a table of 8 GB -> layers of 4 GB, device_memory of 6 GB
-        ->   the gather on the CPU | copy of its rows | the layers on the GPU, which fit
+    gather from a table of 8 GB -> layers of 4 GB, device_memory of 6 GB
+        ->   the gather on the CPU | copy of its rows | the layers on the GPU, where they fit
 
-What reads a weight runs on the GPU and has the weight copied there in each call, or it runs on the CPU and its operands
-and results are copied. Both are measured here: a copy from the host to this GPU, and each op alone on this CPU.
+A node that reads a weight left on the host runs either on the GPU, with the weight copied in each call, or on the CPU,
+with its operands and results copied. Both costs are measured here: a copy from the host to this GPU, and each op alone
+on this CPU.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Place = Literal["cpu", "gpu"]
-_SIZES = "placement.sizes"  # the input of a part that holds the values of the model's symbols
+_SIZES = "placement.sizes"  # the input of a part for the values of the model's symbols
 _MIN_WEIGHT_BYTES = 1 << 16  # smaller ones stay on the GPU
-_MEASURED_SECONDS = 0.1  # of an op
+_MEASURED_SECONDS = 0.1  # per op
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies between the host and the device: bytes/s, and the seconds that one takes at least."""
+    """The cost of copies between the host and the device."""
 
     bytes_per_second: float
     latency_seconds: float
@@ -54,8 +55,8 @@ class Copies:
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes that read the same weights. nbytes: of these. moved: bytes of their other operands and of their results.
-    cpu_seconds: of all nodes, on the CPU."""
+    """Nodes that share weights. nbytes: bytes of the weights. moved: bytes of the nodes' other operands and results.
+    cpu_seconds: time of all nodes on the CPU."""
 
     nodes: tuple[Node, ...]
     nbytes: int
@@ -68,8 +69,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes of a model that run on one device, one after another, as a graph of its own. reads, writes: names of its
-    inputs and outputs among the model's values."""
+    """A graph of the nodes that run together on one device. reads, writes: names of its inputs and outputs among the
+    model's values."""
 
     place: Place
     graph: Graph
@@ -78,20 +79,20 @@ class Part:
 
 
 def derived_weights(graph: Graph) -> dict[Node, frozenset[Node]]:
-    """The constants that each constant, or value of nothing but constants, is computed from."""
-    found: dict[Node, frozenset[Node]] = {}
+    """For each constant, and each value computed from constants alone, the constants from which it is computed."""
+    sources: dict[Node, frozenset[Node]] = {}
     for n in graph.nodes():
         if n.constant is not None:
-            found[n] = frozenset([n])
-        elif n.inputs and all(i in found for i in n.inputs) and not n.op.draws:
-            found[n] = frozenset().union(*(found[i] for i in n.inputs))
-    return found
+            sources[n] = frozenset([n])
+        elif n.inputs and all(i in sources for i in n.inputs) and not n.op.draws:
+            sources[n] = frozenset().union(*(sources[i] for i in n.inputs))
+    return sources
 
 
 def find_units(graph: Graph, measure: Callable[[Node], float]) -> list[Unit]:
-    """The units of a graph of fixed sizes. measure: the seconds of a node on the CPU."""
+    """The units of a graph with static shapes. measure: the seconds of a node on the CPU."""
     derived = derived_weights(graph)
-    readers: list[tuple[set[Node], set[Node]]] = []  # weights, and what reads them
+    readers: list[tuple[set[Node], set[Node]]] = []  # weights, and the nodes that read them
     for n in graph.nodes():
         if n in derived or isinstance(n.op, Project):
             continue
@@ -99,11 +100,11 @@ def find_units(graph: Graph, measure: Callable[[Node], float]) -> list[Unit]:
         if not weights:
             continue
         nodes = {n}
-        for other in [r for r in readers if r[0] & weights]:
-            readers.remove(other)
-            weights, nodes = weights | other[0], nodes | other[1]
+        for reader in [r for r in readers if r[0] & weights]:
+            readers.remove(reader)
+            weights, nodes = weights | reader[0], nodes | reader[1]
         readers.append((weights, nodes))
-    order = {n: at for at, n in enumerate(graph.nodes())}
+    order = {n: position for position, n in enumerate(graph.nodes())}
     units: list[Unit] = []
     for weights, nodes in readers:
         ordered = tuple(sorted(nodes, key=order.__getitem__))
@@ -114,8 +115,8 @@ def find_units(graph: Graph, measure: Callable[[Node], float]) -> list[Unit]:
 
 
 def choose(units: Sequence[Unit], excess: int, copies: Copies) -> list[Unit]:
-    """The units for the CPU, so that `excess` bytes of weights that do not fit cost the least: those that take the
-    fewest seconds for each byte, as long as copying the bytes to the GPU would take more."""
+    """The units to run on the CPU so that `excess` bytes of weights that do not fit cost the least time: greedily by
+    seconds per byte, while copying the bytes to the GPU would take longer."""
     chosen: list[Unit] = []
     for unit in sorted((u for u in units if u.nbytes), key=lambda u: u.seconds_on_cpu(copies) / u.nbytes):
         if excess <= 0:
@@ -127,81 +128,83 @@ def choose(units: Sequence[Unit], excess: int, copies: Copies) -> list[Unit]:
 
 
 def value_names(graph: Graph) -> dict[Node, str]:
-    """Of all values of a graph; inputs have their own."""
+    """Unique names of all values of a graph; inputs keep their labels."""
     order = enumerate(graph.nodes())
-    return {n: n.op.label if isinstance(n.op, Input) else f"placement.value{at}" for at, n in order}
+    return {n: n.op.label if isinstance(n.op, Input) else f"placement.value{position}" for position, n in order}
 
 
 def cut(graph: Graph, on_cpu: Iterable[Node]) -> list[Part]:
-    """Parts of a graph, in the order in which they run, that compute `on_cpu` on the CPU.
+    """Cut a graph into parts, in execution order, that compute `on_cpu` on the CPU.
 
-    What lies between these alone runs there, too; everything else runs on the GPU. Raises InputError for state and for
-    computed sizes, which no part knows before it has run.
+    A node whose operands and users all run on the CPU runs there as well; all others run on the GPU. Raises InputError
+    for state and for data-dependent sizes, which are unknown until a part has run.
     """
     if graph.sizes or graph.state:
-        what = [name for name, _ in graph.sizes] or list(graph.state)
-        raise InputError('placement="measured"', expected="a model without state and computed sizes", got=what)
+        unsupported = [name for name, _ in graph.sizes] or list(graph.state)
+        raise InputError('placement="measured"', expected="a model without state and computed sizes", got=unsupported)
     derived, names = derived_weights(graph), value_names(graph)
     nodes = [n for n in graph.nodes() if n not in derived and not isinstance(n.op, Input)]
     parts: list[Part] = []
-    for place, own in _runs(nodes, _places(graph, nodes, set(on_cpu))):
-        inside = set(own)
-        reads = dict.fromkeys(i for n in own for i in n.inputs if i not in inside and i not in derived)
-        wanted = {i for n in nodes if n not in inside for i in n.inputs} | set(graph.outputs)
-        writes = [n for n in own if n in wanted and len(n.types) == 1]
+    for place, run_nodes in _device_runs(nodes, _assign_places(graph, nodes, set(on_cpu))):
+        run_set = set(run_nodes)
+        reads = dict.fromkeys(i for n in run_nodes for i in n.inputs if i not in run_set and i not in derived)
+        read_elsewhere = {i for n in nodes if n not in run_set for i in n.inputs} | set(graph.outputs)
+        writes = [n for n in run_nodes if n in read_elsewhere and len(n.types) == 1]
         if not parts:
             writes += [o for o in dict.fromkeys(graph.outputs) if o in derived]
-        parts.append(_part(graph, place, own, list(reads), writes, names))
+        parts.append(_make_part(graph, place, run_nodes, list(reads), writes, names))
     return parts
 
 
-def _places(graph: Graph, nodes: Sequence[Node], on_cpu: set[Node]) -> dict[Node, Place]:
+def _assign_places(graph: Graph, nodes: Sequence[Node], on_cpu: set[Node]) -> dict[Node, Place]:
     places: dict[Node, Place] = {n: "cpu" if n in on_cpu else "gpu" for n in nodes}
     users, outputs = graph.uses(), set(graph.outputs)
     changed = True
     while changed:
         changed = False
         for n in nodes:
-            around = [*(i for i in n.inputs if i in places), *users.get(n, ())]
+            neighbours = [*(i for i in n.inputs if i in places), *users.get(n, ())]
             is_between = n not in outputs and any(i in places for i in n.inputs) and bool(users.get(n))
-            follows = isinstance(n.op, Project) and places.get(n.inputs[0]) == "cpu"
-            if places[n] == "gpu" and (follows or (is_between and all(places.get(a) == "cpu" for a in around))):
+            is_projection_of_cpu = isinstance(n.op, Project) and places.get(n.inputs[0]) == "cpu"
+            if places[n] == "gpu" and (
+                is_projection_of_cpu or (is_between and all(places.get(a) == "cpu" for a in neighbours))
+            ):
                 places[n] = "cpu"
                 changed = True
     return places
 
 
-def _runs(nodes: Sequence[Node], places: Mapping[Node, Place]) -> list[tuple[Place, list[Node]]]:
-    """Nodes in an order that changes the device seldom: all of one that can run, then all of the other."""
+def _device_runs(nodes: Sequence[Node], places: Mapping[Node, Place]) -> list[tuple[Place, list[Node]]]:
+    """Nodes in an order with few changes of device: all that are ready on one device, then all on the other."""
     waiting, done = list(nodes), set[Node]()
     runs: list[tuple[Place, list[Node]]] = []
     pending = {*nodes}
     place: Place = "cpu"
     while waiting:
-        own: list[Node] = []
-        rest: list[Node] = []
+        run_nodes: list[Node] = []
+        blocked: list[Node] = []
         for n in waiting:  # operands come before users
             is_ready = all(i in done or i not in pending for i in n.inputs)
             if places[n] == place and is_ready:
-                own.append(n)
+                run_nodes.append(n)
                 done.add(n)
             else:
-                rest.append(n)
-        if own:
-            runs.append((place, own))
-        waiting, place = rest, "gpu" if place == "cpu" else "cpu"
+                blocked.append(n)
+        if run_nodes:
+            runs.append((place, run_nodes))
+        waiting, place = blocked, "gpu" if place == "cpu" else "cpu"
     return runs
 
 
-def _part(
-    graph: Graph, place: Place, own: Sequence[Node], reads: Sequence[Node], writes: Sequence[Node],
+def _make_part(
+    graph: Graph, place: Place, nodes: Sequence[Node], reads: Sequence[Node], writes: Sequence[Node],
     names: Mapping[Node, str],
 ) -> Part:  # fmt: skip
     images = {n: n if isinstance(n.op, Input) else Input(names[n], n.type)() for n in reads}
     inputs = list(images.values())
-    if symbols := graph.symbols():  # a size such as batch * length does not tell those that it is made of
+    if symbols := graph.symbols():  # symbols cannot be recovered from a size such as batch * length
         inputs.append(Input(_SIZES, TensorType(i64, (len(symbols),)), tuple(map(symbol, symbols)))())
-    for n in own:
+    for n in nodes:
         images[n] = n.with_inputs([images.get(i, i) for i in n.inputs])
     labels = tuple(names[w] for w in writes)
     outputs = tuple(images.get(w, w) for w in writes)
@@ -210,15 +213,15 @@ def _part(
 
 
 def _nbytes(types: Iterable[TensorType]) -> int:
-    """Of values of fixed sizes."""
+    """The bytes of values with static shapes."""
     return sum(prod(static_shape(t.shape)) * t.dtype.numpy.itemsize for t in types)
 
 
 class PlacedProgram(Executable):
-    """Parts of a model on two devices, one after another; values between them are copied through the host.
+    """Parts of a model that run one after another on two devices; values between them are copied through the host.
 
-    units: with what was measured of each, and whether it runs on the CPU. plan: the program of the model on the GPU
-    alone, which is not run: it checks inputs and knows sizes.
+    units: the measured units, and whether each runs on the CPU. plan: the program of the whole model on the GPU, which
+    is never run: it provides the specs of inputs and outputs and the symbols.
     """
 
     is_one_program = False
@@ -227,7 +230,7 @@ class PlacedProgram(Executable):
         self, plan: Program, parts: Sequence[Part], models: Sequence[CompiledModel], results: Sequence[str],
         units: Sequence[tuple[Unit, bool]], copies: Copies, threads: int,
     ) -> None:  # fmt: skip
-        """models: of the parts. results: the names of the model's results."""
+        """models: the compiled parts. results: the names of the model's results."""
         self.inputs, self.outputs, self.threads = plan.inputs, plan.outputs, threads
         self._plan, self._parts, self._models, self._results = plan, parts, models, results
         self._units, self._copies = units, copies
@@ -241,9 +244,9 @@ class PlacedProgram(Executable):
         return [to_torch(r) for r in results]
 
     def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:
-        found: list[tuple[CompiledModel, Sequence[Any]]] = []
-        self._advance(inputs, found)
-        return found
+        calls: list[tuple[CompiledModel, Sequence[Any]]] = []
+        self._advance(inputs, calls)
+        return calls
 
     def _advance(self, inputs: Sequence[Any], calls: list[tuple[CompiledModel, Sequence[Any]]]) -> list[Any]:
         arrays = [host_array(x, spec.name) for x, spec in zip(inputs, self.inputs, strict=True)]
@@ -251,16 +254,16 @@ class PlacedProgram(Executable):
         values = {spec.name: x for spec, x in zip(self.inputs, arrays, strict=True)}
         values[_SIZES] = np.array([sizes[s.name] for s in self._plan.symbols], np.int64)
         for part, model in zip(self._parts, self._models, strict=True):
-            given = [values[name] for name in part.reads]
-            calls.append((model, given))
-            values |= zip(part.writes, model.run(given), strict=True)
+            arguments = [values[name] for name in part.reads]
+            calls.append((model, arguments))
+            values |= zip(part.writes, model.run(arguments), strict=True)
         return [values[name] for name in self._results]
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def seed(self, seed: int) -> None:
-        """Random numbers are state, which no such model has."""
+        """No effect: generators of random numbers are state, which no placed model has."""
 
     @property
     def arena_bytes(self) -> int:
@@ -270,12 +273,14 @@ class PlacedProgram(Executable):
         return "\n".join(self.notes())
 
     def notes(self) -> list[str]:
-        """Where each part runs and what is copied to and from the GPU; what was measured of each unit of weights."""
+        """Where each part runs, what is copied to and from the GPU, and the measured times of each unit."""
         lines: list[str] = []
-        for at, (part, model) in enumerate(zip(self._parts, self._models, strict=True)):
+        for index, (part, model) in enumerate(zip(self._parts, self._models, strict=True)):
             program = model.program
             reads = ", ".join(str(spec) for spec in program.inputs if spec.name != _SIZES)
-            lines.append(f"part {at}  {part.place.upper()}  {len(program.steps)} steps, {_weights(program)} of weights")
+            lines.append(
+                f"part {index}  {part.place.upper()}  {len(program.steps)} steps, {_weights_text(program)} of weights"
+            )
             if part.place == "gpu":
                 lines.append(f"  copied to the GPU    {reads}")
                 lines.append(f"  copied from the GPU  {', '.join(map(str, program.outputs))}")
@@ -299,7 +304,7 @@ class PlacedProgram(Executable):
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}, parts on {places}"
 
 
-def _weights(program: Program) -> str:
+def _weights_text(program: Program) -> str:
     return bytes_text(program.weights.nbytes)
 
 
@@ -322,45 +327,46 @@ def compile_part(part: Part, options: Options) -> Program:
 def place(
     graph: Graph, plan: Program, options: Options, copies: Copies, compile_: Callable[[Part, Options], Program]
 ) -> PlacedProgram:
-    """Measure, choose and compile. plan: of the whole model on the GPU. The sizes are likely ones where they are
-    open."""
+    """Measure, choose and compile. plan: the program of the whole model on the GPU. Symbols get likely values for the
+    measurement."""
     assert options.device_memory is not None
     sizes = choose_sizes(plan)
     fixed = graph.substitute(sizes)
     excess = plan.weights.nbytes + _other_bytes(plan, sizes) - options.device_memory
     units = find_units(fixed, _Stopwatch(options.threads)) if excess > 0 else []
     chosen = choose(units, excess, copies)
-    twins = dict(zip(fixed.nodes(), graph.nodes(), strict=True))
-    parts = cut(graph, [twins[n] for unit in chosen for n in unit.nodes])
+    node_of_fixed = dict(zip(fixed.nodes(), graph.nodes(), strict=True))
+    parts = cut(graph, [node_of_fixed[n] for unit in chosen for n in unit.nodes])
     programs = [compile_(part, options) for part in parts]
     on_gpu = [p for part, p in zip(parts, programs, strict=True) if part.place == "gpu"]
-    shares = iter(_shares(on_gpu, sizes, options.device_memory))
+    memory_shares = iter(_memory_shares(on_gpu, sizes, options.device_memory))
     models = [
-        to_model(program, replace(options, device_memory=next(shares) if part.place == "gpu" else None))
+        to_model(program, replace(options, device_memory=next(memory_shares) if part.place == "gpu" else None))
         for part, program in zip(parts, programs, strict=True)
     ]
     names = value_names(graph)
-    told = [(unit, unit in chosen) for unit in units]
-    return PlacedProgram(plan, parts, models, [names[o] for o in graph.outputs], told, copies, options.threads)
+    placed_units = [(unit, unit in chosen) for unit in units]
+    return PlacedProgram(plan, parts, models, [names[o] for o in graph.outputs], placed_units, copies, options.threads)
 
 
 def _other_bytes(program: Program, sizes: Mapping[str, int]) -> int:
-    """What a program needs of the GPU's memory beside its weights: the arena, and copies of arguments and results."""
+    """The GPU memory that a program needs besides its weights: the arena, and copies of arguments and results."""
     feeds = random_feeds(program, sizes)
-    instance = Binding(program, binding_shapes(program, [feeds[spec.name] for spec in program.inputs]))
-    return instance.layout.nbytes + sum(a.nbytes for a in feeds.values()) + sum(n for *_, n in instance.results)
+    binding = Binding(program, binding_shapes(program, [feeds[spec.name] for spec in program.inputs]))
+    return binding.layout.nbytes + sum(a.nbytes for a in feeds.values()) + sum(n for *_, n in binding.results)
 
 
-def _shares(programs: Sequence[Program], sizes: Mapping[str, int], device_memory: int) -> list[int]:
-    """What each program may take: all that it needs beside weights, and of the rest as its weights are of all."""
-    others = [_other_bytes(p, {s.name: sizes[s.name] for s in p.symbols}) for p in programs]
+def _memory_shares(programs: Sequence[Program], sizes: Mapping[str, int], device_memory: int) -> list[int]:
+    """The device memory of each program: what it needs besides weights, plus a part of the rest in proportion to its
+    weights."""
+    other_bytes = [_other_bytes(p, {s.name: sizes[s.name] for s in p.symbols}) for p in programs]
     total = sum(p.weights.nbytes for p in programs) or 1
-    rest = device_memory - sum(others)
-    return [max(own + rest * p.weights.nbytes // total, 1) for own, p in zip(others, programs, strict=True)]
+    spare = device_memory - sum(other_bytes)
+    return [max(needed + spare * p.weights.nbytes // total, 1) for needed, p in zip(other_bytes, programs, strict=True)]
 
 
 class _Stopwatch:
-    """The seconds of a node alone on the CPU; equal ones on operands of equal types are measured once."""
+    """Measures the seconds of a node alone on the CPU, once for each op and operand types."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -373,9 +379,9 @@ class _Stopwatch:
         return self._known[key]
 
     def _seconds(self, n: Node) -> float:
-        constant = derived_weights(Graph((), n.inputs))
-        operands = dict.fromkeys(i for i in n.inputs if i not in constant)
-        images = {i: Input(f"x{at}", i.type)() for at, i in enumerate(operands)}
+        constants = derived_weights(Graph((), n.inputs))
+        operands = dict.fromkeys(i for i in n.inputs if i not in constants)
+        images = {i: Input(f"x{position}", i.type)() for position, i in enumerate(operands)}
         y = n.with_inputs([images.get(i, i) for i in n.inputs])
         graph = Graph(tuple(images.values()), y.results)
         model = CompiledModel(build_native(graph, self._threads), threads=self._threads)

@@ -1,6 +1,6 @@
-"""Reverse rules of the CORE ops, and of MODEL ops that have a shorter one. A rule may build ops of any level."""
+"""Reverse rules of the CORE ops, and of MODEL ops with a cheaper one. A rule may build ops of any level."""
 
-from ingot.autodiff.rules import (  # noqa: F401  each registers its own
+from ingot.autodiff.rules import (  # noqa: F401  each registers its rules
     collectives,
     elementwise,
     factorizations,

@@ -1,4 +1,4 @@
-"""Collectives are linear in the operands of all devices: a cotangent goes back by the transposed exchange."""
+"""Collectives are linear in the operands of all devices: the reverse is the transposed collective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingot.ir.node import Node
 
 @reverse(ops.AllReduce)
 def _all_reduce(node: Node, g: Node) -> list[Node]:
-    """Each operand is in each result: the cotangent is the sum of the results'."""
+    """Each operand contributes to each result: its cotangent is the sum of the results' cotangents."""
     assert isinstance(node.op, ops.AllReduce)
     if node.op.kind != "sum":
         raise no_rule(node, f"kind {node.op.kind}")

@@ -1,4 +1,4 @@
-"""One derivative a function: d y / d x of each operand, times the cotangent."""
+"""Elementwise ops: the partial derivative dy/dx for each operand, times the cotangent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _square(x: Node) -> Node:
     return mul(x, x)
 
 
-# d y / d x from y and x, whichever is cheaper and more exact
+# dy/dx in terms of y or x, whichever is cheaper and more accurate
 _UNARY: dict[type[Op], Partial] = {
     ops.Abs: lambda y, x: ops.Sign()(x),
     ops.Neg: lambda y, x: ops.full(x.shape, -1, x.dtype),
@@ -59,7 +59,7 @@ for _op, _partial in _UNARY.items():
 
 @reverse(ops.Gelu)
 def _gelu(node: Node, g: Node) -> list[Node]:
-    """P + x P' of x P(x)."""
+    """The derivative of x P(x) is P + x P'."""
     assert isinstance(node.op, ops.Gelu)
     (x,) = node.inputs
     if node.op.approximate == "tanh":
@@ -75,7 +75,7 @@ def _gelu(node: Node, g: Node) -> list[Node]:
 
 @reverse(ops.Relu)
 def _relu(node: Node, g: Node) -> list[Node]:
-    """0 at 0, as in PyTorch and JAX; told from the result, so that the operand need not be kept."""
+    """0 at 0, as in PyTorch and JAX; computed from the result, so that the operand need not be kept."""
     return [ops.where(ops.compare("LE", node, 0), ops.full(g.shape, 0, g.dtype), g)]
 
 
@@ -110,14 +110,14 @@ def _div(node: Node, g: Node) -> list[Node]:
 @reverse(ops.Rem)
 def _rem(node: Node, g: Node) -> list[Node]:
     a, b = node.inputs
-    # a = b * whole + rest
-    whole = ops.RoundEven()(div(sub(a, node), b))
-    return [g, ops.Neg()(mul(g, whole))]
+    # a = b * quotient + remainder
+    quotient = ops.RoundEven()(div(sub(a, node), b))
+    return [g, ops.Neg()(mul(g, quotient))]
 
 
 @reverse(ops.Max, ops.Min)
 def _extreme(node: Node, g: Node) -> list[Node]:
-    """Operands that are equal get half each, as in PyTorch and JAX."""
+    """Equal operands get half of the cotangent each, as in PyTorch and JAX."""
     a, b = node.inputs
     zero = ops.full(g.shape, 0, g.dtype)
     of_a = ops.where(ops.compare("EQ", a, b), mul(g, 0.5), ops.where(ops.compare("EQ", a, node), g, zero))
@@ -130,7 +130,7 @@ def _pow(node: Node, g: Node) -> list[Node]:
     zero = ops.full(g.shape, 0, g.dtype)
     of_a = mul(b, ops.pow(a, sub(b, 1)))
     of_b = mul(node, ops.Log()(a))
-    # x^0 is constant, and 0^b is where b > 0
+    # a^0 is constant in a, and 0^b is constant in b for b > 0
     constant = ops.and_(ops.compare("EQ", a, 0), ops.compare("GE", b, 0))
     return [
         mul(g, ops.where(ops.compare("EQ", b, 0), zero, of_a)),
@@ -141,8 +141,8 @@ def _pow(node: Node, g: Node) -> list[Node]:
 @reverse(ops.Atan2)
 def _atan2(node: Node, g: Node) -> list[Node]:
     a, b = node.inputs
-    share = div(g, add(_square(a), _square(b)))
-    return [mul(share, b), ops.Neg()(mul(share, a))]
+    factor = div(g, add(_square(a), _square(b)))
+    return [mul(factor, b), ops.Neg()(mul(factor, a))]
 
 
 @reverse(ops.Select)
@@ -154,16 +154,16 @@ def _select(node: Node, g: Node) -> list[Node | None]:
 
 @reverse(ops.Clamp)
 def _clamp(node: Node, g: Node) -> list[Node]:
-    """Bounds have a gradient where x is beyond them; x has it up to the bounds, unless the clamp is open."""
+    """A bound has the gradient where x is beyond it; otherwise x has it, also at the bounds unless `open`."""
     assert isinstance(node.op, ops.Clamp)
     low, x, high = node.inputs
     zero = ops.full(g.shape, 0, g.dtype)
-    over, under = ops.compare("GT", x, high), ops.compare("LT", x, low)
-    beyond = ops.or_(over, under)
+    is_above, is_below = ops.compare("GT", x, high), ops.compare("LT", x, low)
+    is_outside = ops.or_(is_above, is_below)
     if node.op.open:
-        beyond = ops.or_(ops.compare("GE", x, high), ops.compare("LE", x, low))
+        is_outside = ops.or_(ops.compare("GE", x, high), ops.compare("LE", x, low))
     return [
-        ops.where(ops.and_(under, ops.compare("LE", low, high)), g, zero),
-        ops.where(beyond, zero, g),
-        ops.where(ops.or_(over, ops.and_(under, ops.compare("GT", low, high))), g, zero),
+        ops.where(ops.and_(is_below, ops.compare("LE", low, high)), g, zero),
+        ops.where(is_outside, zero, g),
+        ops.where(ops.or_(is_above, ops.and_(is_below, ops.compare("GT", low, high))), g, zero),
     ]

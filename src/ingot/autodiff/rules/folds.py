@@ -14,7 +14,7 @@ constant_everywhere(ops.ArgReduce)
 
 
 def _spread_over(g: Node, dims: tuple[int, ...], x: Node) -> Node:
-    """g along the dims that x was folded along."""
+    """g broadcast along the dims over which x was reduced."""
     return ops.BroadcastInDim(x.shape, tuple(d for d in range(len(x.shape)) if d not in dims))(g)
 
 
@@ -24,25 +24,25 @@ def _reduce(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.Reduce)
     if op.kind in ("and", "or"):
         return [None]
-    over = _spread_over(g, op.dims, x)
+    spread = _spread_over(g, op.dims, x)
     if op.kind == "sum":
-        return [over]
+        return [spread]
     if op.kind == "prod":
-        return [ops.mul(over, _others(x, op.dims))]
-    # equal ones share, as in PyTorch's amax and JAX
+        return [ops.mul(spread, _products_of_others(x, op.dims))]
+    # equal extremes share the gradient, as in PyTorch's amax and JAX
     hit = ops.compare("EQ", x, _spread_over(node, op.dims, x))
     count = ops.reduce_sum(ops.cast(hit, x.dtype), op.dims) if op.dims else ops.full(g.shape, 1, x.dtype)
     share = _spread_over(ops.div(g, count), op.dims, x)
     return [ops.where(hit, share, ops.full(x.shape, 0, x.dtype))]
 
 
-def _others(x: Node, dims: tuple[int, ...]) -> Node:
-    """For each element the product of all others along `dims`: exact with zeros, which a division would not be."""
+def _products_of_others(x: Node, dims: tuple[int, ...]) -> Node:
+    """For each element the product of all others along `dims`: exact with zeros, unlike a division."""
     line = moved_last(x, dims)
     axis = len(line.shape) - 1
     before = ops.CumReduce("prod", axis, exclusive=True)(line)
-    behind = ops.CumReduce("prod", axis, reverse=True, exclusive=True)(line)
-    return moved_back(ops.mul(before, behind), dims, x)
+    after = ops.CumReduce("prod", axis, reverse=True, exclusive=True)(line)
+    return moved_back(ops.mul(before, after), dims, x)
 
 
 @reverse(ops.CumReduce)
@@ -55,37 +55,43 @@ def _cumulative(node: Node, g: Node) -> list[Node]:
     axis = op.dim
     if op.reverse:
         x, g = ops.flip(x, axis), ops.flip(g, axis)
-    if op.exclusive:  # each result is that in front of it
+    if op.exclusive:  # result k of the inclusive scan is result k + 1 here
         low, high = (tuple(s if d == axis else 0 for d in range(len(x.shape))) for s in (-1, 1))
         g = ops.pad(g, low, high)
-    found = _running_product(x, g, axis) if op.kind == "prod" else _running_extreme(x, g, op.kind, axis)
-    return [ops.flip(found, axis) if op.reverse else found]
+    gradient = _running_product(x, g, axis) if op.kind == "prod" else _running_extreme(x, g, op.kind, axis)
+    return [ops.flip(gradient, axis) if op.reverse else gradient]
 
 
 def _running_product(x: Node, g: Node, axis: int) -> Node:
-    """Of y[k] = y[k - 1] x[k] it is h[k] y[k - 1] with h[k] = g[k] + h[k + 1] x[k + 1]: exact with zeros."""
+    """For y[k] = y[k - 1] x[k]: h[k] y[k - 1] with h[k] = g[k] + h[k + 1] x[k + 1], exact with zeros."""
     line, rows = ops.swap_axes(x, 0, axis), ops.swap_axes(g, 0, axis)
     if any(d == 0 for d in line.shape):
         return g
     size, rest = line.shape[0], (0,) * (len(line.shape) - 1)
-    behind = ops.pad(line, (-1, *rest), (1, *rest))  # x[k + 1], and 0 behind the last
+    next_factors = ops.pad(line, (-1, *rest), (1, *rest))  # x[k + 1], 0 after the last
     state = ops.full(line.shape[1:], 0, x.dtype)
-    operands = (ops.scalar(size - 1, i64), state, ops.full(line.shape, 0, x.dtype), rows, behind)
+    operands = (ops.scalar(size - 1, i64), state, ops.full(line.shape, 0, x.dtype), rows, next_factors)
     entry = tuple(Input(f"s{i}", v.type)() for i, v in enumerate(operands))
-    k, h, out, given, factors = entry
+    k, h, states, cotangents, factors = entry
     zeros = [ops.scalar(0, i64)] * len(rest)
-    row, factor = (ops.DynamicSlice((1, *line.shape[1:]))(v, k, *zeros) for v in (given, factors))
-    now = ops.add(row, ops.mul(ops.Reshape(row.shape)(h), factor))
-    turn = (ops.sub(k, 1), ops.Reshape(h.shape)(now), ops.DynamicUpdateSlice()(out, now, k, *zeros), given, factors)
-    loop = ops.While(Graph(entry, (ops.compare("GE", k, 0),)), Graph(entry, turn))(*operands)
-    before = ops.CumReduce("prod", 0, exclusive=True)(line)
-    return ops.swap_axes(ops.mul(loop.results[2], before), 0, axis)
+    row, factor = (ops.DynamicSlice((1, *line.shape[1:]))(v, k, *zeros) for v in (cotangents, factors))
+    next_h = ops.add(row, ops.mul(ops.Reshape(row.shape)(h), factor))
+    results = (
+        ops.sub(k, 1),
+        ops.Reshape(h.shape)(next_h),
+        ops.DynamicUpdateSlice()(states, next_h, k, *zeros),
+        cotangents,
+        factors,
+    )
+    loop = ops.While(Graph(entry, (ops.compare("GE", k, 0),)), Graph(entry, results))(*operands)
+    prefix_products = ops.CumReduce("prod", 0, exclusive=True)(line)
+    return ops.swap_axes(ops.mul(loop.results[2], prefix_products), 0, axis)
 
 
 def _running_extreme(x: Node, g: Node, kind: str, axis: int) -> Node:
-    """To the last element so far that equals the extreme, as in PyTorch."""
-    places = ops.Iota(TensorType(i64, x.shape), axis)()
+    """Each cotangent goes to the last element so far that equals the extreme, as in PyTorch."""
+    positions = ops.Iota(TensorType(i64, x.shape), axis)()
     extreme = ops.CumReduce(kind, axis)(x)
-    records = ops.where(ops.compare("EQ", x, extreme), places, ops.full(x.shape, 0, i64))
-    latest = ops.CumReduce("max", axis)(records)
-    return ops.ScatterElements(axis, "add")(ops.full(x.shape, 0, g.dtype), latest, g)
+    records = ops.where(ops.compare("EQ", x, extreme), positions, ops.full(x.shape, 0, i64))
+    source = ops.CumReduce("max", axis)(records)
+    return ops.ScatterElements(axis, "add")(ops.full(x.shape, 0, g.dtype), source, g)

@@ -1,6 +1,6 @@
-"""MODEL ops whose reverse is shorter than that of what they are lowered to: softmax and its kin, norms, attention.
+"""MODEL ops with a cheaper reverse than that of their lowering: softmax and its relatives, norms, attention.
 
-Each is written in the results, or in standardized values that are computed again, and sums rows once for each mean.
+Each rule reads the results, or recomputes the standardized values, and needs one row sum for each mean.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ def _layer_norm(node: Node, g: Node) -> list[Node]:
     assert isinstance(op, ops.LayerNorm)
     x = t.widen_narrow(node.inputs[0])
     centred = x - x.mean(op.axes)
-    return _of_norm(node, g, op.axes, op.eps, centred, True)
+    return _norm_gradients(node, g, op.axes, op.eps, centred, True)
 
 
 @reverse(ops.RMSNorm)
 def _rms_norm(node: Node, g: Node) -> list[Node]:
     op = node.op
     assert isinstance(op, ops.RMSNorm)
-    return _of_norm(node, g, op.axes, op.eps, t.widen_narrow(node.inputs[0]), False)
+    return _norm_gradients(node, g, op.axes, op.eps, t.widen_narrow(node.inputs[0]), False)
 
 
-def _of_norm(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, centred: bool) -> list[Node]:
-    """r (h - z mean h z [- mean h]) of h = g scale and z = r x: Ba et al. 2016, "Layer normalization"."""
+def _norm_gradients(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, is_centred: bool) -> list[Node]:
+    """r (h - z mean h z [- mean h]) with h = g scale and z = r x: Ba et al. 2016, "Layer normalization"."""
     first, *parameters = node.inputs
     wide = t.widen_narrow(g)
     r = t.rsqrt((x * x).mean(axes) + eps)
     z = x * r
-    h = wide * _over(parameters[0], z, axes) if parameters else wide
+    h = wide * _broadcast_parameter(parameters[0], z, axes) if parameters else wide
     inner = h - z * (h * z).mean(axes)
-    out = [(r * (inner - h.mean(axes) if centred else inner)).cast(first.dtype).node]
+    gradients = [(r * (inner - h.mean(axes) if is_centred else inner)).cast(first.dtype).node]
     sums = (wide * z, wide)
-    return out + [_gathered(s, p, axes).node for s, p in zip(sums, parameters, strict=False)]
+    return gradients + [_sum_to_parameter(s, p, axes).node for s, p in zip(sums, parameters, strict=False)]
 
 
 def _standardize(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     """r (g - mean g - y mean g y) + h / n + 2 (x - m) k / n; cotangents: g of y, h of the mean m, k of the variance.
 
-    The means of g = a s, where s is a scale that is the same along the axes, are s times those of a: the sums that
-    the gradients of a shift and a scale behind y are.
+    Where g = a s with a scale s that is constant along the axes, the means of g are s times those of a. Their sums are
+    also the gradients of a shift and a scale applied to y, and are shared with them.
     """
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.Standardize)
@@ -86,7 +86,7 @@ def _standardize(node: Node, cotangents: Sequence[Node | None]) -> list[Node | N
     g, h, k = cotangents
     parts: list[Term] = []
     if g is not None:
-        a, s = _scaled(g, axes)
+        a, s = _split_scale(g, axes)
         inner = t.widen_narrow(a)
         shift, scale = (v.mean(axes, keepdims=False) for v in (inner, inner * t.widen_narrow(y.node)))
         shift, scale = (v if s is None else v * s.cast(v.dtype) for v in (shift, scale))
@@ -110,46 +110,46 @@ def _standardize(node: Node, cotangents: Sequence[Node | None]) -> list[Node | N
 RULES[ops.Standardize] = _standardize
 
 
-def _scaled(g: Node, axes: tuple[int, ...]) -> tuple[Node, Term | None]:
-    """g as a product with what is the same along `axes`, without these; g itself where it is none."""
+def _split_scale(g: Node, axes: tuple[int, ...]) -> tuple[Node, Term | None]:
+    """(a, s) with g = a s, where s is constant along `axes` and lacks them; (g, None) if g is no such product."""
     for a, s in (g.inputs, g.inputs[::-1]) if isinstance(g.op, ops.Mul) else ():
         if not isinstance(s.op, ops.BroadcastInDim):
             continue
         (v,) = s.inputs
-        own = [(d, size) for d, size in zip(s.op.dims, v.shape, strict=True) if d not in axes]
-        if product(v.shape) != product(size for _, size in own):
+        varying = [(d, size) for d, size in zip(s.op.dims, v.shape, strict=True) if d not in axes]
+        if product(v.shape) != product(size for _, size in varying):
             continue
-        left = [d for d in range(len(g.shape)) if d not in axes]
-        row = Term(v).reshape(tuple(size for _, size in own))
-        return a, row.spread(tuple(g.shape[d] for d in left), [left.index(d) for d, _ in own])
+        free_axes = [d for d in range(len(g.shape)) if d not in axes]
+        row = Term(v).reshape(tuple(size for _, size in varying))
+        return a, row.spread(tuple(g.shape[d] for d in free_axes), [free_axes.index(d) for d, _ in varying])
     return g, None
 
 
 @reverse(ops.Attention)
 def _attention(node: Node, g: Node) -> list[Node | None]:
-    """Scores are computed again by blocks; those that a mask's own gradient needs are stored."""
+    """Scores are recomputed block by block; those that the gradient of a mask needs are stored."""
     op, (q, k, v, *mask) = node.op, node.inputs
     assert isinstance(op, ops.Attention)
-    again = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
-    found: list[Node | None] = [*again(q, k, v, g, *mask, loc=node.loc).results]
+    gradient_op = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
+    gradients: list[Node | None] = [*gradient_op(q, k, v, g, *mask, loc=node.loc).results]
     for x in mask:
-        learned = x.dtype.is_float and x.constant is None
-        found += pull_back_cotangents([(op.lower(*node.inputs), g)], [x]) if learned else [None]
-    return found
+        has_gradient = x.dtype.is_float and x.constant is None
+        gradients += pull_back_cotangents([(op.lower(*node.inputs), g)], [x]) if has_gradient else [None]
+    return gradients
 
 
-def _places(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of x that a parameter's are."""
+def _parameter_axes(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of x to which the axes of a parameter correspond."""
     return axes[len(axes) - len(p.shape) :]
 
 
-def _over(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
-    return t.widen_narrow(p).cast(x.dtype).spread(x.shape, _places(p, axes))
+def _broadcast_parameter(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
+    return t.widen_narrow(p).cast(x.dtype).spread(x.shape, _parameter_axes(p, axes))
 
 
-def _gathered(x: Term, p: Node, axes: tuple[int, ...]) -> Term:
+def _sum_to_parameter(x: Term, p: Node, axes: tuple[int, ...]) -> Term:
     """x summed to the shape of a parameter."""
-    kept = [d for d, size in zip(_places(p, axes), p.shape, strict=True) if size == x.shape[d]]
-    gone = [d for d in range(x.rank) if d not in kept]
-    assert product(p.shape) == product(x.shape[d] for d in kept)
-    return x.sum(gone, keepdims=False).reshape(p.shape).cast(p.dtype)
+    kept_axes = [d for d, size in zip(_parameter_axes(p, axes), p.shape, strict=True) if size == x.shape[d]]
+    summed_axes = [d for d in range(x.rank) if d not in kept_axes]
+    assert product(p.shape) == product(x.shape[d] for d in kept_axes)
+    return x.sum(summed_axes, keepdims=False).reshape(p.shape).cast(p.dtype)

@@ -1,4 +1,4 @@
-"""Functions whose gradient is their own, and what has none."""
+"""Functions with a custom gradient, and values without one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ingot.autodiff.table import DIFFERENTIABLE_OPERANDS, RULES, constant_everyw
 from ingot.ir.node import Node, rebuild
 
 
-def _own(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
-    """The gradients that it brings, with cotangents in the places that it has for them."""
+def _custom_gradient(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+    """The gradients that the node carries, with the cotangents in place of its `Cotangent` nodes."""
     op = node.op
     assert isinstance(op, ops.CustomGradient)
-    ys, places, xs, gradients = op.parts(node.inputs)
-    given = [ops.full(y.shape, 0, y.dtype) if g is None else g for y, g in zip(ys, cotangents, strict=True)]
-    found = rebuild(gradients, dict(zip(places, given, strict=True)))
-    return [*(None,) * (2 * op.count), *found, *(None,) * len(xs)]
+    ys, placeholders, xs, gradients = op.parts(node.inputs)
+    seeds = [ops.full(y.shape, 0, y.dtype) if g is None else g for y, g in zip(ys, cotangents, strict=True)]
+    operand_cotangents = rebuild(gradients, dict(zip(placeholders, seeds, strict=True)))
+    return [*(None,) * (2 * op.count), *operand_cotangents, *(None,) * len(xs)]
 
 
-def _xs(node: Node) -> tuple[Node, ...]:
+def _function_operands(node: Node) -> tuple[Node, ...]:
     assert isinstance(node.op, ops.CustomGradient)
     return node.op.parts(node.inputs)[2]
 
@@ -29,7 +29,7 @@ def _unknown(node: Node, g: Node) -> list[Node | None]:
     raise no_rule(node, "what a function reads that tells no gradient by it: give it as an argument")
 
 
-RULES[ops.CustomGradient] = _own
-DIFFERENTIABLE_OPERANDS[ops.CustomGradient] = _xs
+RULES[ops.CustomGradient] = _custom_gradient
+DIFFERENTIABLE_OPERANDS[ops.CustomGradient] = _function_operands
 constant_everywhere(ops.Cotangent, ops.StopGradient)
 DIFFERENTIABLE_OPERANDS[ops.StopGradient] = DIFFERENTIABLE_OPERANDS[ops.Cotangent] = lambda node: ()

@@ -1,4 +1,4 @@
-"""Sums of products: each operand's cotangent is a sum of products of the cotangent with the other operand."""
+"""Matrix products and convolutions: an operand's cotangent is a product of the result's with the other operand."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def _dot_general(node: Node, g: Node) -> list[Node]:
     assert isinstance(op, ops.DotGeneral)
     free_a, free_b = op.free(len(a.shape), len(b.shape))
     batch = tuple(range(len(op.batch[0])))
-    at_a = tuple(range(len(batch), len(batch) + len(free_a)))
-    at_b = tuple(range(len(batch) + len(free_a), len(g.shape)))
+    dims_a = tuple(range(len(batch), len(batch) + len(free_a)))
+    dims_b = tuple(range(len(batch) + len(free_a), len(g.shape)))
     (batch_a, batch_b), (summed_a, summed_b) = op.batch, op.contract
     return [
-        _operand(g, b, batch, (batch_b, batch_a), (at_b, free_b), free_a, (summed_b, summed_a), a),
-        _operand(g, a, batch, (batch_a, batch_b), (at_a, free_a), free_b, (summed_a, summed_b), b),
+        _operand_cotangent(g, b, batch, (batch_b, batch_a), (dims_b, free_b), free_a, (summed_b, summed_a), a),
+        _operand_cotangent(g, a, batch, (batch_a, batch_b), (dims_a, free_a), free_b, (summed_a, summed_b), b),
     ]
 
 
-def _operand(
+def _operand_cotangent(
     g: Node,
     other: Node,
     batch: tuple[int, ...],
@@ -37,103 +37,113 @@ def _operand(
     summed: tuple[tuple[int, ...], tuple[int, ...]],
     like: Node,
 ) -> Node:
-    """The cotangent of `like`. batches, summed: pairs of axes, of the other operand and of this one."""
+    """The cotangent of `like`. batches, summed: batch and contracted axes, each (of the other operand, of `like`)."""
     of_other, of_this = summed
     product = ops.DotGeneral((batch, batches[0]), contract, like.dtype)(g, other)
-    # the axes of `like` as the product has them: batch, g's free ones, the other's in ascending order
-    left = sorted(of_other)
-    order = [*batches[1], *free, *(of_this[of_other.index(d)] for d in left)]
+    # the axes of `like` in the order of the product's: batch, free axes of g, free axes of `other`, ascending
+    other_contracted = sorted(of_other)
+    order = [*batches[1], *free, *(of_this[of_other.index(d)] for d in other_contracted)]
     return ops.Transpose(tuple(order.index(d) for d in range(len(order))))(product)
 
 
 @reverse(ops.Convolution)
 def _convolution(node: Node, g: Node) -> list[Node] | list[Node | None]:
-    """Both are convolutions: of the cotangent with the kernel turned around, and of the image with the cotangent, where
-    batch and channels change places."""
+    """Both cotangents are convolutions: the image's of the cotangent with the flipped kernel, the kernel's of the image
+    with the cotangent, with batch and channels exchanged."""
     op, (x, w) = node.op, node.inputs
     assert isinstance(op, ops.Convolution)
     if op.batch_groups > 1:
-        return pull_back_cotangents([(_as_features(op, x, w), g)], [x, w])
+        return pull_back_cotangents([(_with_feature_groups(op, x, w), g)], [x, w])
     letters = op.spatial
     image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in "NC" + letters))(x)
     kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in "OI" + letters))(w)
-    out = ops.Transpose(tuple(op.out_layout.index(c) for c in "NC" + letters))(g)
-    of_image, of_kernel = _of_image(op, image, kernel, out), _of_kernel(op, image, kernel, out)
+    cotangent = ops.Transpose(tuple(op.out_layout.index(c) for c in "NC" + letters))(g)
+    of_image, of_kernel = (
+        _image_cotangent(op, image, kernel, cotangent),
+        _kernel_cotangent(op, image, kernel, cotangent),
+    )
     return [
         ops.Transpose(tuple(("NC" + letters).index(c) for c in op.lhs_layout))(of_image),
         ops.Transpose(tuple(("OI" + letters).index(c) for c in op.rhs_layout))(of_kernel),
     ]
 
 
-def _as_features(op: ops.Convolution, x: Node, w: Node) -> Node:
-    """Groups of a batch as groups of channels."""
-    at, parts = op.lhs_layout.index("N"), op.batch_groups
-    split = ops.Reshape((*x.shape[:at], parts, x.shape[at] // parts, *x.shape[at + 1 :]))(x)
-    channels = op.lhs_layout.index("C") + (op.lhs_layout.index("C") > at)
-    order = [d for d in range(len(split.shape)) if d != at]
-    order.insert(order.index(channels), at)
-    sizes = dict(zip(op.lhs_layout, x.shape, strict=True)) | {"N": x.shape[at] // parts}
-    sizes["C"] = sizes["C"] * parts
-    joined = ops.Reshape(tuple(sizes[c] for c in op.lhs_layout))(ops.Transpose(tuple(order))(split))
-    return replace(op, feature_groups=parts, batch_groups=1)(joined, w)
+def _with_feature_groups(op: ops.Convolution, x: Node, w: Node) -> Node:
+    """The convolution with its batch groups turned into feature groups."""
+    batch_axis, groups = op.lhs_layout.index("N"), op.batch_groups
+    split = ops.Reshape((*x.shape[:batch_axis], groups, x.shape[batch_axis] // groups, *x.shape[batch_axis + 1 :]))(x)
+    channel_axis = op.lhs_layout.index("C") + (op.lhs_layout.index("C") > batch_axis)
+    order = [d for d in range(len(split.shape)) if d != batch_axis]
+    order.insert(order.index(channel_axis), batch_axis)
+    sizes = dict(zip(op.lhs_layout, x.shape, strict=True)) | {"N": x.shape[batch_axis] // groups}
+    sizes["C"] = sizes["C"] * groups
+    merged = ops.Reshape(tuple(sizes[c] for c in op.lhs_layout))(ops.Transpose(tuple(order))(split))
+    return replace(op, feature_groups=groups, batch_groups=1)(merged, w)
 
 
-def _dilated(size: DimLike, step: int) -> DimLike:
+def _dilated_size(size: DimLike, step: int) -> DimLike:
     return (size - 1) * step + 1
 
 
-def _of_image(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
-    groups, (outs, ins), window = op.feature_groups, kernel.shape[:2], kernel.shape[2:]
-    turned = ops.flip(kernel, tuple(range(2, len(kernel.shape))))
-    parts = ops.Reshape((groups, outs // groups, ins, *window))(turned)
-    back = ops.Reshape((groups * ins, outs // groups, *window))(ops.swap_axes(parts, 1, 2))
+def _image_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
+    groups, (out_channels, in_channels), window = op.feature_groups, kernel.shape[:2], kernel.shape[2:]
+    flipped = ops.flip(kernel, tuple(range(2, len(kernel.shape))))
+    grouped = ops.Reshape((groups, out_channels // groups, in_channels, *window))(flipped)
+    transposed = ops.Reshape((groups * in_channels, out_channels // groups, *window))(ops.swap_axes(grouped, 1, 2))
     padding = []
-    for i, (size, taps, count) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
-        reach = _dilated(taps, op.rhs_dilation[i])
+    for i, (size, taps, out_size) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
+        reach = _dilated_size(taps, op.rhs_dilation[i])
         low = reach - 1 - op.padding[i][0]
-        high = _dilated(size, op.lhs_dilation[i]) + reach - 1 - _dilated(count, op.strides[i]) - low
+        high = _dilated_size(size, op.lhs_dilation[i]) + reach - 1 - _dilated_size(out_size, op.strides[i]) - low
         padding.append((low, high))
-    steps = op.lhs_dilation, tuple(padding), op.strides, op.rhs_dilation
-    return _convolved(op, steps, g, back, groups, image)
+    geometry = op.lhs_dilation, tuple(padding), op.strides, op.rhs_dilation
+    return _convolve(op, geometry, g, transposed, groups, image)
 
 
-def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
+def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
-    last = (0, *range(2, len(image.shape)), 1)
-    depthwise = channels == groups > 1
-    taken = depthwise or (groups == 1 and any(d != 1 for d in window))
-    taken = taken and is_static(window) and all(d == 1 for d in op.lhs_dilation)
-    if taken and all(lo >= 0 <= hi for lo, hi in op.padding):
-        around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
-        padded = ops.pad(ops.Transpose(last)(image), *around)
-        gradient = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, depthwise, kernel.dtype)
-        return gradient(padded, ops.Transpose(last)(g))
-    plain = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
-    if plain:
-        # one reduction, which schedules can cut into parts that caches hold; of the places that were read
-        seen = image
+    channels_last = (0, *range(2, len(image.shape)), 1)
+    is_depthwise = channels == groups > 1
+    is_supported = is_depthwise or (groups == 1 and any(d != 1 for d in window))
+    is_supported = is_supported and is_static(window) and all(d == 1 for d in op.lhs_dilation)
+    if is_supported and all(lo >= 0 <= hi for lo, hi in op.padding):
+        margins = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
+        padded = ops.pad(ops.Transpose(channels_last)(image), *margins)
+        gradient_op = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, is_depthwise, kernel.dtype)
+        return gradient_op(padded, ops.Transpose(channels_last)(g))
+    is_pointwise = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
+    if is_pointwise:
+        # one contraction, which schedules tile for caches, over the sampled positions
+        sampled = image
         if any(d != 1 for d in op.strides):
-            seen = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
-        rows = [ops.Reshape((product((batch, *v.shape[2:])), v.shape[1]))(ops.Transpose(last)(v)) for v in (g, seen)]
+            sampled = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
+        rows = [
+            ops.Reshape((product((batch, *v.shape[2:])), v.shape[1]))(ops.Transpose(channels_last)(v))
+            for v in (g, sampled)
+        ]
         return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), ((0,), (0,)), kernel.dtype)(*rows))
-    parts = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
-    rest = range(3, len(parts.shape))
-    turned = ops.Transpose((2, 1, 0, *rest))(parts)
-    lines = ops.Reshape((channels // groups, groups * batch, *image.shape[2:]))(turned)
+    grouped = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
+    rest = range(3, len(grouped.shape))
+    transposed = ops.Transpose((2, 1, 0, *rest))(grouped)
+    lines = ops.Reshape((channels // groups, groups * batch, *image.shape[2:]))(transposed)
     padding = []
-    for i, (size, taps, count) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
+    for i, (size, taps, out_size) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
         low = op.padding[i][0]
-        more = _dilated(count, op.strides[i]) + _dilated(taps, op.rhs_dilation[i]) - _dilated(size, op.lhs_dilation[i])
-        padding.append((low, more - 1 - low))
-    steps = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
-    found = _convolved(op, steps, lines, ops.swap_axes(g, 0, 1), groups, kernel)
-    return ops.swap_axes(found, 0, 1)
+        excess = (
+            _dilated_size(out_size, op.strides[i])
+            + _dilated_size(taps, op.rhs_dilation[i])
+            - _dilated_size(size, op.lhs_dilation[i])
+        )
+        padding.append((low, excess - 1 - low))
+    geometry = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
+    gradient = _convolve(op, geometry, lines, ops.swap_axes(g, 0, 1), groups, kernel)
+    return ops.swap_axes(gradient, 0, 1)
 
 
-def _convolved(op: ops.Convolution, steps: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:
+def _convolve(op: ops.Convolution, geometry: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:
     letters = op.spatial
-    strides, padding, lhs_dilation, rhs_dilation = steps
+    strides, padding, lhs_dilation, rhs_dilation = geometry
     return ops.Convolution(
         strides, padding, lhs_dilation, rhs_dilation, "NC" + letters, "OI" + letters, "NC" + letters, groups,
         dtype=like.dtype,

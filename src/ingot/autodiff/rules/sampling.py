@@ -1,10 +1,10 @@
-"""Linear maps along one axis whose reads are known when a model is compiled: padding with a value's own elements,
-resizing, means of adaptive windows.
+"""Linear maps along one axis with indices known at compile time: reflected and repeated padding, resizing, adaptive
+average pooling.
 
     y[o] = sum of w[o, i] x[i]   ->   dx[i] = sum of w[o, i] dy[o]
 
-Nothing is scattered: each element reads the few results that it is in, by a table; or slices of the result are added,
-where the map moves whole runs of elements:
+Nothing is scattered: each element gathers, by a constant table, the few results that read it. Where the map moves whole
+runs of elements, slices of the cotangent are added instead:
 
     reflect: y = [x1 x0 x1 x2 x1]   ->   dx = [dy1, dy0 + dy2 + dy4, dy3]
 """
@@ -27,14 +27,14 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-MAX_TAPS = 8  # of an element, beyond which they are summed by a loop
+MAX_TAPS = 8  # per element; more are summed by a reduction
 MAX_RUNS = 4
 
 
 @dataclass(frozen=True)
 class Run:
-    """Results first, first + 1, ... that are sources as they are: side by side (step 1), backwards (-1) or one of them
-    repeated (0). low, high: the sources."""
+    """`count` results from `first` on that copy the sources low ... high - 1: in order (step 1), reversed (-1), or one
+    source repeated (0)."""
 
     first: int
     count: int
@@ -43,10 +43,10 @@ class Run:
     high: int
 
     def added(self, g: Term, axis: int, begin: int, end: int) -> Term:
-        """What the results add to the elements begin ... end - 1, some of which are sources."""
+        """The run's contribution to the cotangent of the elements begin ... end - 1, which include a source."""
         low, high, first = max(begin, self.low), min(end, self.high), self.first
         if self.step == 0:
-            part = _summed(g.slice(axis, first, first + self.count), axis, self.count)
+            part = _sum_elements(g.slice(axis, first, first + self.count), axis, self.count)
         elif self.step == 1:
             part = g.slice(axis, first + low - self.low, first + high - self.low)
         else:
@@ -54,8 +54,8 @@ class Run:
         return part.pad(axis, low - begin, end - high, 0)
 
 
-def _summed(x: Term, axis: int, count: int) -> Term:
-    """The sum along `axis`, of `count` elements: of few, term by term, as no kernel of its own is worth them."""
+def _sum_elements(x: Term, axis: int, count: int) -> Term:
+    """The sum of `count` elements along `axis`; few are added term by term, which fuses with other kernels."""
     if count > MAX_TAPS:
         return x.sum((axis,))
     return reduce(Term.__add__, (x.slice(axis, i, i + 1) for i in range(count)))
@@ -71,33 +71,33 @@ class AxisMap:
     weights: np.ndarray
 
     def transposed(self, g: Term, axis: int) -> Term:
-        """The sums, for each element, of the weighted results that it is in. g: one slice along `axis` a result."""
+        """For each element, the weighted sum of the cotangents of the results that read it. g: that of all results."""
         runs = self._runs()
         if runs is not None and self.size > 0:
-            return _moved_runs(g, axis, runs, self.size)
+            return _sum_of_runs(g, axis, runs, self.size)
         order = np.lexsort((self.results, self.sources))
         results, weights = self.results[order], self.weights[order]
         counts = np.bincount(self.sources, minlength=self.size)
         taps = int(counts.max(initial=0))
         if taps == 0:
             return t.full((*g.shape[:axis], self.size, *g.shape[axis + 1 :]), 0, g.dtype)
-        # an element of fewer taps reads its last result again, by halves of its weight: exact for every number, while
-        # a weight of 0 would turn infinite gradients of others into NaN
-        first = np.cumsum(counts) - counts
-        number = np.arange(taps)
-        last = np.maximum(counts - 1, 0)[:, None]
-        at = np.minimum(first[:, None] + np.minimum(number, last), len(results) - 1)
-        halvings = np.where(number >= last, np.minimum(number - last + 1, taps - 1 - last), 0)
-        table, factors = results[at], np.ldexp(weights[at], -halvings)
-        out = _sum_of_taps(g, axis, table, factors)
+        # an element of fewer taps reads its last result several times, its weight halved repeatedly, which is exact; a
+        # weight of 0 would turn infinite gradients of other elements into NaN
+        first_taps = np.cumsum(counts) - counts
+        tap_numbers = np.arange(taps)
+        last_taps = np.maximum(counts - 1, 0)[:, None]
+        indices = np.minimum(first_taps[:, None] + np.minimum(tap_numbers, last_taps), len(results) - 1)
+        halvings = np.where(tap_numbers >= last_taps, np.minimum(tap_numbers - last_taps + 1, taps - 1 - last_taps), 0)
+        table, factors = results[indices], np.ldexp(weights[indices], -halvings)
+        total = _sum_of_taps(g, axis, table, factors)
         if counts.all():
-            return out
-        is_read = t.as_term(counts > 0).spread(out.shape, (axis,))
-        return t.term(t.where(is_read, out, 0))
+            return total
+        is_read = t.as_term(counts > 0).spread(total.shape, (axis,))
+        return t.term(t.where(is_read, total, 0))
 
     def _runs(self) -> list[Run] | None:
-        """The runs in which the results, in order, are sources as they are, side by side, backwards or repeated; None
-        for other maps and for more than `MAX_RUNS`."""
+        """The runs of which the results consist, in order; None for a map that is not made of runs, or of more than
+        `MAX_RUNS`."""
         if not np.array_equal(self.results, np.arange(len(self.results))) or (self.weights != 1).any():
             return None
         runs: list[Run] = []
@@ -108,29 +108,29 @@ class AxisMap:
                 return None
             step = int(steps[start]) if start < len(steps) else 1
             step = step if abs(step) <= 1 else 1
-            other = np.flatnonzero(steps[start:] != step)
-            count = int(other[0]) + 1 if len(other) else len(self.sources) - start
+            breaks = np.flatnonzero(steps[start:] != step)
+            count = int(breaks[0]) + 1 if len(breaks) else len(self.sources) - start
             ends = int(self.sources[start]), int(self.sources[start + count - 1])
             runs.append(Run(start, count, step, min(ends), max(ends) + 1))
             start += count
         return runs
 
 
-def _moved_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> Term:
-    """The sum of runs of g, each at its place along an axis of `size` elements: of the longest stretch that the same
-    runs cover, and of what is before and behind it."""
+def _sum_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> Term:
+    """The sum of runs of g, each at its offset along an axis of `size` elements, computed in up to three pieces: the
+    longest one that is covered by the same runs, the one before it and the one after it."""
     ends = sorted({0, size, *(e for r in runs for e in (r.low, r.high))})
     longest = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
     pieces: list[Term] = []
     for begin, end in pairwise(sorted({0, *longest, size})):
         parts = [r.added(g, axis, begin, end) for r in runs if r.low < end and begin < r.high]
-        none = t.full((*g.shape[:axis], end - begin, *g.shape[axis + 1 :]), 0, g.dtype)
-        pieces.append(reduce(Term.__add__, parts) if parts else none)
+        zeros = t.full((*g.shape[:axis], end - begin, *g.shape[axis + 1 :]), 0, g.dtype)
+        pieces.append(reduce(Term.__add__, parts) if parts else zeros)
     return t.concat(pieces, axis)
 
 
 def _sum_of_taps(g: Term, axis: int, table: np.ndarray, factors: np.ndarray) -> Term:
-    """The sum over k of g at table[i, k] along `axis`, times factors[i, k]."""
+    """Element i along `axis`: the sum over k of factors[i, k] g[table[i, k]]."""
     if table.shape[1] > MAX_TAPS:
         rows = t.take(g, table.astype(np.int32), axis)
         return (rows * t.as_term(factors, g.dtype).spread(rows.shape, (axis, axis + 1))).sum(
@@ -146,8 +146,8 @@ def _sum_of_taps(g: Term, axis: int, table: np.ndarray, factors: np.ndarray) -> 
     return total
 
 
-def _through(lowered: Node, x: Node, g: Node) -> list[Node | None]:
-    """The cotangent of `x` through what its op is lowered to."""
+def _through_lowering(lowered: Node, x: Node, g: Node) -> list[Node | None]:
+    """The cotangent of `x`, by differentiating the lowering of its op."""
     return pull_back_cotangents([(lowered, g)], [x])
 
 
@@ -157,12 +157,12 @@ def _pad_mode(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.PadMode)
     axes = [d for d, pads in enumerate(zip(op.low, op.high, strict=True)) if pads != (0, 0)]
     if not all(is_static((x.shape[d], node.shape[d])) for d in axes):
-        return _through(op.lower(x), x, g)
-    total = t.widen_narrow(g)
+        return _through_lowering(op.lower(x), x, g)
+    cotangent = t.widen_narrow(g)
     for d in axes:
         sources = np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d]))
-        total = _axis_map(int(x.shape[d]), [(sources, np.ones(len(sources)))]).transposed(total, d)
-    return [total.cast(g.dtype).node]
+        cotangent = _axis_map(int(x.shape[d]), [(sources, np.ones(len(sources)))]).transposed(cotangent, d)
+    return [cotangent.cast(g.dtype).node]
 
 
 @reverse(ops.Resize)
@@ -172,12 +172,14 @@ def _resize(node: Node, g: Node) -> list[Node | None]:
     changed = [(i, d) for i, d in enumerate(op.axes) if not op.is_identity(i, x.shape[d])]
     is_known = all(is_static((x.shape[d], op.sizes[i])) for i, d in changed)
     if not is_known or op.coordinates == "tf_crop_and_resize":
-        return _through(op.lower(x), x, g)
-    total = t.widen_narrow(g)
+        return _through_lowering(op.lower(x), x, g)
+    cotangent = t.widen_narrow(g)
     for i, d in changed:
         reads = op.reads(i, x.shape[d], f64 if x.dtype == f64 else f32)
-        total = _axis_map(int(x.shape[d]), [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(total, d)
-    return [total.cast(g.dtype).node]
+        cotangent = _axis_map(int(x.shape[d]), [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(
+            cotangent, d
+        )
+    return [cotangent.cast(g.dtype).node]
 
 
 @reverse(ops.AdaptiveAvgPool)
@@ -186,19 +188,19 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.AdaptiveAvgPool)
     regular, irregular = op.split_dims(x.shape)
     if not all(is_static((x.shape[d], g.shape[d])) for d in irregular):
-        return _through(op.lower(x), x, g)
-    total = t.widen_narrow(g)
+        return _through_lowering(op.lower(x), x, g)
+    cotangent = t.widen_narrow(g)
     for d in irregular:
-        total = _means_of(op.spans(x.shape, d)).transposed(total, d)
+        cotangent = _span_means(op.spans(x.shape, d)).transposed(cotangent, d)
     if regular:
-        total = total / t.size(product(factor for _, factor in regular), total.dtype)
+        cotangent = cotangent / t.size(product(factor for _, factor in regular), cotangent.dtype)
     for d, factor in regular:
-        total = t.repeat(total, d, factor)
-    return [total.cast(g.dtype).node]
+        cotangent = t.repeat(cotangent, d, factor)
+    return [cotangent.cast(g.dtype).node]
 
 
-def _means_of(spans: Sequence[tuple[int, int]]) -> AxisMap:
-    """The mean of each span of an axis that they cover."""
+def _span_means(spans: Sequence[tuple[int, int]]) -> AxisMap:
+    """The map to the mean of each span, where the spans cover the axis."""
     counts = [end - begin for begin, end in spans]
     results = np.repeat(np.arange(len(spans)), counts)
     sources = np.concatenate([np.arange(*span) for span in spans]) if spans else results
@@ -206,13 +208,13 @@ def _means_of(spans: Sequence[tuple[int, int]]) -> AxisMap:
 
 
 def _axis_map(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> AxisMap:
-    """The map along an axis of `size` elements from (index, weight) of each tap, vectors over the results."""
+    """The map along an axis of `size` elements. reads: per tap the indices and weights, vectors over the results."""
     results = np.concatenate([np.arange(len(at)) for at, _ in reads])
     sources = np.concatenate([at for at, _ in reads]).astype(np.int64)
     weights = np.concatenate([w for _, w in reads]).astype(np.float64)
-    if len(reads) > 1:  # taps of one element are one
-        pairs, first = np.unique(sources * (results.max(initial=0) + 1) + results, return_inverse=True)
-        weights = np.bincount(first, weights, len(pairs))
+    if len(reads) > 1:  # merge taps of one result that read the same element
+        pairs, pair_numbers = np.unique(sources * (results.max(initial=0) + 1) + results, return_inverse=True)
+        weights = np.bincount(pair_numbers, weights, len(pairs))
         sources, results = np.divmod(pairs, results.max(initial=0) + 1)
-    read = weights != 0
-    return AxisMap(size, results[read], sources[read], weights[read])
+    is_read = weights != 0
+    return AxisMap(size, results[is_read], sources[is_read], weights[is_read])

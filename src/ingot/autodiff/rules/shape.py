@@ -1,4 +1,4 @@
-"""What moves elements: the cotangents move back, and are added where an element went to several places."""
+"""Ops that move elements: each cotangent moves back, and those of several copies of an element are added."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ constant_everywhere(ops.Iota, ops.DimValue)
 def _broadcast(node: Node, g: Node) -> list[Node]:
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.BroadcastInDim)
-    kept = [d for axis, d in enumerate(op.dims) if x.shape[axis] == node.shape[d]]
-    gone = [d for d in range(len(node.shape)) if d not in kept]
-    summed = ops.reduce_sum(g, gone) if gone else g
-    left = sorted(kept)
-    order = [left.index(d) for d in kept]
-    moved = summed if order == sorted(order) else ops.Transpose(tuple(order))(summed)
-    return [moved if moved.shape == x.shape else ops.Reshape(x.shape)(moved)]
+    kept_dims = [d for axis, d in enumerate(op.dims) if x.shape[axis] == node.shape[d]]
+    summed_dims = [d for d in range(len(node.shape)) if d not in kept_dims]
+    summed = ops.reduce_sum(g, summed_dims) if summed_dims else g
+    remaining = sorted(kept_dims)
+    order = [remaining.index(d) for d in kept_dims]
+    transposed = summed if order == sorted(order) else ops.Transpose(tuple(order))(summed)
+    return [transposed if transposed.shape == x.shape else ops.Reshape(x.shape)(transposed)]
 
 
 @reverse(ops.Reshape)
@@ -31,14 +31,14 @@ def _reshape(node: Node, g: Node) -> list[Node]:
 @reverse(ops.Transpose)
 def _transpose(node: Node, g: Node) -> list[Node]:
     assert isinstance(node.op, ops.Transpose)
-    back = node.op.permutation
-    return [ops.Transpose(tuple(back.index(d) for d in range(len(back))))(g)]
+    permutation = node.op.permutation
+    return [ops.Transpose(tuple(permutation.index(d) for d in range(len(permutation))))(g)]
 
 
 def spread(
     g: Node, starts: tuple[DimLike, ...], steps: tuple[int, ...], shape: tuple[DimLike, ...], fill: Node | None = None
 ) -> Node:
-    """Zeros (or `fill`s) of `shape` with g's elements `steps` apart from `starts` on."""
+    """A value of `shape`, filled with zeros or `fill`, with the elements of g from `starts` on at strides `steps`."""
     fill = ops.scalar(0, g.dtype) if fill is None else fill
     if any(d == 0 for d in g.shape):
         return ops.broadcast_to(fill, shape)
@@ -62,8 +62,8 @@ def _windows(node: Node, g: Node) -> list[Node]:
         part = ops.index_axis(g, op.dim + 1, tap)
         starts = tuple(tap * op.dilation if d == op.dim else 0 for d in range(len(x.shape)))
         steps = tuple(op.step if d == op.dim else 1 for d in range(len(x.shape)))
-        moved = spread(part, starts, steps, x.shape)
-        total = moved if total is None else ops.Add()(total, moved)
+        spread_part = spread(part, starts, steps, x.shape)
+        total = spread_part if total is None else ops.Add()(total, spread_part)
     assert total is not None
     return [total]
 
@@ -76,9 +76,9 @@ def _pad(node: Node, g: Node) -> list[Node]:
     if any(d == 0 for d in x.shape):
         return [ops.full(x.shape, 0, g.dtype), ops.reduce_sum(g)]
     rank = len(x.shape)
-    inside = ops.Pad(tuple(-d for d in op.low), tuple(-d for d in op.high), (0,) * rank)(g, zero)
+    cropped = ops.Pad(tuple(-d for d in op.low), tuple(-d for d in op.high), (0,) * rank)(g, zero)
     steps = tuple(i + 1 for i in op.interior)
-    of_x = inside if set(steps) <= {1} else ops.Slice((0,) * rank, inside.shape, steps)(inside)
+    of_x = cropped if set(steps) <= {1} else ops.Slice((0,) * rank, cropped.shape, steps)(cropped)
     return [of_x, ops.sub(ops.reduce_sum(g), ops.reduce_sum(of_x))]
 
 
@@ -110,15 +110,15 @@ def _dynamic_update_slice(node: Node, g: Node) -> list[Node | None]:
 
 
 def moved_last(x: Node, axes: tuple[int, ...]) -> Node:
-    """x with `axes` joined to one, the last."""
-    kept = [d for d in range(len(x.shape)) if d not in axes]
-    turned = ops.Transpose((*kept, *axes))(x)
-    return ops.flatten(turned, len(kept), -1) if axes else ops.expand_dims(turned, -1)
+    """x with `axes` moved to the end and flattened to one axis."""
+    other_axes = [d for d in range(len(x.shape)) if d not in axes]
+    transposed = ops.Transpose((*other_axes, *axes))(x)
+    return ops.flatten(transposed, len(other_axes), -1) if axes else ops.expand_dims(transposed, -1)
 
 
 def moved_back(x: Node, axes: tuple[int, ...], like: Node) -> Node:
-    """The way back from `moved_last`, to the shape of `like`."""
-    kept = [d for d in range(len(like.shape)) if d not in axes]
-    order = (*kept, *axes)
+    """The inverse of `moved_last`, with the shape of `like`."""
+    other_axes = [d for d in range(len(like.shape)) if d not in axes]
+    order = (*other_axes, *axes)
     split = ops.Reshape(tuple(like.shape[d] for d in order))(x)
     return ops.Transpose(tuple(order.index(d) for d in range(len(order))))(split)

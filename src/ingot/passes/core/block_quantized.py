@@ -1,4 +1,4 @@
-"""Weights as levels of few bits, which stay quantized as operands of products.
+"""Weights as levels of few bits that stay quantized as operands of products.
 
     dot(x[m, k], reshape[n, k]((q[n, k / b, b] - zero[n, k / b, 1]) * scale[n, k / b, 1]))
     ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and positions in them
@@ -33,35 +33,35 @@ Perm = tuple[int, ...]
 
 
 def product_of_levels(n: Node, floats: tuple[DType, ...], rounds: bool = False) -> Node | None:
-    """The product `n` with its second operand as constant levels (see module); None where that is not one. floats: the
-    types that levels may represent. rounds: the first operand is rounded to bytes."""
+    """The product `n` with constant levels as its second operand (see the module's docstring), or None. floats: the
+    types that levels may represent. rounds: whether the first operand is rounded to bytes."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or len(op.contract[0]) != 1:
         return None
     ((x_axis,), (w_axis,)), (x, w) = op.contract, n.inputs
-    unsliced = _unsliced(w, w_axis)
+    unsliced = _without_slice(w, w_axis)
     base = base_of(unsliced, BIJECTIVE_VIEWS)
     if unsliced.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
     size, k = static_shape((unsliced.shape[w_axis], w.shape[w_axis]))
     for blocks in _block_shapes(base, size, rounds):
         source = _through_views(unsliced, (*unsliced.shape[:w_axis], *blocks, *unsliced.shape[w_axis + 1 :]))
-        levels = None if source is None else _moved_levels(*source, block_axis=w_axis + len(blocks) - 1)
+        levels = None if source is None else _apply_views(*source, block_axis=w_axis + len(blocks) - 1)
         if levels is None:
             continue
         x = ops.pad(x, (0,) * x.type.rank, tuple(size - k if d == x_axis else 0 for d in range(x.type.rank)))
         x = ops.reshape(x, (*x.shape[:x_axis], *blocks, *x.shape[x_axis + 1 :]))
         axes = tuple(range(x_axis, x_axis + len(blocks))), tuple(range(w_axis, w_axis + len(blocks)))
         if rounds:
-            x = _rounded(x, levels, axes)
+            x = _round_in_blocks(x, levels, axes)
         return replace(op, contract=axes)(x, levels, loc=n.loc)
     return None
 
 
-def _rounded(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
-    """`x` rounded to bytes in the blocks of `w`, or in blocks of blocks which share all that is not integers: as each
-    of ggml's formats has its rows. Blocks that no kernel multiplies as bytes are left alone. axes: that are summed, of
-    both."""
+def _round_in_blocks(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Node:
+    """`x` rounded to bytes in the blocks of `w`, or in blocks of blocks that share all non-integer factors, as rows are
+    in each of ggml's formats. Blocks that no kernel multiplies as bytes are not rounded. axes: the summed axes of x and
+    of w."""
     place = static_shape(w.shape)[axes[1][-1]]
     if place % 4 or place > MAX_ROUNDED_LEVELS:
         return x
@@ -71,9 +71,9 @@ def _rounded(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) ->
         inner = static_shape(w.shape)[block]
 
         def is_split(part: Sequence[Node]) -> bool:
-            """Into an integer for each block and floats that the blocks of one share."""
-            own = [p for p in part if p.type.rank >= -block and p.shape[block] != 1]
-            return len(own) == 1 and own[0].dtype.is_integer
+            """Whether a part is an integer for each block times floats that a block of blocks shares."""
+            varying = [p for p in part if p.type.rank >= -block and p.shape[block] != 1]
+            return len(varying) == 1 and varying[0].dtype.is_integer
 
         if inner * place <= MAX_ROUNDED_LEVELS and all(map(is_split, w.op.parts(w.inputs[1:]))):
             dims = axes[0][-2:]
@@ -81,29 +81,29 @@ def _rounded(x: Node, w: Node, axes: tuple[tuple[int, ...], tuple[int, ...]]) ->
 
 
 def round_floats(graph: Graph, bytes_kept: bool = True) -> Graph:
-    """Lower the rounding to bytes wherever no product of levels reads it directly.
+    """Lower the rounding to bytes except where a product of levels reads it directly.
 
         y = slice(round_to_bytes(x)); dot(y, dequantize(q, ..))   ->   y = slice(round(x / d) * d)
 
-    bytes_kept: whether products multiply bytes; else all of it is lowered."""
+    bytes_kept: whether products multiply bytes; else every rounding is lowered."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         if not any(isinstance(x.op, ops.RoundToBytes) for x in inputs) or (bytes_kept and _reads_bytes(n)):
             return n.with_inputs(inputs)
-        return n.with_inputs([_lowered(x) if isinstance(x.op, ops.RoundToBytes) else x for x in inputs])
+        return n.with_inputs([_lower_node(x) if isinstance(x.op, ops.RoundToBytes) else x for x in inputs])
 
     return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def _reads_bytes(n: Node) -> bool:
-    """Whether `n` is a product of levels, whose blocks are those of its rounded operand."""
+    """Whether `n` is a product of levels with the same blocks as its rounded operand."""
     if not isinstance(n.op, ops.DotGeneral) or not is_product_of_levels(n, (f32,)):
         return False
     rounding = n.inputs[0].op
     return isinstance(rounding, ops.RoundToBytes) and n.op.contract[0][-len(rounding.dims) :] == rounding.dims
 
 
-def _lowered(n: Node) -> Node:
+def _lower_node(n: Node) -> Node:
     lowered = n.op.lower(*n.inputs)
     assert isinstance(lowered, Node)
     return lowered
@@ -125,8 +125,8 @@ def _block_shapes(levels: Node, size: int, rounds: bool) -> Iterator[tuple[int, 
 
 
 def as_dequantize(w: Node) -> Node:
-    """`Dequantize` for constants in a block format, of which some targets have no kernels: with a scale of one factor,
-    and a zero in place of a minimum, which rounds by 1e-7 of the largest."""
+    """`Dequantize` for constants in a block format, for targets without kernels for it: with a scale of one factor, and
+    a zero in place of a minimum, which has a relative rounding error of 1e-7."""
     (q, *factors), form = w.inputs, w.op
     assert isinstance(form, ops.DequantizeBlocks)
     scale_factors, *minimum_factors = form.parts(factors)
@@ -161,7 +161,7 @@ def levels_of_arithmetic(w: Node) -> Node | None:
         return ops.Dequantize()(q, ops.scalar(0, q.dtype), ops.scalar(1.0, w.dtype), loc=w.loc)
     if not isinstance(w.op, ops.Mul | ops.Sub):
         return None
-    # those of f16 and bf16 round behind each operation, where Dequantize rounds once
+    # arithmetic in f16 and bf16 rounds after each operation, Dequantize only once
     levels, p = levels_of_arithmetic(w.inputs[0]), _small_constant(w.inputs[1])
     if levels is None or p is None or w.dtype != f32 or not isinstance(levels.op, ops.Dequantize):
         return None
@@ -186,7 +186,7 @@ def _small_constant(p: Node) -> Node | None:
 
 
 def is_product_of_levels(n: Node, floats: tuple[DType, ...]) -> bool:
-    """Whether `n` is a product as `product_of_levels` builds them."""
+    """Whether `n` is a product in the form that `product_of_levels` builds."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
         return False
@@ -205,10 +205,10 @@ def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
     return q.is_integer and q.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
 
 
-def _unsliced(w: Node, axis: int) -> Node:
-    """The value of which `w` is the first part along `axis`."""
+def _without_slice(w: Node, axis: int) -> Node:
+    """The value of which `w` is a prefix along `axis`; `w` itself if it is none."""
     if isinstance(w.op, ops.Transpose):
-        v = _unsliced(w.inputs[0], w.op.permutation[axis])
+        v = _without_slice(w.inputs[0], w.op.permutation[axis])
         return w if v is w.inputs[0] else w.op(v, loc=w.loc)
     if not isinstance(w.op, ops.Slice):
         return w
@@ -222,7 +222,8 @@ def _unsliced(w: Node, axis: int) -> Node:
 
 
 def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
-    """`x` reshaped to `shape`, as transpose(reshape(base, ...), ...) of the value under its views."""
+    """(base, shape, permutation): `x` reshaped to `shape` as transpose(reshape(base, ...), ...), where base is the
+    value below its views; or None."""
     if not isinstance(x.op, BIJECTIVE_VIEWS):
         return x, shape, tuple(range(len(shape)))
     (y,) = x.inputs
@@ -235,12 +236,12 @@ def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
     source = _through_views(y, tuple(shape[d] for d in order))
     if source is None:
         return None
-    base, under, perm = source
-    return base, under, tuple(perm[order.index(d)] for d in range(len(shape)))
+    base, base_shape, perm = source
+    return base, base_shape, tuple(perm[order.index(d)] for d in range(len(shape)))
 
 
-def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | None:
-    """transpose(reshape(w)) with the views applied to levels, zeros and scales; None where these vary along
+def _apply_views(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | None:
+    """transpose(reshape(w)) with the views applied to levels, zeros and scales; None if zeros or scales vary along
     `block_axis`."""
     q, *parameters = w.inputs
     layouts: list[Layout] = []
@@ -252,21 +253,21 @@ def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | 
         layouts.append(layout.transpose(perm))
     levels = ops.transpose(ops.reshape(q, shape), perm)
     if isinstance(w.op, ops.Dequantize) and (least := _min_nibble(q)) is not None:
-        levels = _nibbles(levels, least)
+        levels = _as_nibbles(levels, least)
         parameters[0] = const(value_of(parameters[0]).astype(w.dtype.numpy) - w.dtype.numpy.type(least))
     return w.op(levels, *map(_strided_constant, parameters, layouts), loc=w.loc)
 
 
 def _min_nibble(q: Node) -> int | None:
-    """The smallest of bytes that span at most 16 levels; None for others."""
+    """The smallest byte of `q` if its bytes span at most 16 levels, else None."""
     if q.dtype.bits != 8:
         return None
     value = value_of(q)
-    least = int(value.min()) if value.size else 0
-    return least if value.size and int(value.max()) - least < 16 else None
+    smallest = int(value.min()) if value.size else 0
+    return smallest if value.size and int(value.max()) - smallest < 16 else None
 
 
-def _nibbles(levels: Node, least: int) -> Node:
+def _as_nibbles(levels: Node, least: int) -> Node:
     like = TensorType(u4, levels.shape)
     return deferred_const(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
 
@@ -279,13 +280,13 @@ def _strided_constant(p: Node, layout: Layout) -> Node:
     shape = tuple(d if s else 1 for d, s in zip(static_shape(layout.shape), strides, strict=True))
     dense = static_shape(Layout.contiguous(p.shape).strides)
     if shape == p.shape and all(s == t for d, s, t in zip(shape, strides, dense, strict=True) if d != 1):
-        return p  # the same array: whoever reads this weight, too, shares it
+        return p  # the same array, which other readers of this weight share
 
-    def make() -> np.ndarray:
+    def compute() -> np.ndarray:
         value = np.ascontiguousarray(value_of(p))
         return as_strided(value, shape, [s * value.itemsize for s in strides], writeable=False)
 
-    return deferred_const(TensorType(p.dtype, shape), make, p.loc)
+    return deferred_const(TensorType(p.dtype, shape), compute, p.loc)
 
 
 __all__ = ["as_dequantize", "is_product_of_levels", "levels_of_arithmetic", "product_of_levels"]

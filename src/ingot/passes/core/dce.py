@@ -57,14 +57,16 @@ Pruned = tuple[Node, dict[int, int]] | None
 
 def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     names = tuple(body.output_names[i] for i in outputs) if body.output_names else ()
-    takes, gives = tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs)
-    return replace(body, inputs=takes, outputs=(*gives, *body.size_nodes.values()), output_names=names)
+    selected_inputs, selected_outputs = tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs)
+    return replace(
+        body, inputs=selected_inputs, outputs=(*selected_outputs, *body.size_nodes.values()), output_names=names
+    )
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
-    """The indices of the inputs that these outputs of `body` depend on."""
+    """The indices of the inputs on which these outputs of `body` depend."""
     nodes = set(topological((*(body.outputs[i] for i in outputs), *body.size_nodes.values())))
-    return {at for at, n in enumerate(body.inputs) if n in nodes}
+    return {index for index, n in enumerate(body.inputs) if n in nodes}
 
 
 def _group(n: Node, live_results: set[int]) -> Pruned:
@@ -94,16 +96,16 @@ def _while(n: Node, live_results: set[int]) -> Pruned:
     cond, body = n.op.cond, n.op.body
     live = live_results | _needs(cond, [0])
     while True:
-        more = live | _needs(body, sorted(live))
-        if more == live:
+        reached = live | _needs(body, sorted(live))
+        if reached == live:
             break
-        live = more
+        live = reached
     if len(live) == len(body.inputs):
         return None
-    places = sorted(live)
-    # the values of the condition stay even if the loop does not change them
-    op = ops.While(_select(cond, places, [0]), _select(body, places, places))
-    return op(*(n.inputs[i] for i in places), loc=n.loc), {old: at for at, old in enumerate(places)}
+    positions = sorted(live)
+    # values of the condition are kept even if the loop does not change them
+    op = ops.While(_select(cond, positions, [0]), _select(body, positions, positions))
+    return op(*(n.inputs[i] for i in positions), loc=n.loc), {old: at for at, old in enumerate(positions)}
 
 
 _PRUNERS: tuple[tuple[type, Callable[[Node, set[int]], Pruned]], ...] = (

@@ -95,7 +95,7 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
     users, enlarging = graph.uses(), set[Node]()
     positions = {n: -i for i, n in enumerate(graph.nodes())}  # users before operands
     for o in graph.outputs:
-        producers, seen, largest, heap = set[Node](), {o}, 0, [(positions[o], o)]
+        producers, visited, largest, heap = set[Node](), {o}, 0, [(positions[o], o)]
         while heap:
             _, n = heappop(heap)
             if n.constant is not None:
@@ -103,8 +103,8 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
             if _follows_order(n) and producers.issuperset(users.get(n, ())):
                 producers.add(n)
                 for i in n.inputs:
-                    if i not in seen:
-                        seen.add(i)
+                    if i not in visited:
+                        visited.add(i)
                         heappush(heap, (positions[i], i))
             elif 2 * estimate(n.type.size) > estimate(o.type.size):
                 break
@@ -136,16 +136,16 @@ def _updating(graph: Graph) -> frozenset[Node]:
 def _row_transposes(graph: Graph) -> frozenset[Node]:
     """Transposes of short rows whose result is reduced along longer ones, perhaps after elementwise ops: scores
     `[n, n, heads]` before a softmax, where vectors would have only `heads` elements."""
-    transposes, seen = set[Node](), set[Node]()
+    transposes, visited = set[Node](), set[Node]()
     for n in graph.nodes():
         if not isinstance(n.op, ops.Reduction) or n.inputs[0].type.rank - 1 not in n.op.reduced:
             continue
         stack = [n.inputs[0]]
         while stack:
             x = stack.pop()
-            if x in seen or x.shape != n.inputs[0].shape:
+            if x in visited or x.shape != n.inputs[0].shape:
                 continue
-            seen.add(x)
+            visited.add(x)
             if isinstance(x.op, ops.Transpose) and x.op.permutation[-1] != x.type.rank - 1:
                 short = x.inputs[0].shape[-1]
                 if isinstance(short, int) and 1 < short <= _MAX_SHORT_ROW < estimate(x.shape[-1]):
@@ -156,8 +156,8 @@ def _row_transposes(graph: Graph) -> frozenset[Node]:
 
 
 def _follows_order(n: Node) -> bool:
-    simple = category(n.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
-    return simple and not isinstance(n.op, ops.Transpose) and len(n.types) == 1
+    is_movable = category(n.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
+    return is_movable and not isinstance(n.op, ops.Transpose) and len(n.types) == 1
 
 
 def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
@@ -207,15 +207,17 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     op = n.op
     if not isinstance(op, ops.Convolution):
         return None
-    last = f"N{op.spatial}C"
+    channels_last = f"N{op.spatial}C"
     x, k = n.inputs
     present = op.lhs_layout
     # images with too few channels for vectors are read in their order
     is_small = present[:2] == "NC" and isinstance(x.shape[1], int) and x.shape[1] <= MAX_IMAGE_CHANNELS
     keeps_order = is_small and w.placed[x][1] == _identity(x.type.rank)
-    new = replace(op, lhs_layout=present if keeps_order else last, out_layout=last)
-    order = _identity(x.type.rank) if keeps_order else tuple(map(present.index, last))
-    return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), tuple(map(op.out_layout.index, last))
+    new = replace(op, lhs_layout=present if keeps_order else channels_last, out_layout=channels_last)
+    order = _identity(x.type.rank) if keeps_order else tuple(map(present.index, channels_last))
+    return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), tuple(
+        map(op.out_layout.index, channels_last)
+    )
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
@@ -223,17 +225,17 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     op = n.op
     if not isinstance(op, CoreOp) or len(n.types) != 1:
         return None
-    full = [i for i in n.inputs if i.type.rank and i.type.rank == max(j.type.rank for j in n.inputs)]
-    perms = [w.placed[i][1] for i in full if w.placed[i][1] != _identity(i.type.rank)]
+    full_rank_inputs = [i for i in n.inputs if i.type.rank and i.type.rank == max(j.type.rank for j in n.inputs)]
+    perms = [w.placed[i][1] for i in full_rank_inputs if w.placed[i][1] != _identity(i.type.rank)]
     if not perms:
         return None
     perm = perms[0]
-    moved = op.permuted(perm, *(i.types[0] for i in n.inputs))
-    if moved is None:
+    permuted = op.permuted(perm, *(i.types[0] for i in n.inputs))
+    if permuted is None:
         return None
-    new, out = moved
+    new, result_perm = permuted
     inputs = [w.get(i, perm) if i.type.rank == len(perm) else w.get(i, _identity(i.type.rank)) for i in n.inputs]
-    return new(*inputs, loc=n.loc), out
+    return new(*inputs, loc=n.loc), result_perm
 
 
 def explicit_padding(graph: Graph) -> Graph:

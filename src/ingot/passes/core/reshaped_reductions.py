@@ -124,13 +124,17 @@ def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
 
     def unreshaped(n: Node, inputs: Sequence[Node]) -> Node:
         region = region_of.get(n)
-        above = next((region_of[i] for i in n.inputs if i in region_of), None)
+        operand_region = next((region_of[i] for i in n.inputs if i in region_of), None)
         if region is not None:
             if region.at_once:
                 boxes[n] = _computed_inside(n, region, region_of, memo, boxes)
             return _computed_inside(n, region, region_of, memo)
-        if above is not None and isinstance(n.op, ops.Reduce):
-            return _reduced_at_once(n, n.op, above, boxes) if above.at_once else _reduced(n, n.op, above, inputs[0])
+        if operand_region is not None and isinstance(n.op, ops.Reduce):
+            return (
+                _reduced_at_once(n, n.op, operand_region, boxes)
+                if operand_region.at_once
+                else _reduced(n, n.op, operand_region, inputs[0])
+            )
         return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
 
     return graph.with_outputs(rebuild(graph.outputs, memo, unreshaped))

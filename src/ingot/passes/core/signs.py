@@ -1,12 +1,12 @@
-"""Sums of signs: products of values that are 1, -1 or 0 as bits, 32 to a word.
+"""Binarized products: contractions of values that are 1, -1 or 0, computed on bits, 32 to a word.
 
     dot(x[m, k], w[n, k])  ->  convert(k - 2 * differences(words(x < 0), words(w < 0)))   x and w of 1 and -1
-    dot(x, w)              ->  the half of two such products                              w of 1, -1 and 0
+    dot(x, w)              ->  half the sum of two such products                          w of 1, -1 and 0
 
-Binarized networks (Courbariaux et al. 2016; Larq, Brevitas) export signs of activations as `sign`, as a choice between
-two numbers or as arithmetic on a comparison; weights are constants of one magnitude for each output channel. All sums
-are exact. 0 is the mean of 1 and -1, so values that may be 0 are two planes of signs. Where `sign` is NaN, so are the
-sums that it is in. What zeros around an image leave out is known when the model is compiled.
+Binarized networks (Courbariaux et al. 2016; Larq, Brevitas) export signs of activations as `sign`, as a select between
+two numbers or as arithmetic on a comparison; weights are constants of one magnitude per output channel. All sums are
+exact. 0 is the mean of 1 and -1, so values that may be 0 take two planes of bits. Where `sign` is NaN, so are the sums
+that contain it. The correction for zeros that pad an image is computed at compile time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
 WORD = 32
-MIN_SIGNS = 32  # of a position: fewer leave most of a word empty
-MAX_TERMS = 1 << 24  # of a sum: f32 holds it
+MIN_SIGNS = 32  # per position; fewer leave most of a word empty
+MAX_TERMS = 1 << 24  # of a sum, which f32 then represents exactly
 MAX_BORDER_BYTES = 1 << 20
 _MAX_WEIGHT_OPS = 16
-_MAX_STEPS = 64  # from a product back to the signs
+_MAX_STEPS = 64  # from a product back to the op that produces the signs
 
 
 @dataclass(frozen=True)
 class _Signs:
-    """Values that are -magnitude, magnitude, or 0 where has_zero, or NaN where has_nan."""
+    """Values that are -magnitude or magnitude; has_zero, has_nan: or 0, or NaN."""
 
     magnitude: float
     has_zero: bool = False
@@ -44,19 +44,19 @@ class _Signs:
 
 
 def pack_signs(graph: Graph) -> Graph:
-    """Compute products of signs on their bits (see module)."""
+    """Rewrite products of signs to products of bits: see the module's docstring."""
     if not any(isinstance(n.op, ops.Sign | ops.Select | ops.Convert) for n in graph.nodes()):
         return graph
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
-        return (_product(new) if is_contraction(n) else None) or new
+        return (_bit_product(new) if is_contraction(n) else None) or new
 
     return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def unpack_signs(graph: Graph) -> Graph:
-    """Products of words of signs as such of floats, for targets that do not count bits."""
+    """Rewrite products of words of signs to float products, for targets without population count."""
     if not any(isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.of_signs for n in graph.nodes()):
         return graph
 
@@ -64,20 +64,20 @@ def unpack_signs(graph: Graph) -> Graph:
         op = n.op
         if not isinstance(op, ops.DotGeneral | ops.Convolution) or not op.of_signs:
             return n.with_inputs(inputs)
-        (x, w), depth = inputs, product(d for i, d in enumerate(inputs[1].shape) if i not in _kept(n))
+        (x, w), depth = inputs, product(d for i, d in enumerate(inputs[1].shape) if i not in _output_dims(n))
         if isinstance(op, ops.DotGeneral):
             axes = op.contract[0][0], op.contract[1][0]
-        else:  # what is padded is 1
+        else:  # zero bits of the padding are the sign 1
             op, x = with_explicit_padding(op, x, ops.scalar(0, u32))
             axes = op.lhs_layout.index("C"), op.rhs_layout.index("I")
-        operands = (_unpacked(v, axis) for v, axis in zip((x, w), axes, strict=True))
+        operands = (_unpack_words(v, axis) for v, axis in zip((x, w), axes, strict=True))
         sums = replace(op, dtype=f32, of_signs=False)(*operands, loc=n.loc)
         return ops.cast(ops.mul(ops.sub(ops.scalar(depth * WORD, f32), sums), 0.5), i32)
 
     return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
-def _kept(n: Node) -> Sequence[int]:
+def _output_dims(n: Node) -> Sequence[int]:
     """The dimensions of the second operand that are not summed."""
     if isinstance(n.op, ops.Convolution):
         return (n.op.rhs_layout.index("O"),)
@@ -85,18 +85,18 @@ def _kept(n: Node) -> Sequence[int]:
     return [d for d in range(n.inputs[1].type.rank) if d not in n.op.contract[1]]
 
 
-def _unpacked(words: Node, axis: int) -> Node:
+def _unpack_words(words: Node, axis: int) -> Node:
     """1.0 and -1.0 for the bits of words along `axis`."""
     shape = words.shape
     spread = ops.broadcast_to(ops.expand_dims(words, axis + 1), (*shape[: axis + 1], WORD, *shape[axis + 1 :]))
-    places = ops.BroadcastInDim(spread.shape, (axis + 1,))(const(np.arange(WORD, dtype=np.uint32)))
-    bits = ops.and_(ops.ShiftRightLogical()(spread, places), 1)
+    shifts = ops.BroadcastInDim(spread.shape, (axis + 1,))(const(np.arange(WORD, dtype=np.uint32)))
+    bits = ops.and_(ops.ShiftRightLogical()(spread, shifts), 1)
     flat = ops.reshape(bits, (*shape[:axis], shape[axis] * WORD, *shape[axis + 1 :]))
     return ops.sub(1.0, ops.mul(ops.cast(flat, f32), 2.0))
 
 
-def _product(n: Node) -> Node | None:
-    """The product `n` on bits; None where it is not one of signs."""
+def _bit_product(n: Node) -> Node | None:
+    """The product `n` on bits; None if it is not a product of signs."""
     x, w = n.inputs
     if (x.dtype, w.dtype, n.dtype) != (f32, f32, f32):
         return None
@@ -104,11 +104,11 @@ def _product(n: Node) -> Node | None:
     if axes is None:
         return None
     a_axis, b_axis, out_axis = axes
-    padded, border = _without_zeros(x, n.op) if isinstance(n.op, ops.Convolution) else (x, None)
-    signs = _signs(padded, _MAX_STEPS)
+    padded, border = _split_zero_border(x, n.op) if isinstance(n.op, ops.Convolution) else (x, None)
+    signs = _signs_of(padded, _MAX_STEPS)
     if signs is None:
         return None
-    value = _value(w)
+    value = _constant_value(w)
     if value is None:
         return None
     weights, depth = _levels(value, out_axis), value.size // max(1, value.shape[out_axis])
@@ -118,8 +118,12 @@ def _product(n: Node) -> Node | None:
     a_planes = [ops.compare("LT", padded, 0.0), *([ops.compare("LE", padded, 0.0)] if signs.has_zero else [])]
     b_planes = [levels < 0, *([levels <= 0] if (levels == 0).any() else [])]
     pairs = [(a, b) for a in a_planes for b in b_planes]
-    a = ops.concat([_words(p, a_axis) for p, _ in pairs], a_axis) if len(pairs) > 1 else _words(a_planes[0], a_axis)
-    b = const(np.concatenate([_packed(p, b_axis) for _, p in pairs], b_axis), loc=w.loc)
+    a = (
+        ops.concat([_pack_words(p, a_axis) for p, _ in pairs], a_axis)
+        if len(pairs) > 1
+        else _pack_words(a_planes[0], a_axis)
+    )
+    b = const(np.concatenate([_pack_constant_words(p, b_axis) for _, p in pairs], b_axis), loc=w.loc)
     if border is not None:
         a = ops.pad(a, tuple(low for low, _ in border), tuple(high for _, high in border))
     op = replace(n.op, zeros=()) if isinstance(n.op, ops.Convolution) else n.op
@@ -127,17 +131,17 @@ def _product(n: Node) -> Node | None:
     sums = ops.sub(depth * len(pairs), ops.mul(differences, 2))
     if border is not None or (isinstance(n.op, ops.Convolution) and any(map(any, n.op.padding))):
         assert isinstance(n.op, ops.Convolution)
-        left_out = _left_out(_with_border(n.op, border), levels, padded)
-        if left_out is None:
+        padding_sums = _padding_sums(_with_border(n.op, border), levels, padded)
+        if padding_sums is None:
             return None
-        sums = ops.sub(sums, ops.mul(left_out, len(pairs)))
+        sums = ops.sub(sums, ops.mul(padding_sums, len(pairs)))
     sums = ops.cast(sums, f32)
     factor = (scale * np.float32(signs.magnitude) / np.float32(len(pairs))).astype(np.float32)
     if (factor != 1).any():
         shape = [1] * n.type.rank
         shape[_column_dim(n)] = -1
         sums = ops.mul(sums, const(factor.reshape(shape), loc=w.loc))
-    return ops.add(sums, _nan(n, x, a_axis)) if signs.has_nan else sums
+    return ops.add(sums, _nan_of_sums(n, x, a_axis)) if signs.has_nan else sums
 
 
 def _summed_axes(n: Node) -> tuple[int, int, int] | None:
@@ -158,38 +162,39 @@ def _column_dim(n: Node) -> int:
     return n.op.out_layout.index("C") if isinstance(n.op, ops.Convolution) else n.type.rank - 1
 
 
-def _value(w: Node) -> np.ndarray | None:
-    """The value of weights that a few ops make of constants, which stay unfolded where these are smaller."""
-    seen: set[Node] = set()
+def _constant_value(w: Node) -> np.ndarray | None:
+    """The value of weights that a few ops compute from constants; such ops are not folded where the constants are
+    smaller than the result."""
+    visited: set[Node] = set()
     stack = [w]
     while stack:
         n = stack.pop()
-        if n in seen or n.constant is not None:
+        if n in visited or n.constant is not None:
             continue
-        if not n.inputs or not is_static(n.shape) or len(seen) == _MAX_WEIGHT_OPS:
+        if not n.inputs or not is_static(n.shape) or len(visited) == _MAX_WEIGHT_OPS:
             return None
-        seen.add(n)
+        visited.add(n)
         stack += n.inputs
     return value_of(w)
 
 
 def _levels(w: np.ndarray, out_axis: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """(weights of -1, 0 and 1, the factor of each output channel); None of others."""
-    others = tuple(d for d in range(w.ndim) if d != out_axis)
+    """(weights of -1, 0 and 1, the factor of each output channel), or None."""
+    summed_dims = tuple(d for d in range(w.ndim) if d != out_axis)
     magnitude = np.abs(w)
-    factor = magnitude.max(others, keepdims=True, initial=0)
+    factor = magnitude.max(summed_dims, keepdims=True, initial=0)
     if not np.isfinite(factor).all() or not ((magnitude == factor) | (w == 0)).all():
         return None
     return np.sign(w).astype(np.int8), factor.reshape(-1)
 
 
-def _without_zeros(x: Node, op: ops.Convolution) -> tuple[Node, tuple[tuple[int, int], ...] | None]:
-    """(the images that zeros are put around, how many at both ends of each axis)."""
+def _split_zero_border(x: Node, op: ops.Convolution) -> tuple[Node, tuple[tuple[int, int], ...] | None]:
+    """(the images without a border of zeros, the size of the border at both ends of each axis or None)"""
     is_zeros = isinstance(x.op, ops.Pad) and splat_of(x.inputs[1]) == 0 and not any(x.op.interior)
     if is_zeros and is_static((*x.op.low, *x.op.high)):
         border = tuple(zip(static_shape(x.op.low), static_shape(x.op.high), strict=True))
-        is_around = all(c not in "NC" or pair == (0, 0) for c, pair in zip(op.lhs_layout, border, strict=True))
-        if is_around and all(v >= 0 for pair in border for v in pair):
+        is_spatial = all(c not in "NC" or pair == (0, 0) for c, pair in zip(op.lhs_layout, border, strict=True))
+        if is_spatial and all(v >= 0 for pair in border for v in pair):
             return x.inputs[0], border
     return x, None
 
@@ -197,27 +202,27 @@ def _without_zeros(x: Node, op: ops.Convolution) -> tuple[Node, tuple[tuple[int,
 def _with_border(op: ops.Convolution, border: tuple[tuple[int, int], ...] | None) -> ops.Convolution:
     if border is None:
         return op
-    around = [border[op.lhs_layout.index(c)] for c in op.spatial]
-    pairs = zip(op.padding, around, strict=True)
+    spatial_border = [border[op.lhs_layout.index(c)] for c in op.spatial]
+    pairs = zip(op.padding, spatial_border, strict=True)
     return replace(op, padding=tuple((p[0] + q[0], p[1] + q[1]) for p, q in pairs))
 
 
-def _left_out(op: ops.Convolution, levels: np.ndarray, x: Node) -> Node | None:
-    """The sum of the weights that meet the padding of `op`, for each result of an image, as words of 0 count as 1. None
-    where these are many or not known."""
+def _padding_sums(op: ops.Convolution, levels: np.ndarray, x: Node) -> Node | None:
+    """For each result of an image, the sum of the weights at the padding of `op`, whose zero bits count as 1. None if
+    the table is too large or image sizes are symbolic."""
     if not is_static(x.shape[d] for d, c in enumerate(op.lhs_layout) if c != "N"):
         return None
     shape = [1 if c in "NC" else int(s) for c, s in zip(op.lhs_layout, x.shape, strict=True)]  # type: ignore[arg-type]
     pads = [(0, 0) if c in "NC" else op.padding[op.spatial.index(c)] for c in op.lhs_layout]
     outside = np.pad(np.zeros(shape, np.float32), pads, constant_values=1)
-    summed = levels.sum(op.rhs_layout.index("I"), keepdims=True, dtype=np.float32)
-    none = tuple((0, 0) for _ in op.padding)
-    total = replace(op, padding=none, dtype=f32).reference(outside, summed).astype(np.int32)
+    channel_sums = levels.sum(op.rhs_layout.index("I"), keepdims=True, dtype=np.float32)
+    no_padding = tuple((0, 0) for _ in op.padding)
+    total = replace(op, padding=no_padding, dtype=f32).reference(outside, channel_sums).astype(np.int32)
     return const(total) if total.nbytes <= MAX_BORDER_BYTES else None
 
 
-def _words(plane: Node, axis: int) -> Node:
-    """Booleans along `axis`, 32 to a u32, the first in its lowest bit; missing ones are false."""
+def _pack_words(plane: Node, axis: int) -> Node:
+    """Pack booleans along `axis` into u32 words, the first in the lowest bit, padded with false."""
     last = plane.type.rank - 1
     order = [d for d in range(last + 1) if d != axis] + [axis]
     plane = ops.transpose(plane, order) if axis != last else plane
@@ -225,80 +230,80 @@ def _words(plane: Node, axis: int) -> Node:
     if size % WORD:
         plane = ops.pad(plane, (0,) * (last + 1), (*(0,) * last, -size % WORD), False)
     bits = ops.cast(ops.reshape(plane, (*plane.shape[:-1], -(-size // WORD), WORD)), u32)
-    places = const(np.uint32(1) << np.arange(WORD, dtype=np.uint32))
-    words = ops.reduce_sum(ops.mul(bits, places), -1)
+    bit_values = const(np.uint32(1) << np.arange(WORD, dtype=np.uint32))
+    words = ops.reduce_sum(ops.mul(bits, bit_values), -1)
     return ops.transpose(words, np.argsort(order).tolist()) if axis != last else words
 
 
-def _packed(plane: np.ndarray, axis: int) -> np.ndarray:
-    """As `_words`."""
+def _pack_constant_words(plane: np.ndarray, axis: int) -> np.ndarray:
+    """`_pack_words` of a constant."""
     plane = np.moveaxis(plane, axis, -1)
     pads = [(0, 0)] * (plane.ndim - 1) + [(0, -plane.shape[-1] % WORD)]
     packed = np.packbits(np.pad(plane, pads), axis=-1, bitorder="little")
     return np.ascontiguousarray(np.moveaxis(packed.view("<u4").astype(np.uint32), -1, axis))
 
 
-def _nan(n: Node, x: Node, axis: int) -> Node:
-    """NaN for each result whose sum has one, else 0."""
-    marks = ops.reduce_sum(ops.sub(x, x), axis, keepdims=isinstance(n.op, ops.Convolution))
+def _nan_of_sums(n: Node, x: Node, axis: int) -> Node:
+    """NaN for each result whose sum contains a NaN, else 0."""
+    nan_sums = ops.reduce_sum(ops.sub(x, x), axis, keepdims=isinstance(n.op, ops.Convolution))
     if isinstance(n.op, ops.Convolution):
         window = [1 if c in "OI" else s for c, s in zip(n.op.rhs_layout, n.inputs[1].shape, strict=True)]
         ones = np.ones(static_shape(tuple(window)), np.float32)
-        return ops.broadcast_to(n.op(marks, const(ones)), n.shape)
-    return ops.broadcast_to(ops.reshape(marks, (*marks.shape, 1)), n.shape)
+        return ops.broadcast_to(n.op(nan_sums, const(ones)), n.shape)
+    return ops.broadcast_to(ops.reshape(nan_sums, (*nan_sums.shape, 1)), n.shape)
 
 
-def _signs(x: Node, steps: int) -> _Signs | None:
-    """What is known of values that are signs; None of others."""
+def _signs_of(x: Node, steps: int) -> _Signs | None:
+    """The description of values that are signs, or None."""
     if not steps or x.dtype != f32:
         return None
     if isinstance(x.op, ops.Sign):
-        return _Signs(1.0, has_zero=_moved_signs(x.inputs[0], steps) is None, has_nan=True)
+        return _Signs(1.0, has_zero=_shifted_signs(x.inputs[0], steps) is None, has_nan=True)
     if isinstance(x.op, ops.Sub) and all(isinstance(i.op, ops.Convert) for i in x.inputs):
         a, b = (i.inputs[0] for i in x.inputs)
         if a.dtype == b.dtype == boolean:
             return _Signs(1.0, has_zero=not _is_one_true(a, b, steps))
     if isinstance(x.op, View) and x.op.rearranges:
-        return _signs(x.inputs[0], steps - 1)
+        return _signs_of(x.inputs[0], steps - 1)
     if isinstance(x.op, ops.Pad):
-        inner, around = _signs(x.inputs[0], steps - 1), splat_of(x.inputs[1])
-        if inner is None or around is None or abs(float(around)) not in (0.0, inner.magnitude):
+        inner, fill = _signs_of(x.inputs[0], steps - 1), splat_of(x.inputs[1])
+        if inner is None or fill is None or abs(float(fill)) not in (0.0, inner.magnitude):
             return None
-        return replace(inner, has_zero=inner.has_zero or float(around) == 0)
-    ends = _ends(x, steps)
+        return replace(inner, has_zero=inner.has_zero or float(fill) == 0)
+    ends = _false_and_true_values(x, steps)
     if ends is not None:
         low, high = sorted(ends)
         return _Signs(high) if high == -low and 0 < high < np.inf else None
     if isinstance(x.op, ops.Mul):
         for signs, factor in (x.inputs, x.inputs[::-1]):
-            by = splat_of(factor)
-            inner = None if by is None else _signs(signs, steps - 1)
-            if by is not None and inner is not None and 0 < float(by) * inner.magnitude < np.inf:
-                return replace(inner, magnitude=float(np.float32(by) * np.float32(inner.magnitude)))
+            factor_value = splat_of(factor)
+            inner = None if factor_value is None else _signs_of(signs, steps - 1)
+            if factor_value is not None and inner is not None and 0 < float(factor_value) * inner.magnitude < np.inf:
+                return replace(inner, magnitude=float(np.float32(factor_value) * np.float32(inner.magnitude)))
     return None
 
 
-def _moved_signs(x: Node, steps: int) -> _Signs | None:
-    """The signs that x moves by less than their magnitude, as Larq does, so that x is never 0; None of others."""
+def _shifted_signs(x: Node, steps: int) -> _Signs | None:
+    """The signs to which x adds a constant smaller than their magnitude, as in Larq, so that x is never 0; or None."""
     for inner, number in (x.inputs, x.inputs[::-1]) if isinstance(x.op, ops.Add) else ():
-        by = splat_of(number)
-        signs = None if by is None else _signs(inner, steps - 1)
-        if by is not None and signs is not None and 0 < abs(float(by)) < signs.magnitude:
+        shift = splat_of(number)
+        signs = None if shift is None else _signs_of(inner, steps - 1)
+        if shift is not None and signs is not None and 0 < abs(float(shift)) < signs.magnitude:
             return signs
     return None
 
 
 def _is_one_true(a: Node, b: Node, steps: int) -> bool:
-    """Whether always one of y > 0 and y < 0 is true: y is neither 0 nor NaN."""
+    """Whether a and b are y > 0 and y < 0 for a y that is never 0 or NaN, so that exactly one is true."""
     if not isinstance(a.op, ops.Compare) or not isinstance(b.op, ops.Compare) or a.inputs != b.inputs:
         return False
-    signs = _moved_signs(a.inputs[0], steps)
+    signs = _shifted_signs(a.inputs[0], steps)
     is_split = {a.op.direction, b.op.direction} == {"GT", "LT"} and splat_of(a.inputs[1]) == 0
     return is_split and signs is not None and not signs.has_nan
 
 
-def _ends(x: Node, steps: int) -> tuple[float, float] | None:
-    """The values of arithmetic on one boolean where that is false and true; None of others."""
+def _false_and_true_values(x: Node, steps: int) -> tuple[float, float] | None:
+    """The values of arithmetic on one boolean for false and for true, or None."""
     if not steps:
         return None
     value = splat_of(x)
@@ -306,20 +311,22 @@ def _ends(x: Node, steps: int) -> tuple[float, float] | None:
         return float(value), float(value)
     match x.op:
         case ops.Select():
-            found = tuple(splat_of(i) for i in x.inputs[1:])
-            if any(v is None for v in found):
+            operand_ends = tuple(splat_of(i) for i in x.inputs[1:])
+            if any(v is None for v in operand_ends):
                 return None
-            return float(found[1]), float(found[0])  # type: ignore[arg-type]
+            return float(operand_ends[1]), float(operand_ends[0])  # type: ignore[arg-type]
         case ops.Convert() if x.inputs[0].dtype == boolean:
             return 0.0, 1.0
         case ops.Add() | ops.Sub() | ops.Mul() | ops.Neg() | ops.Convert() if x.dtype == f32:
             if sum(splat_of(i) is None for i in x.inputs) != 1:
                 return None  # of several booleans
-            found = [_ends(i, steps - 1) for i in x.inputs]
-            if any(f is None for f in found):
+            operand_ends = [_false_and_true_values(i, steps - 1) for i in x.inputs]
+            if any(f is None for f in operand_ends):
                 return None
             low, high = (
-                x.op.reference(*(np.asarray(f[end], i.dtype.numpy) for f, i in zip(found, x.inputs, strict=True)))  # type: ignore[index]
+                x.op.reference(
+                    *(np.asarray(f[end], i.dtype.numpy) for f, i in zip(operand_ends, x.inputs, strict=True))
+                )  # type: ignore[index]
                 for end in (0, 1)
             )
             return float(low), float(high)  # type: ignore[arg-type]

@@ -150,8 +150,8 @@ def _slice_of_concat(op: ops.Slice, x: Node, axis: int) -> Node | None:
     for part in x.inputs:
         low, high = op.start[axis] - begin, op.limit[axis] - begin
         size = part.shape[axis]
-        inside = all(isinstance(d, int) and d >= 0 for d in (low, size - high))
-        if inside and low != high:
+        is_inside = all(isinstance(d, int) and d >= 0 for d in (low, size - high))
+        if is_inside and low != high:
             start, limit = _replaced_at(op.start, axis, low), _replaced_at(op.limit, axis, high)
             return ops.Slice(start, limit, op.strides)(part)
         begin = begin + size
@@ -178,10 +178,10 @@ def _concat(n: Node) -> Node | None:
             return ops.BroadcastInDim(n.shape, ())(filled)
     parts: list[Node] = []
     for x in n.inputs:
-        inner = (
+        is_mergeable = (
             isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _MAX_CONCAT_PARTS
         )
-        parts += x.inputs if inner else (x,)
+        parts += x.inputs if is_mergeable else (x,)
     parts = [x for x in parts if x.shape[axis] != 0] or parts[:1]
     merged: list[Node] = []
     for x in parts:
@@ -200,8 +200,8 @@ def _merged_slices(a: Node, b: Node, axis: int) -> Node | None:
     p, q = a.op, b.op
     if not (isinstance(p, ops.Slice) and isinstance(q, ops.Slice)) or a.inputs[0] is not b.inputs[0]:
         return None
-    fits = p.limit[axis] == q.start[axis] and all(s == 1 for s in (*p.strides, *q.strides))
-    if not fits or _replaced_at(p.start, axis, 0) != _replaced_at(q.start, axis, 0):
+    is_adjacent = p.limit[axis] == q.start[axis] and all(s == 1 for s in (*p.strides, *q.strides))
+    if not is_adjacent or _replaced_at(p.start, axis, 0) != _replaced_at(q.start, axis, 0):
         return None
     return ops.Slice(p.start, _replaced_at(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
 
@@ -217,8 +217,8 @@ def _pad(n: Node) -> Node | None:
     inner = x.op
     if not isinstance(inner, ops.Pad) or x.inputs[1] is not value or any((*op.interior, *inner.interior)):
         return None
-    grows = all(isinstance(d, int) and d >= 0 for d in (*op.low, *op.high, *inner.low, *inner.high))
-    if not grows:
+    is_growing = all(isinstance(d, int) and d >= 0 for d in (*op.low, *op.high, *inner.low, *inner.high))
+    if not is_growing:
         return None
     low, high = _sums(op.low, inner.low), _sums(op.high, inner.high)
     return ops.Pad(low, high, op.interior)(x.inputs[0], value)
@@ -384,11 +384,11 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
     if index.constant is None or not isinstance(n.op, ops.Case):
         return None
     at, branches = int(index.constant.value), n.op.branches
-    taken = branches[at if 0 <= at < len(branches) else -1]
-    if taken.sizes:
+    branch = branches[at if 0 <= at < len(branches) else -1]
+    if branch.sizes:
         return None  # computed sizes belong to a graph, which a rule does not have
-    out = inline(taken, rest)
-    return out[0] if len(out) == 1 else out
+    results = inline(branch, rest)
+    return results[0] if len(results) == 1 else results
 
 
 def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:

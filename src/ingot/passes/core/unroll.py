@@ -1,4 +1,4 @@
-"""Unroll loops whose number of rounds follows from constants.
+"""Unroll loops with a constant trip count.
 
 while(i < 2, (i, x) -> (i + 1, f(x, i)))(0, x)   ->   (2, f(f(x, 0), 1))
 """
@@ -15,49 +15,49 @@ from ingot.support.limits import check_time
 
 MAX_ROUNDS = 1024
 MAX_NODES = 1 << 16  # of an unrolled loop
-_MAX_FOLDED_BYTES = 4096  # of a value that is computed while unrolling: counters, positions
+_MAX_FOLDED_BYTES = 4096  # of a value folded while unrolling, such as a counter or a position
 
 
 def unroll(graph: Graph) -> Graph:
-    """See the module's docstring. Slices at positions that are constants then become plain ones. A loop whose condition
-    depends on values, or of more than MAX_ROUNDS rounds or MAX_NODES nodes, stays."""
+    """See the module's docstring. Dynamic slices at constant positions then become static ones. A loop whose condition
+    is not constant, or of more than MAX_ROUNDS iterations or MAX_NODES nodes, is left as it is."""
     return rewrite(
         graph,
         rules(
-            Rule("unroll", ops.While, _unrolled),
-            Rule("slice", ops.DynamicSlice, _sliced),
-            Rule("update", ops.DynamicUpdateSlice, _updated),
+            Rule("unroll", ops.While, _unroll_loop),
+            Rule("slice", ops.DynamicSlice, _static_slice),
+            Rule("update", ops.DynamicUpdateSlice, _static_update),
         ),
         mandatory=True,
     )
 
 
-def _unrolled(n: Node) -> Result | None:
+def _unroll_loop(n: Node) -> Result | None:
     op = n.op
     assert isinstance(op, ops.While)
     values: Sequence[Node] = n.inputs
     size = len(topological(op.cond.outputs)) + len(topological(op.body.outputs))
     for _ in range(min(MAX_ROUNDS, MAX_NODES // size) + 1):
         check_time("unrolling")
-        (goes_on,) = _inlined(op.cond, values)
-        if goes_on.constant is None:
+        (condition,) = _inline(op.cond, values)
+        if condition.constant is None:
             return None
-        if not goes_on.constant.value:
+        if not condition.constant.value:
             return values[0] if len(values) == 1 else tuple(values)
-        values = _inlined(op.body, values)
+        values = _inline(op.body, values)
     return None
 
 
-def _inlined(graph: Graph, values: Sequence[Node]) -> list[Node]:
-    """The results for these values; small ones of constants are constants."""
+def _inline(graph: Graph, values: Sequence[Node]) -> list[Node]:
+    """The results of a graph for these inputs, with small constants folded."""
     images = dict(zip(graph.inputs, values, strict=True))
     for n in topological(graph.outputs):
         if n not in images:
-            images[n] = _folded(n.with_inputs([images[x] for x in n.inputs]))
+            images[n] = _fold_small(n.with_inputs([images[x] for x in n.inputs]))
     return [images[y] for y in graph.results]
 
 
-def _folded(n: Node) -> Node:
+def _fold_small(n: Node) -> Node:
     is_known = len(n.types) == 1 and n.inputs and all(x.constant is not None for x in n.inputs)
     size = n.types[0].nbytes
     if not is_known or n.op.bodies or not isinstance(size, int) or size > _MAX_FOLDED_BYTES:
@@ -65,41 +65,41 @@ def _folded(n: Node) -> Node:
     return const(results_of(n)[0], loc=n.loc)
 
 
-def _starts(n: Node, sizes: Sequence[object], starts: Sequence[Node]) -> list[int] | None:
-    """Constant positions, clamped into the node's first operand."""
+def _constant_starts(n: Node, sizes: Sequence[object], starts: Sequence[Node]) -> list[int] | None:
+    """Constant start positions, clamped to the bounds of the node's first operand; None if one is not constant."""
     shape = n.inputs[0].shape
     if not all(isinstance(d, int) for d in (*sizes, *shape)) or any(s.constant is None for s in starts):
         return None
-    found: list[int] = []
+    positions: list[int] = []
     for start, d, size in zip(starts, shape, sizes, strict=True):
         assert start.constant is not None and isinstance(d, int) and isinstance(size, int)
-        found.append(min(max(int(start.constant.value), 0), d - size))
-    return found
+        positions.append(min(max(int(start.constant.value), 0), d - size))
+    return positions
 
 
-def _sliced(n: Node) -> Node | None:
+def _static_slice(n: Node) -> Node | None:
     op, (x, *starts) = n.op, n.inputs
     assert isinstance(op, ops.DynamicSlice)
-    at = _starts(n, op.sizes, starts)
-    if at is None:
+    positions = _constant_starts(n, op.sizes, starts)
+    if positions is None:
         return None
-    ends = tuple(a + size for a, size in zip(at, op.sizes, strict=True))
-    return ops.Slice(tuple(at), ends, (1,) * len(at))(x)
+    ends = tuple(a + size for a, size in zip(positions, op.sizes, strict=True))
+    return ops.Slice(tuple(positions), ends, (1,) * len(positions))(x)
 
 
-def _updated(n: Node) -> Node | None:
-    """x with a slice replaced   ->   concat(x before, update, x behind), axis by axis"""
+def _static_update(n: Node) -> Node | None:
+    """x with a slice replaced   ->   concat(x before, update, x after), axis by axis"""
     x, update, *starts = n.inputs
-    at = _starts(n, update.shape, starts)
-    return None if at is None else _replaced(x, update, at, 0)
+    positions = _constant_starts(n, update.shape, starts)
+    return None if positions is None else _concat_update(x, update, positions, 0)
 
 
-def _replaced(x: Node, update: Node, at: Sequence[int], axis: int) -> Node:
-    if axis == len(at):
+def _concat_update(x: Node, update: Node, positions: Sequence[int], axis: int) -> Node:
+    if axis == len(positions):
         return update
-    start, size = at[axis], update.shape[axis]
+    start, size = positions[axis], update.shape[axis]
     end = start + size
-    inner = _replaced(ops.slice_axis(x, axis, start, end), update, at, axis + 1)
+    inner = _concat_update(ops.slice_axis(x, axis, start, end), update, positions, axis + 1)
     parts = [ops.slice_axis(x, axis, 0, start), inner, ops.slice_axis(x, axis, end, x.shape[axis])]
     parts = [p for p in parts if p.shape[axis] != 0] or [inner]
     return parts[0] if len(parts) == 1 else ops.concat(parts, axis)

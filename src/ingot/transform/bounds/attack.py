@@ -1,7 +1,7 @@
-"""Projected gradient descent to an input of a box whose results violate a condition.
+"""Projected gradient descent to an input of a box whose result violates a condition.
 
-Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018. All starting points are rows of
-one program, which computes the margins and their gradient.
+Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018. All starting points are one
+batch of a program that computes the margins and their gradients.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from ingot.transform.bounds.graph import with_spec
 from ingot.transform.bounds.run import box_of, finite, opened_for, static_graph
 from ingot.transform.vectorize import vectorize
 
-_FIRST_STEP = 0.25  # of the box's width, falling to a hundredth of it
+_FIRST_STEP = 0.25  # relative to the box's width, decaying to a hundredth of it
 
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """What an attack seeks: rows of factors of the results, and alternatives: each the indices of rows whose sums are
-    all at most their limits."""
+    """The goal of an attack. rows: factors of the result's elements. alternatives: sets of rows; the goal is reached
+    if, for one of them, the sums of all its rows are at most their limits."""
 
     rows: np.ndarray
     limits: np.ndarray
     alternatives: tuple[tuple[int, ...], ...]
 
     def violation(self, margins: np.ndarray) -> np.ndarray:
-        """[points, alternatives] of [points, rows]: the largest excess over a limit; reached where it is at most 0."""
-        over = margins.astype(np.float64) - self.limits
-        parts = [over[:, list(a)].max(1) if a else np.full(len(over), -np.inf) for a in self.alternatives]
-        return np.stack(parts, 1)
+        """[points, rows] -> [points, alternatives]: the largest excess over a limit; reached if it is <= 0."""
+        excess = margins.astype(np.float64) - self.limits
+        excesses = [excess[:, list(a)].max(1) if a else np.full(len(excess), -np.inf) for a in self.alternatives]
+        return np.stack(excesses, 1)
 
     def is_excluded(self, above: np.ndarray) -> np.ndarray:
-        """[boxes] of [boxes, rows], which are above their limits everywhere: whether no alternative is possible."""
+        """[boxes, rows] -> [boxes]: whether no alternative is possible. above: rows proved above their limit."""
         return np.logical_and.reduce([above[:, list(a)].any(1) for a in self.alternatives])
 
 
@@ -54,26 +54,26 @@ def check_seed(seed: int) -> None:
 class Attack:
     """A compiled attack on a graph of one perturbed input and one result.
 
-    points: how many are moved at once.
+    points: the batch size.
     """
 
     def __init__(self, graph: Graph, goal: Goal, points: int, options: Options) -> None:
         self.goal, self.points = goal, points
         self.x = graph.inputs[0].type
         self._program = CompiledModel(
-            compiled_program(_steps(graph, goal.rows, points), options), threads=options.threads
+            compiled_program(_step_graph(graph, goal.rows, points), options), threads=options.threads
         )
 
     def run(self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, float]:
-        """The best point of a box that was met and its least violation, at most 0 where the goal is reached. It starts
-        in the middle and at random points. lower, upper: of the input's shape."""
+        """The best point visited in a box and its violation, at most 0 if the goal is reached. Starts at the center and
+        at random points. lower, upper: of the input's shape."""
         rng = np.random.default_rng(seed)
         starts = lower + rng.random((self.points, *lower.shape)) * (upper - lower)
         starts[0] = lower + (upper - lower) / 2
         return self.descend(starts, lower, upper, steps)
 
     def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
-        """The same from given points, each in its own box or all in one: see `run`."""
+        """Like `run` from these starting points, each in its own box or all in one."""
         dtype, count = lower.dtype, len(self.goal.alternatives)
         width = (upper - lower).astype(np.float64)
         chosen = np.arange(self.points) % count
@@ -85,9 +85,9 @@ class Attack:
             weights[np.arange(self.points), worst] = 1
             margins, slopes = self._program.run([points, weights])
             violation = self.goal.violation(margins)
-            found = int(violation.min(1).argmin())
-            if violation[found].min() < least:
-                best, least = points[found].copy(), float(violation[found].min())
+            best_point = int(violation.min(1).argmin())
+            if violation[best_point].min() < least:
+                best, least = points[best_point].copy(), float(violation[best_point].min())
             if least <= 0:
                 break
             if step:
@@ -97,25 +97,25 @@ class Attack:
         return best, least
 
     def _worst_rows(self, margins: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        over = margins.astype(np.float64) - self.goal.limits
-        masked = np.full_like(over, -np.inf)
+        excess = margins.astype(np.float64) - self.goal.limits
+        masked = np.full_like(excess, -np.inf)
         for i, alternative in enumerate(self.goal.alternatives):
             rows = np.ix_(chosen == i, list(alternative))
-            masked[rows] = over[rows]
+            masked[rows] = excess[rows]
         return masked.argmax(1)
 
 
 def _direction(slopes: np.ndarray) -> np.ndarray:
-    """Signs for half of the points, which go to corners; for the others the slopes over their largest, which settle
-    where the results have kinks."""
-    wide = np.nan_to_num(slopes.astype(np.float64))
-    most = np.abs(wide).max(tuple(range(1, wide.ndim)), keepdims=True, initial=0.0)
-    found = np.sign(wide)
-    found[1::2] = (wide / np.where(most > 0, most, 1.0))[1::2]
-    return found
+    """Signs for every other point, which move to corners of the box; for the rest the slopes divided by the largest,
+    which converge at kinks."""
+    slopes_f64 = np.nan_to_num(slopes.astype(np.float64))
+    largest = np.abs(slopes_f64).max(tuple(range(1, slopes_f64.ndim)), keepdims=True, initial=0.0)
+    direction = np.sign(slopes_f64)
+    direction[1::2] = (slopes_f64 / np.where(largest > 0, largest, 1.0))[1::2]
+    return direction
 
 
-def _steps(graph: Graph, rows: np.ndarray, points: int) -> Graph:
+def _step_graph(graph: Graph, rows: np.ndarray, points: int) -> Graph:
     """x [points, *x], weights [points, rows] -> margins [points, rows], gradient of weights . margins [points, *x]"""
     core = differentiable(with_spec(graph, rows))
     (x,), (margins,) = core.inputs, core.results
@@ -133,8 +133,8 @@ def _steps(graph: Graph, rows: np.ndarray, points: int) -> Graph:
 
 @dataclass(frozen=True, eq=False)
 class Adversarial:
-    """The worst input that an attack met. success: whether a sum of the spec is at most 0 there, by the model's own
-    program. x: of the input's type and shape. y: the program's result. margin: the least sum."""
+    """The worst input that an attack visited. success: whether a sum of the spec is at most 0 there, by the compiled
+    model. x: of the input's type and shape. y: the compiled model's result. margin: the least sum."""
 
     success: bool
     x: np.ndarray
@@ -178,7 +178,7 @@ def attack_model(
 
 
 def rows_of(y: TensorType, label: int | None, spec: Any) -> np.ndarray:
-    """The rows of a spec, or the differences of the label's result and each other."""
+    """The rows of a spec, or the differences between the result of the label and that of each other class."""
     if (label is None) == (spec is None):
         raise InputError("attack", expected="either a label or a spec", got="none" if spec is None else "both")
     size = product(y.shape)

@@ -1,4 +1,4 @@
-"""From a MODEL graph to the form that is bounded: CORE ops and `forms`, equal over the real numbers.
+"""Lower a MODEL graph to the canonical form for bounds: CORE ops and `forms`, equal over the real numbers.
 
 relu(x)            ->  hinge(x)
 max(a, b)          ->  hinge(a - b) + b
@@ -6,9 +6,9 @@ clamp(x)           ->  min(max(x, low), high)
 x * logistic(x)    ->  silu(x)
 a / b              ->  a * reciprocal(b)
 softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
-max over a window  ->  a tree of maxima of two, whose differences get bounds of their own, or one largest(...)
+max over a window  ->  a tree of binary maxima, each difference of which gets its own bounds, or one largest(...)
 dequantize(quantize(x))  ->  clamp(x) + half a step * unknown(x)
-while              ->  its rounds, where their number is a constant
+while              ->  its unrolled iterations, where the trip count is a constant
 """
 
 from __future__ import annotations
@@ -36,39 +36,43 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
-_HIDDEN = {16: -6e4, 32: -1e30, 64: -1e30}  # by bits: a score that no shift follows
+_HIDDEN = {
+    16: -6e4,
+    32: -1e30,
+    64: -1e30,
+}  # by bits of the dtype: finite scores below all visible ones
 _MAX_LARGEST_OPERANDS = 64
-_MAX_TREE_TAPS = 1 << 12  # of a maximum that becomes a tree
+_MAX_TREE_TAPS = 1 << 12  # of a maximum that is lowered to a tree
 
 
 def canonical(graph: Graph, trees: bool = True) -> Graph:
-    """See the module's docstring. The network that is bounded has the constants that the program has: they are folded
-    in the model's own types first. trees: what maxima over windows become."""
+    """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
+    program. trees: whether maxima over windows become trees of binary maxima."""
     model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
     core = simplify(unroll(simplify(fold_constants(lower_model_ops(model)))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 
 def at_precision(graph: Graph, precision: str) -> Graph:
-    """The graph with the conversions of a program of this precision: of weights, and of the values that they multiply.
-    Whether other readers of such a value read it rounded is the program's choice: here all do, as what it may be
-    rounded to includes the value itself. Raises InputError for a weight that overflows in the type."""
+    """The graph with the conversions that a program of this precision makes: of weights, and of the values that they
+    multiply. Whether other users of such a value read it rounded is up to the program; here all do, because the bounds
+    of the rounded value include the value itself. Raises InputError for a weight that overflows in the type."""
     if precision == "float32":
         return graph
-    kept = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
-    lowered = lower_precision(lower_model_ops(fold_batch_norm(fold_constants(graph)), kept), precision)
-    rounded: dict[Node, DType] = {}
+    unlowered = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
+    lowered = lower_precision(lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered), precision)
+    rounded_dtypes: dict[Node, DType] = {}
     for n in lowered.nodes():
         if isinstance(n.op, ops.Convert) and n.dtype.bits == 16 and n.inputs[0].dtype == f32:
             source = n.inputs[0]
             while source.op.rearranges and len(source.inputs) == 1:
                 source = source.inputs[0]
             _check_range(source, n.dtype)
-            rounded[source] = n.dtype
+            rounded_dtypes[source] = n.dtype
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
-        new = n.with_inputs(inputs)
-        return ops.cast(ops.cast(new, rounded[n]), f32) if n in rounded and n.dtype == f32 else new
+        copy = n.with_inputs(inputs)
+        return ops.cast(ops.cast(copy, rounded_dtypes[n]), f32) if n in rounded_dtypes and n.dtype == f32 else copy
 
     return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
 
@@ -85,7 +89,7 @@ def _check_range(weight: Node, dtype: DType) -> None:
         raise InputError("bounds", expected=f"weights in the range of {dtype}", got=largest, where=weight.loc, fix=fix)
 
 
-# --- MODEL ops whose lowering loses what bounds need
+# --- MODEL ops whose ordinary lowering would make bounds loose
 
 
 @cache
@@ -108,29 +112,29 @@ def _weights(n: Node) -> Node | None:
 
 
 def _dequantized(n: Node) -> Node | None:
-    """Levels lie within half a step of what they stand for; where the quotient is rounded, within a little more."""
+    """Dequantized levels lie within half a step of the value, plus the rounding of the quotient."""
     levels, *parameters = n.inputs
     if not isinstance(levels.op, ops.Quantize) or len(parameters) != 2:
         return None
     x, scale, zero = levels.inputs
-    known = [scale, zero, *parameters]
-    if not all(map(is_constant, known)):
+    constants = [scale, zero, *parameters]
+    if not all(map(is_constant, constants)):
         return None
-    s, z, other_z, other_s = (np.asarray(value_of(v), np.float32) for v in known)
+    s, zero_point, result_zero, result_scale = (np.asarray(value_of(v), np.float32) for v in constants)
     if (
         (s <= 0).any()
-        or (s != np.broadcast_to(other_s, s.shape)).any()
-        or (z != np.broadcast_to(other_z, z.shape)).any()
+        or (s != np.broadcast_to(result_scale, s.shape)).any()
+        or (zero_point != np.broadcast_to(result_zero, zero_point.shape)).any()
     ):
         return None
-    low, high = ((np.float32(end) - z) * s for end in zero.dtype.range)
+    low, high = ((np.float32(end) - zero_point) * s for end in zero.dtype.range)
     radius = np.abs(s) * np.float32(0.50001) + np.maximum(np.abs(low), np.abs(high)) * np.float32(2.0**-21)
     clamped = ops.Min()(ops.Max()(x, const(np.broadcast_to(low, s.shape))), const(np.broadcast_to(high, s.shape)))
     return ops.Add()(clamped, ops.Mul()(Unknown()(x), const(np.broadcast_to(radius, s.shape))))
 
 
 def _softplus(n: Node) -> Node | None:
-    """Above its threshold the op is the identity: by less than e^-20 (see `functions`)."""
+    """Above its threshold the op is the identity, which differs by less than e^-20 (see `functions`)."""
     op, x = n.op, Term(n.inputs[0])
     assert isinstance(op, ops.Softplus)
     if op.threshold < 20 or op.beta < 1:
@@ -144,12 +148,12 @@ def _elu(n: Node) -> Node | None:
 
 
 def _exponentials(x: Term, axis: int) -> tuple[Term, Term]:
-    """Of visible scores e^(x - shift), of hidden ones, which are -inf, 0; and their sums, 1 where all are hidden."""
-    return _visible_exponentials(*_parted_mask(x), axis)
+    """e^(x - shift) for visible scores and 0 for hidden ones, which are -inf; and the sums, 1 where all are hidden."""
+    return _visible_exponentials(*_split_mask(x), axis)
 
 
 def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Term, Term]:
-    """x: finite."""
+    """See `_exponentials`. x: finite scores."""
     if visible is None:
         e = t.exp(x - x.map(Shift(axis)))
         return e, e.sum((axis,))
@@ -158,24 +162,24 @@ def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Ter
     return e, t.term(t.where(visible.reduce("or", (axis,)), e.sum((axis,)), 1.0))
 
 
-def _parted_mask(x: Term) -> tuple[Term, Term | None]:
-    """Scores that are finite, and which of them are visible: those of s where a select's other side is -inf, or of
-    s + mask, where the mask is not."""
+def _split_mask(x: Term) -> tuple[Term, Term | None]:
+    """(finite scores s, the mask of visible ones or None) of select(mask, s, -inf) and of s + mask with -inf in the
+    mask."""
     op, inputs = x.node.op, x.node.inputs
     if isinstance(op, ops.Select):
         condition, a, b = map(Term, inputs)
         for scores, hidden, visible in ((a, b, condition), (b, a, condition.map(ops.Not()))):
             if splat_of(hidden.node) == -np.inf:
-                inner, others = _parted_mask(scores)
-                return inner, visible if others is None else visible & others
+                inner, inner_visible = _split_mask(scores)
+                return inner, visible if inner_visible is None else visible & inner_visible
     if isinstance(op, ops.Add):
         for scores, mask in (inputs, inputs[::-1]):
             if is_constant(mask) and np.isneginf(value_of(mask)).any():
-                return _added_mask(Term(scores), Term(mask))
+                return _split_additive_mask(Term(scores), Term(mask))
     return x, None
 
 
-def _added_mask(x: Term, mask: Term) -> tuple[Term, Term]:
+def _split_additive_mask(x: Term, mask: Term) -> tuple[Term, Term]:
     """mask: finite where x is visible, -inf where it is hidden."""
     visible = mask.equals(-np.inf).map(ops.Not())
     return x + t.term(t.where(visible, mask, 0.0)), visible
@@ -195,8 +199,8 @@ def _softmax(n: Node) -> Node | None:
 def _log_softmax(n: Node) -> Node | None:
     op, x = n.op, Term(n.inputs[0])
     assert isinstance(op, ops.LogSoftmax)
-    d = x - x.map(Shift(op.axis))
-    return (d - t.log(t.exp(d).sum((op.axis,)))).node if _has_elements(n, op.axis) else None
+    shifted = x - x.map(Shift(op.axis))
+    return (shifted - t.log(t.exp(shifted).sum((op.axis,)))).node if _has_elements(n, op.axis) else None
 
 
 def _log_sum_exp(n: Node) -> Node | None:
@@ -216,22 +220,22 @@ def _has_elements(x: Node, axis: int) -> bool:
 
 
 def _attention(n: Node) -> Node | None:
-    """Softmax of the scores, of which masks hide some, and its product with the values."""
+    """The softmax of the visible scores times the values."""
     op, (q, k, v, *masks) = n.op, n.inputs
     assert isinstance(op, ops.Attention)
     if op.scaled or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
         return None
     scores, visible = op.scores(q, k), None
-    last = scores.rank - 1
+    key_axis = scores.rank - 1
     for mask in masks:
-        of_scores = op.mask_of_scores(scores, Term(mask)).broadcast(scores.shape)
-        scores, visible = (scores, of_scores) if mask.dtype == boolean else _added_mask(scores, of_scores)
+        score_mask = op.mask_of_scores(scores, Term(mask)).broadcast(scores.shape)
+        scores, visible = (scores, score_mask) if mask.dtype == boolean else _split_additive_mask(scores, score_mask)
     if op.causal != "none":
         rows, cols = scores.shape[-2:]
         earlier = op.causal_mask(rows, cols, op.offset(rows, cols)).broadcast(scores.shape)
         visible = earlier if visible is None else visible & earlier
-    e, total = _visible_exponentials(scores, visible, last)
-    y = t.contract(e * total.map(Reciprocal()), t.widen_narrow(v), [(last, 2)], [(0, 0), (1, 1)])
+    e, total = _visible_exponentials(scores, visible, key_axis)
+    y = t.contract(e * total.map(Reciprocal()), t.widen_narrow(v), [(key_axis, 2)], [(0, 0), (1, 1)])
     return y.reshape((*q.shape[:3], v.shape[3])).cast(q.dtype).node
 
 
@@ -241,21 +245,21 @@ def _attention(n: Node) -> Node | None:
 @cache
 def _core_rules(trees: bool) -> RuleSet:
     return rules(
-        Rule("max", ops.Max, _of_floats(_max)),
-        Rule("min", ops.Min, _of_floats(_min)),
-        Rule("clamp", ops.Clamp, _of_floats(lambda n: ops.Min()(ops.Max()(n.inputs[1], n.inputs[0]), n.inputs[2]))),
-        Rule("abs", ops.Abs, _of_floats(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
-        Rule("select", ops.Select, _of_floats(_leaky)),
-        Rule("mul", ops.Mul, _of_floats(_mul)),
-        Rule("log1p", ops.Log1p, _of_floats(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
-        Rule("power", ops.Pow, _of_floats(_power)),
-        Rule("div", ops.Div, _of_floats(_div)),
-        Rule("reduce", ops.Reduce, _of_floats(lambda n: _reduce(n, trees))),
-        Rule("window", ops.ReduceWindow, _of_floats(lambda n: _window(n, trees))),
+        Rule("max", ops.Max, _floats_only(_max)),
+        Rule("min", ops.Min, _floats_only(_min)),
+        Rule("clamp", ops.Clamp, _floats_only(lambda n: ops.Min()(ops.Max()(n.inputs[1], n.inputs[0]), n.inputs[2]))),
+        Rule("abs", ops.Abs, _floats_only(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
+        Rule("select", ops.Select, _floats_only(_leaky)),
+        Rule("mul", ops.Mul, _floats_only(_mul)),
+        Rule("log1p", ops.Log1p, _floats_only(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
+        Rule("power", ops.Pow, _floats_only(_power)),
+        Rule("div", ops.Div, _floats_only(_div)),
+        Rule("reduce", ops.Reduce, _floats_only(lambda n: _reduce(n, trees))),
+        Rule("window", ops.ReduceWindow, _floats_only(lambda n: _window(n, trees))),
     )
 
 
-def _of_floats(rule: Callable[[Node], Node | None]) -> Callable[[Node], Node | None]:
+def _floats_only(rule: Callable[[Node], Node | None]) -> Callable[[Node], Node | None]:
     return lambda n: rule(n) if n.dtype.is_float else None
 
 
@@ -278,20 +282,20 @@ def _min(n: Node) -> Node:
 def _leaky(n: Node) -> Node | None:
     """x > 0 ? x : c * x"""
     condition, *branches = n.inputs
-    above, below = branches
+    if_true, if_false = branches
     if not isinstance(condition.op, ops.Compare) or splat_of(condition.inputs[1]) != 0:
         return None
     x = condition.inputs[0]
     if condition.op.direction in ("LT", "LE"):
-        above, below = below, above
+        if_true, if_false = if_false, if_true
     elif condition.op.direction not in ("GT", "GE"):
         return None
-    right, left = _multiple(above, x), _multiple(below, x)
-    return None if left is None or right is None else Hinge(left, right)(x)
+    positive_slope, negative_slope = _multiple(if_true, x), _multiple(if_false, x)
+    return None if negative_slope is None or positive_slope is None else Hinge(negative_slope, positive_slope)(x)
 
 
 def _multiple(y: Node, x: Node) -> float | None:
-    """c where y = c * x."""
+    """c if y = c * x, else None."""
     if y is x:
         return 1.0
     if splat_of(y) == 0:
@@ -341,24 +345,26 @@ def _reduce(n: Node, trees: bool) -> Node | None:
     assert isinstance(op, ops.Reduce)
     if op.kind not in ("max", "min") or not is_static(x.shape):
         return None
-    kept = [d for d in range(len(x.shape)) if d not in op.dims]
-    line = ops.flatten(ops.transpose(x, (*op.dims, *kept)), 0, len(op.dims) - 1) if op.dims else None
-    if line is None or not 0 < int(line.shape[0]) <= _MAX_TREE_TAPS:
+    kept_dims = [d for d in range(len(x.shape)) if d not in op.dims]
+    elements = ops.flatten(ops.transpose(x, (*op.dims, *kept_dims)), 0, len(op.dims) - 1) if op.dims else None
+    if elements is None or not 0 < int(elements.shape[0]) <= _MAX_TREE_TAPS:
         return None
-    if not trees and int(line.shape[0]) <= _MAX_LARGEST_OPERANDS:
-        parts = [ops.slice_axis(line, 0, i, i + 1) for i in range(int(line.shape[0]))]
+    if not trees and int(elements.shape[0]) <= _MAX_LARGEST_OPERANDS:
+        parts = [ops.slice_axis(elements, 0, i, i + 1) for i in range(int(elements.shape[0]))]
         return ops.Reshape(n.shape)(_largest(parts, op.kind))
     merge = ops.Max() if op.kind == "max" else ops.Min()
-    while (size := int(line.shape[0])) > 1:
+    while (size := int(elements.shape[0])) > 1:
         half = (size + 1) // 2
-        low, high = ops.slice_axis(line, 0, 0, size - half), ops.slice_axis(line, 0, half, size)
+        low, high = ops.slice_axis(elements, 0, 0, size - half), ops.slice_axis(elements, 0, half, size)
         merged = merge(low, high)
-        line = merged if half == size - half else ops.concat([merged, ops.slice_axis(line, 0, half - 1, half)], 0)
-    return ops.Reshape(n.shape)(line)
+        elements = (
+            merged if half == size - half else ops.concat([merged, ops.slice_axis(elements, 0, half - 1, half)], 0)
+        )
+    return ops.Reshape(n.shape)(elements)
 
 
 def _window(n: Node, trees: bool) -> Node | None:
-    """The same of windows: of their taps, each a slice of the padded image."""
+    """Like `_reduce` for windows, over their taps, each of which is a slice of the padded image."""
     op, (x,) = n.op, n.inputs
     assert isinstance(op, ops.ReduceWindow)
     if op.kind not in ("max", "min") or not is_static((*x.shape, *n.shape)):
@@ -373,7 +379,7 @@ def _window(n: Node, trees: bool) -> Node | None:
             continue
         if dilation != 1 or not (0 <= low < window and 0 <= high < window):
             return None
-        # the border repeats the edge, which is in each window that reaches over it: a maximum has it already
+        # pad with the edge element: every window that reaches over the border contains it, so its maximum is the same
         size = padded.shape[axis]
         first, last = ops.slice_axis(padded, axis, 0, 1), ops.slice_axis(padded, axis, size - 1, size)
         padded = ops.concat([*[first] * low, padded, *[last] * high], axis)

@@ -1,8 +1,8 @@
-"""Whether a network has a property: bounds over boxes of inputs, which are split until each is decided.
+"""Verification of properties of networks: branch and bound over boxes of inputs, which are split until decided.
 
-Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 21, 2020. Boxes of few inputs are
-split: of one that is not proved, the element that moves the rows most is halved. Of many, neurons are (see `neurons`).
-An attack runs first; later a short one runs in the boxes that are left.
+Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 21, 2020. In low dimensions the
+input box is split: an undecided box is halved along the element with the most influence on the rows. In high dimensions
+neurons are split (see `neurons`). An attack runs first, and short attacks run in the boxes that remain.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from ingot.transform.bounds.slopes import slopes_of
 from ingot.transform.bounds.vnnlib import Alternative, Property
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
-_BOXES = 128  # in one call
-_STEPS = 50  # of the first attack
+_BATCH_BOXES = 128  # bounded in one call
+_ATTACK_STEPS = 50  # of the first attack
 _STEPS_IN_BOXES = 3
 _SLOPE_STEPS = 60
-_MOST_SPLIT_ELEMENTS = 32  # of an input that differ in a box: boxes of more are hardly decided by splits
-_MOST_WIDE_BOXES = 8  # of more
-_MAX_WAITING_BYTES = 1 << 30  # of boxes that wait
+_MAX_SPLIT_ELEMENTS = 32  # perturbed elements of a box; splits of its inputs hardly decide a larger one
+_MAX_WIDE_BOXES = 8  # in one call, of boxes with more elements
+_MAX_WAITING_BYTES = 1 << 30  # of undecided boxes
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """answer: PROVED: no input of the property's boxes satisfies it; REFUTED: `counterexample` does, an input and the
-    program's results for it; UNKNOWN: neither within the time. boxes: how many were bounded. numerics: whether the
+    """answer: PROVED: no input of the property's boxes violates it; REFUTED: `counterexample` does, an input and the
+    program's result for it; UNKNOWN: undecided within the time. boxes: how many were bounded. numerics: whether the
     proof includes the program's rounding."""
 
     answer: str
@@ -58,10 +58,12 @@ class Verdict:
     counterexample: tuple[np.ndarray, np.ndarray] | None = field(default=None)
 
     def __str__(self) -> str:
-        of = "the program, with its rounding" if self.numerics else "the network over real numbers, not the program"
+        subject = (
+            "the program, with its rounding" if self.numerics else "the network over real numbers, not the program"
+        )
         if self.answer == PROVED:
             word = "certified" if self.numerics else "proved"
-            text = f"{word}: holds for {of}"
+            text = f"{word}: holds for {subject}"
         elif self.answer == REFUTED:
             text = "refuted: the program was run on a counterexample"
         else:
@@ -87,12 +89,12 @@ def certify_model(
         raise InputError("property", expected="a VNN-LIB file or a Property", got=type(property_).__name__)
     started = time.monotonic()
     opened = open_model(model, Request(None, dynamic)).stateless()
-    graph = _checked(opened.graph, property_)
+    graph = _static_checked_graph(opened.graph, property_)
     return _Search(graph, property_, method, numerics, seed, options, started, seconds).run()
 
 
-def _checked(graph: Graph, property_: Property) -> Graph:
-    """The graph with all open sizes 1. Raises InputError for a property of other inputs or results."""
+def _static_checked_graph(graph: Graph, property_: Property) -> Graph:
+    """The graph with all symbolic sizes set to 1. Raises InputError unless the property matches it."""
     sizes: dict[str, int | Dim] = dict.fromkeys(graph.symbols(), 1)
     graph = graph.substitute(sizes) if sizes else graph
     if len(graph.inputs) != 1 or len(graph.results) != 1:
@@ -101,19 +103,19 @@ def _checked(graph: Graph, property_: Property) -> Graph:
             expected="a model of one input and one result",
             got=f"{len(graph.inputs)} inputs and {len(graph.results)} results",
         )
-    for what, node, count, shape in (
+    for role, node, count, shape in (
         ("input", graph.inputs[0], property_.inputs, property_.input_shape),
         ("result", graph.results[0], property_.outputs, property_.output_shape),
     ):
         if not node.dtype.is_float:
-            raise InputError(f"the model's {what}", expected="floats", got=str(node.type))
+            raise InputError(f"the model's {role}", expected="floats", got=str(node.type))
         if product(node.shape) != count:
             raise InputError(
-                f"the property's {what}", expected=f"{product(node.shape)} elements, as the model's {node.type}",
+                f"the property's {role}", expected=f"{product(node.shape)} elements, as the model's {node.type}",
                 got=f"{count} elements", fix="give the property that belongs to this model",
             )  # fmt: skip
         if shape is not None and [d for d in shape if d != 1] != [d for d in node.shape if d != 1]:
-            raise InputError(f"the property's {what}", expected=f"shape {list(node.shape)}", got=list(shape))
+            raise InputError(f"the property's {role}", expected=f"shape {list(node.shape)}", got=list(shape))
     return graph
 
 
@@ -145,8 +147,8 @@ class _Search:
 
     def run(self) -> Verdict:
         groups = list(self.groups())
-        goals = [(_goal(g), g[0]) for g in groups]
-        attacks = [Attack(_with_inputs(self.graph, goal), goal, _BOXES, self.options) for goal, _ in goals]
+        goals = [(_goal_of(g), g[0]) for g in groups]
+        attacks = [Attack(_with_input_rows(self.graph, goal), goal, _BATCH_BOXES, self.options) for goal, _ in goals]
         progress.report("attack")
         for attack, (goal, box) in zip(attacks, goals, strict=True):  # cheap, before any proof
             if (verdict := self.attack(attack, goal, box)) is not None:
@@ -161,11 +163,11 @@ class _Search:
         return self.verdict(UNKNOWN, reasons[0]) if reasons else self.verdict(PROVED)
 
     def groups(self) -> Iterator[list[Alternative]]:
-        """The alternatives of each box."""
-        found: dict[tuple[bytes, bytes], list[Alternative]] = {}
+        """The alternatives, grouped by box."""
+        groups: dict[tuple[bytes, bytes], list[Alternative]] = {}
         for a in self.property.alternatives:
-            found.setdefault((a.lower.tobytes(), a.upper.tobytes()), []).append(a)
-        yield from found.values()
+            groups.setdefault((a.lower.tobytes(), a.upper.tobytes()), []).append(a)
+        yield from groups.values()
 
     def verdict(self, answer: str, reason: str = "", counterexample: tuple | None = None) -> Verdict:
         spent = time.monotonic() - self.started
@@ -185,18 +187,18 @@ class _Search:
         lower, upper = self.inner_ends(box)
         if (lower > upper).any():  # no float lies in the box
             return None
-        point, violation = attack.run(lower, upper, steps=_STEPS, seed=self.seed)
+        point, violation = attack.run(lower, upper, steps=_ATTACK_STEPS, seed=self.seed)
         return self.counterexample(goal, box, point) if violation <= 0 else None
 
     def inner_ends(self, box: Alternative) -> tuple[np.ndarray, np.ndarray]:
-        """The floats of the input's type in the box."""
+        """The ends of the box, rounded inwards to the input's type."""
         return (
             rounded(box.lower, self.x.dtype, 1).reshape(self.shape),
             rounded(box.upper, self.x.dtype, -1).reshape(self.shape),
         )
 
     def counterexample(self, goal: Goal, box: Alternative, point: np.ndarray) -> Verdict | None:
-        """The verdict if the model's own program confirms the point."""
+        """REFUTED if the compiled model confirms the point, else None."""
         flat = point.reshape(-1).astype(np.float64)
         if (flat < box.lower).any() or (flat > box.upper).any():
             return None
@@ -213,19 +215,19 @@ class _Search:
     # --- proofs
 
     def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
-        """None if no input of the box reaches the goal."""
-        graph = _with_inputs(self.graph, goal)
+        """None if no input of the box reaches the goal, else a verdict."""
+        graph = _with_input_rows(self.graph, goal)
         rounding = rounding_of(graph, self.numerics, self.options)
         of_program = at_precision(graph, self.options.precision)
         graph = of_program if self.numerics else graph
         options = replace(self.options, precision="float32")
         bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
-        is_wide = int((box.upper > box.lower).sum()) > _MOST_SPLIT_ELEMENTS
-        count = min(bounded.boxes, _MOST_WIDE_BOXES if is_wide else _BOXES)
+        is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
+        count = min(bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
         bounds = CompiledModel(compiled_program(search_graph(bounded, count), options), threads=self.options.threads)
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
-        first = upper - lower
+        initial_widths = upper - lower
         limits = np.nextafter(goal.limits, np.inf)
         while len(lower):
             if self.is_late:
@@ -237,36 +239,36 @@ class _Search:
             is_first, self.boxes = not self.boxes, self.boxes + len(lows)
             is_open = ~goal.is_excluded(rows > limits)
             if is_first and is_open.any() and is_wide and self.method != "ibp":
-                single = [v[0].reshape(self.shape) for v in (lows, highs)]
-                better, hinges = slopes_of(bounded, options).run(single, limits, _SLOPE_STEPS, self.deadline)
-                rows = np.fmax(rows, better)
+                box_ends = [v[0].reshape(self.shape) for v in (lows, highs)]
+                improved, hinge_ends = slopes_of(bounded, options).run(box_ends, limits, _SLOPE_STEPS, self.deadline)
+                rows = np.fmax(rows, improved)
                 is_open = ~goal.is_excluded(rows > limits)
                 neurons = neurons_of(Question((True,), self.method, None, rounding).of(graph), options)
                 if neurons is not None and is_open.any():
-                    return self.prove_cases(Cases(neurons, single, hinges), goal, rows[0], limits)
+                    return self.prove_cases(Cases(neurons, box_ends, hinge_ends), goal, rows[0], limits)
             progress.report(f"{self.boxes} boxes, {len(lower)} left")
             lows, highs, influence = lows[is_open], highs[is_open], influence[is_open]
             if not len(lows):
                 continue
-            if (found := self.attack_boxes(attack, goal, box, lows, highs)) is not None:
-                return found
-            halves = _halves(lows, highs, influence, first)
+            if (counterexample := self.attack_boxes(attack, goal, box, lows, highs)) is not None:
+                return counterexample
+            halves = _halves(lows, highs, influence, initial_widths)
             if halves is None:
                 return self.verdict(UNKNOWN, "a box of a single point has bounds on both sides of a limit")
             lower, upper = np.concatenate([lower, halves[0]]), np.concatenate([upper, halves[1]])
         return None
 
     def prove_cases(self, cases: Cases, goal: Goal, rows: np.ndarray, limits: np.ndarray) -> Verdict | None:
-        """The same by splits of neurons. rows: lower bounds of the goal's rows."""
-        first = self.boxes
+        """Like `prove`, by splits of neurons. rows: lower bounds of the goal's rows."""
+        box_count = self.boxes
         for alternative in goal.alternatives:
             margins = rows[list(alternative)] - limits[list(alternative)]
             if (margins > 0).any():
                 continue
-            at = alternative[int(margins.argmax())]
-            row = goal.rows[at].reshape(cases.neurons.result)
-            reason = cases.prove(row, limits[at], self.deadline)
-            self.boxes = first + cases.bounded
+            worst_row = alternative[int(margins.argmax())]
+            row = goal.rows[worst_row].reshape(cases.neurons.result)
+            reason = cases.prove(row, limits[worst_row], self.deadline)
+            self.boxes = box_count + cases.bounded
             if reason:
                 return self.verdict(UNKNOWN, reason)
         return None
@@ -274,26 +276,26 @@ class _Search:
     def bound(
         self, bounds: CompiledModel, lows: np.ndarray, highs: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Lower bounds of each box's rows, and each element's influence."""
-        found, influence = bounds.run([self.padded(v, count) for v in (lows, highs)])
-        return found[: len(lows)], influence[: len(lows)].reshape(len(lows), -1)
+        """(lower bounds [boxes, rows], influence [boxes, elements])"""
+        lower_bounds, influence = bounds.run([self.padded(v, count) for v in (lows, highs)])
+        return lower_bounds[: len(lows)], influence[: len(lows)].reshape(len(lows), -1)
 
     def attack_boxes(
         self, attack: Attack, goal: Goal, box: Alternative, lows: np.ndarray, highs: np.ndarray
     ) -> Verdict | None:
-        """A counterexample in boxes that are left, a few steps from their middles."""
-        lower, upper = (self.padded(v, _BOXES) for v in (lows, highs))
+        """A counterexample in the remaining boxes, after a few steps from their centers."""
+        lower, upper = (self.padded(v, _BATCH_BOXES) for v in (lows, highs))
         point, violation = attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
         return self.counterexample(goal, box, point) if violation <= 0 else None
 
     def padded(self, flat: np.ndarray, count: int) -> np.ndarray:
-        """[boxes, elements] as [count, *x], the first repeated."""
+        """[boxes, elements] as [count, *x], padded with the first box."""
         full = np.concatenate([flat, np.repeat(flat[:1], count - len(flat), 0)])
         return full.reshape(count, *self.shape)
 
 
-def _goal(alternatives: Sequence[Alternative]) -> Goal:
-    """The rows of some alternatives of one box, each once."""
+def _goal_of(alternatives: Sequence[Alternative]) -> Goal:
+    """The distinct rows of the alternatives of one box."""
     is_mixed = any(a.input_rows.any() for a in alternatives)
     rows: dict[tuple[bytes, float], int] = {}
     tables: list[np.ndarray] = []
@@ -315,35 +317,35 @@ def _goal(alternatives: Sequence[Alternative]) -> Goal:
     return Goal(table, np.asarray(limits or [np.inf]), tuple(indices))
 
 
-def _with_inputs(graph: Graph, goal: Goal) -> Graph:
-    """The graph, or for rows of inputs and results both, one after the other."""
+def _with_input_rows(graph: Graph, goal: Goal) -> Graph:
+    """The graph; for rows over inputs and results, with both concatenated as its result."""
     (x,), (y,) = graph.inputs, graph.results
     if goal.rows.shape[1] == product(y.shape):
         return graph
     flat = [ops.reshape(v, (product(v.shape),)) for v in (x, y)]
-    wide = f64 if f64 in (x.dtype, y.dtype) else y.dtype
-    return Graph((x,), (ops.concat([ops.cast(v, wide) for v in flat], 0),), ("values",))
+    dtype = f64 if f64 in (x.dtype, y.dtype) else y.dtype
+    return Graph((x,), (ops.concat([ops.cast(v, dtype) for v in flat], 0),), ("values",))
 
 
 def _halves(
-    lower: np.ndarray, upper: np.ndarray, influence: np.ndarray, first: np.ndarray
+    lower: np.ndarray, upper: np.ndarray, influence: np.ndarray, initial_widths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Each box cut in the middle of the element of most influence, of which elements that were cut before lose some;
-    None if one has no float between its ends. first: the widths of the first box.
+    """Halve each box along the element with the largest influence * sqrt(relative width); None if a box has no float
+    between its ends there. initial_widths: the widths of the first box.
 
-    By influence alone one element is cut again and again: ACAS Xu's property 1 of network 1_4 took more than 500,000
-    boxes, and takes 500; by influence times width 4_9 takes 30,000 for 5,600.
+    By influence alone the same element is halved again and again: property 1 of ACAS Xu's network 1_4 takes more than
+    500,000 boxes instead of 500; by influence * relative width, network 4_9 takes 30,000 instead of 5,600.
     """
     middles = lower + (upper - lower) / 2
     can_split = (middles > lower) & (middles < upper)
-    known = np.minimum(np.nan_to_num(influence, nan=0.0), 1e300)
-    share = np.divide(upper - lower, first, out=np.zeros(lower.shape), where=first > 0)
-    score = np.where(can_split, known * np.sqrt(share) + 1e-300, -1.0)
-    at = score.argmax(1)
+    finite_influence = np.minimum(np.nan_to_num(influence, nan=0.0), 1e300)
+    relative_widths = np.divide(upper - lower, initial_widths, out=np.zeros(lower.shape), where=initial_widths > 0)
+    score = np.where(can_split, finite_influence * np.sqrt(relative_widths) + 1e-300, -1.0)
+    element = score.argmax(1)
     rows = np.arange(len(lower))
-    if not can_split[rows, at].all():
+    if not can_split[rows, element].all():
         return None
     low, high = lower.copy(), upper.copy()
-    high[rows, at] = middles[rows, at]
-    low[rows, at] = middles[rows, at]
+    high[rows, element] = middles[rows, element]
+    low[rows, element] = middles[rows, element]
     return np.concatenate([lower, low]), np.concatenate([high, upper])

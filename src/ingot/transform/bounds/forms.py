@@ -1,6 +1,6 @@
-"""The ops of the canonical form of a graph to be bounded, each of which has one relaxation.
+"""Ops of the canonical form of a graph to be bounded, each with one relaxation.
 
-They stand for real functions and are never compiled: what bounds them is (see `canonical`).
+They stand for real functions and are never compiled themselves; the graph of their bounds is (see `canonical`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Form(Op):
-    """Base: a function of each element of one float operand."""
+    """Base class: an elementwise function of one float operand."""
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -89,7 +89,7 @@ class Softplus(Form):
 
 @dataclass(frozen=True)
 class Elu(Form):
-    """x above 0, alpha (e^x - 1) below; 0 < alpha <= 1, so that it is convex."""
+    """x above 0, alpha (e^x - 1) below, with 0 < alpha <= 1, so that the function is convex."""
 
     name: ClassVar[str] = "elu_form"
     alpha: float = 1.0
@@ -100,7 +100,7 @@ class Elu(Form):
 
 @dataclass(frozen=True)
 class Unknown(Form):
-    """A number from -1 to 1 of which nothing else is known; its reference is 0."""
+    """An unknown number from -1 to 1; its reference is 0."""
 
     name: ClassVar[str] = "unknown"
 
@@ -110,7 +110,7 @@ class Unknown(Form):
 
 @dataclass(frozen=True)
 class Largest(Op):
-    """The largest of several operands of one type, element by element."""
+    """The elementwise maximum of several operands of one type."""
 
     name: ClassVar[str] = "largest"
 
@@ -128,8 +128,8 @@ class Largest(Op):
 
 @dataclass(frozen=True)
 class Shift(Op):
-    """The largest element along `axis`, of size 1 there; where the graph's results depend on no shift, as in a softmax,
-    any other number may stand for it."""
+    """The largest element along `axis`, which keeps size 1. Used where results do not depend on the shift, as in a
+    softmax, so that bounds may use any other number in its place."""
 
     name: ClassVar[str] = "shift"
     axis: int

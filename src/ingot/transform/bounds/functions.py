@@ -1,4 +1,4 @@
-"""The functions of one number that bounds know: how they rise, where they bend."""
+"""Functions of one variable with known bounds: their slope, their monotonicity and their inflection points."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Function:
     """A function f and its derivative, in f64.
 
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
-    concave; PERIODIC: cos(x - peak). minimum: (where, a number below the least value) of a function that falls and then
-    rises. falls: whether it falls everywhere. positive: whether it is defined above 0 only. curvature: more than the
-    size of the second derivative, of a WAVE. ulps: the error of the program, relative to the value; slack: absolute.
-    error: how far the op is from this function at most, also over the real numbers.
+    concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that decreases and
+    then increases. falls: whether it is monotonically decreasing. positive: whether it is defined for x > 0 only.
+    curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the program.
+    error: the largest distance of the op from this function over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -129,6 +129,6 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
 
 
 def function_of(op: Op) -> Function | None:
-    """The function of an op of one operand; None for an op that is none."""
-    make = _FUNCTIONS.get(type(op))
-    return None if make is None else make(op)
+    """The function that an op of one operand computes; None for other ops."""
+    build = _FUNCTIONS.get(type(op))
+    return None if build is None else build(op)

@@ -1,4 +1,4 @@
-"""From a model's graph and a method to the graph of its bounds.
+"""The graph of a model's bounds, built from the model's graph and a method.
 
 inputs: lower x, upper x of each perturbed input, the others as they are   ->   lower y, upper y of each result
 """
@@ -34,7 +34,7 @@ _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be bounded. perturbed: for each input of the graph whether it lies in a box. method: one of METHODS.
+    """What to bound and how. perturbed: for each input of the graph whether it lies in a box. method: one of METHODS.
     spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each element.
     rounding: see `Rounding`."""
 
@@ -44,8 +44,8 @@ class Question:
     rounding: Rounding
 
     def of(self, graph: Graph) -> Bounded:
-        """The graph, prepared. Raises UnsupportedOpError, which names all ops without bounds, InputError for open
-        sizes, results that have no bounds, and walks that take too much memory."""
+        """The canonical graph with this question. Raises UnsupportedOpError, which names all ops without bounds, and
+        InputError for symbolic sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
         core = canonical(with_spec(graph, self.spec), trees=self.method in ("crown", "auto"))
         ends: dict[Node, tuple[Node, Node]] = {}
@@ -66,28 +66,28 @@ class Bounded:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Of the graph of bounds."""
+        """The inputs of the graph of bounds."""
         return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
 
     def intervals(self) -> Intervals:
-        """Of the inputs."""
+        """Intervals of the inputs alone."""
         boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
         return Intervals(boxes, self.question.rounding)
 
     @cached_property
     def relaxed(self) -> tuple[Node, ...]:
-        """The values of which relaxations need bounds."""
-        found: dict[Node, None] = {}
+        """The values whose bounds relaxations need."""
+        operands: dict[Node, None] = {}
         c = self.intervals()
         for node in self.core.nodes():
             perturbed = [x for x in node.inputs if not c.is_exact(x)]
             if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
-                found.update(dict.fromkeys(perturbed))
-        return tuple(found)
+                operands.update(dict.fromkeys(perturbed))
+        return tuple(operands)
 
     @cached_property
     def walked(self) -> frozenset[Node]:
-        """Those of them that get narrower bounds than intervals, from a walk of their own."""
+        """The values of `relaxed` that get tighter bounds than intervals, each from its own backward walk."""
         if self.question.method not in ("crown", "auto"):
             return frozenset()
         depth = depths(self.core.nodes(), self.intervals().is_exact)
@@ -95,8 +95,8 @@ class Bounded:
         return frozenset(n for n in deep if self.fits(n))
 
     def fits(self, target: Node) -> bool:
-        """Whether a walk from the value takes an acceptable amount of memory. Raises InputError unless the method
-        leaves such values to their intervals."""
+        """Whether a walk from the value is within the memory limit. If it is not, raises InputError unless the method
+        falls back to intervals."""
         if self.bytes_of(target) <= _MAX_COEFFICIENT_BYTES:
             return True
         if self.question.method == "auto":
@@ -115,7 +115,7 @@ class Bounded:
 
     @cached_property
     def rows(self) -> Mapping[Node, int]:
-        """The axis of rows of each value, if they never meet."""
+        """The row axis of each value, if rows are independent: see `rows_of`."""
         return rows_of(self.core, list(self.ends), self.intervals().is_exact)
 
     @cached_property
@@ -124,37 +124,37 @@ class Bounded:
 
     @property
     def boxes(self) -> int:
-        """How many boxes at once take an acceptable amount of memory, at most 128."""
-        most = max((self.bytes_of(n) for n in (*self.walked, *self.core.results)), default=1)
-        return max(1, min(128, _BATCH_BYTES // most))
+        """The number of boxes per batch within the memory limit, at most 128."""
+        largest_bytes = max((self.bytes_of(n) for n in (*self.walked, *self.core.results)), default=1)
+        return max(1, min(128, _BATCH_BYTES // largest_bytes))
 
     def walk(
         self, slopes: Mapping[Node, Mapping[Node, Node]] | None = None, mapped: Mapping[Node, Node] | None = None
     ) -> Walk:
-        """The bounds of all values. slopes: for each of `walked` those of its walk, by hinge. mapped: those that have a
-        value for each row (see `bounds_of`)."""
+        """Bound all values. slopes: for each value of `walked` the slopes of its walk, by hinge. mapped: slopes with
+        a value for each row (see `bounds_of`)."""
         c = self.intervals()
         walk = Walk(c, self.rows if slopes is None else {})
         for node in self.core.nodes():
             c.add([node])
             if node in self.walked and not c.missing:
-                own = walk if slopes is None else Walk(c, alphas=slopes[node])
-                c.values[node] = bounds_of(own, node, mapped)
+                target_walk = walk if slopes is None else Walk(c, alphas=slopes[node])
+                c.values[node] = bounds_of(target_walk, node, mapped)
         if c.missing:
             raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds", fix=REWRITE)
         return walk
 
 
 def bound_graph(graph: Graph, question: Question) -> Graph:
-    """See the module's docstring, and `Question.of` for what is raised."""
+    """See the module's docstring. Raises as `Question.of`."""
     bounded = question.of(graph)
     walk = bounded.walk()
     results: list[Node] = []
     for y in bounded.core.results:
-        found = walk.intervals.of(y)
+        bounds = walk.intervals.of(y)
         if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
-            found = bounds_of(walk, y)
-        lower, upper = (walk.intervals.guarded(v, e) for v, e in ((found.lower, -_INF), (found.upper, _INF)))
+            bounds = bounds_of(walk, y)
+        lower, upper = (walk.intervals.guarded(v, e) for v, e in ((bounds.lower, -_INF), (bounds.upper, _INF)))
         results += [b.node for b in from_f64(lower, upper, y.dtype)]
     names = [f"{side} {name}" for name in _names(bounded.core) for side in ("lower", "upper")]
     return lower_model_ops(Graph(bounded.inputs, tuple(results), tuple(names)))
@@ -193,10 +193,9 @@ def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
 
 
 def search_graph(bounded: Bounded, count: int) -> Graph:
-    """Lower bounds for `count` boxes at once, of a graph of one input, whose rows are all of interest.
-
+    """The graph of lower bounds of a result with one input, for `count` boxes at once.
     lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
-    moves the rows within its box, summed over them.
+    moves the rows within its box, summed over the rows.
     """
     walk = bounded.walk()
     (x,), (y,) = bounded.core.inputs, bounded.core.results
@@ -204,8 +203,12 @@ def search_graph(bounded: Bounded, count: int) -> Graph:
         lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
     else:
         lower, coefficients = lower_bounds(walk, y, {})
-        found = coefficients.get(x)
-        influence = t.full(x.shape, 0.0, f64) if found is None else absolute_value(found).sum((0,), False)
+        input_coefficients = coefficients.get(x)
+        influence = (
+            t.full(x.shape, 0.0, f64)
+            if input_coefficients is None
+            else absolute_value(input_coefficients).sum((0,), False)
+        )
     box = walk.intervals.of(x)
     lower = walk.intervals.guarded(lower, -_INF)
     results = (lower.node, (influence * (box.upper - box.lower)).node)

@@ -1,7 +1,7 @@
 """Interval arithmetic on a canonical graph: each value becomes a lower and an upper bound, in f64.
 
-Moore, Interval Analysis, 1966; for products with constants by center and radius, Rump, Fast and parallel interval
-arithmetic, BIT 39, 1999. Bounds hold for the real numbers or, with a program's rounding, for what the program computes.
+Moore, Interval Analysis, 1966; products with constants by center and radius: Rump, Fast and parallel interval
+arithmetic, BIT 39, 1999. The bounds hold over the real numbers or, with a program's rounding, for the program's values.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _LARGEST_SHARE = 1 - 2.0**-6  # of a type's largest number: rounding takes no su
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Bounds of a value, in f64. Of a bool: whether it is certainly true, and whether it may be true."""
+    """Bounds of a value, in f64. For a bool: whether it is certainly true, and whether it may be true."""
 
     lower: Term
     upper: Term
 
     @property
     def magnitude(self) -> Term:
-        """The largest size of an element."""
+        """The largest magnitude of each element."""
         return maximum(absolute_value(self.lower), absolute_value(self.upper))
 
     @property
@@ -56,7 +56,7 @@ class Interval:
 
     @property
     def radius(self) -> Term:
-        """More than the distance of the center, as it is computed, to either bound."""
+        """An upper bound of the distance from the center, as computed, to either bound."""
         half = maximum(self.upper - self.center, self.center - self.lower)
         return half * (1 + 4 * OWN_UNIT) + self.magnitude * (2 * OWN_UNIT)
 
@@ -77,8 +77,8 @@ def _interval(*classes: type[Op]) -> Callable[[Rule], Rule]:
 class Intervals:
     """The intervals of the values of a graph.
 
-    inputs: the perturbed inputs with their bounds; all other inputs are exact. refined: narrower bounds of some values,
-    found by other means, which are set while the walk goes on.
+    inputs: the perturbed inputs with their bounds; all other inputs are exact. Entries of `values` may be replaced by
+    narrower bounds, from other methods, before their users are added.
     """
 
     def __init__(self, inputs: Mapping[Node, Interval], rounding: Rounding) -> None:
@@ -89,7 +89,7 @@ class Intervals:
         self._sums: list[Term] = []  # magnitudes that no partial sum of the program exceeds
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """The intervals of these nodes, operands first. Ops without a rule are in `missing`."""
+        """Compute the intervals of nodes in topological order. Ops without a rule are added to `missing`."""
         for node in nodes:
             if node in self.values or self.is_exact(node):
                 continue
@@ -131,20 +131,22 @@ class Intervals:
         return _function if function_of(node.op) is not None else None
 
     def is_exact(self, node: Node) -> bool:
-        """Whether the program has this very value: what depends on no perturbed input, and is not rounded."""
+        """Whether the program computes exactly this value: it depends on no perturbed input and is not rounded."""
         if node not in self._exact:
-            same = node.op.rearranges or not node.inputs or isinstance(node.op, (ops.Concat, ops.Pad, Project))
-            rounds = any(type_.dtype.is_float for type_ in node.types) and not same
-            self._exact[node] = not rounds and all(self.is_exact(x) for x in node.inputs)
+            copies_elements = (
+                node.op.rearranges or not node.inputs or isinstance(node.op, (ops.Concat, ops.Pad, Project))
+            )
+            is_rounded = any(type_.dtype.is_float for type_ in node.types) and not copies_elements
+            self._exact[node] = not is_rounded and all(self.is_exact(x) for x in node.inputs)
         return self._exact[node]
 
     def of(self, node: Node) -> Interval:
-        """The interval of a node, which is a single number for one that is exact."""
-        found = self.values.get(node)
-        if found is None:
+        """The interval of a node; an exact one has equal bounds."""
+        interval = self.values.get(node)
+        if interval is None:
             value = Term(node) if node.dtype == boolean else Term(node).cast(f64)
-            found = Interval(value, value)
-        return found
+            interval = Interval(value, value)
+        return interval
 
 
 def _share(magnitude: Term, dtype: DType) -> Term:
@@ -159,24 +161,24 @@ def _is_normalizer(node: Node) -> bool:
     return isinstance(node.op, Reciprocal) and _total_of(node) is not None
 
 
-# --- what only moves or chooses elements
+# --- ops that move or choose elements
 
 
 @_interval(
     ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Windows, ops.Pad, ops.Concat, ops.Reverse,
 )  # fmt: skip
-def _moved(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _rearranged(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(
         *(Term(node.op(*(x.node for x in side))) for side in ([x.lower for x in xs], [x.upper for x in xs]))
     )
 
 
 @_interval(ops.Gather, ops.DynamicSlice)
-def _looked_up(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    x, places = xs[0], node.inputs[1:]
-    if not all(c.is_exact(i) for i in places):
+def _gathered(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    x, indices = xs[0], node.inputs[1:]
+    if not all(c.is_exact(i) for i in indices):
         return _unknown(c, node, "the positions depend on perturbed values")
-    return Interval(Term(node.op(x.lower.node, *places)), Term(node.op(x.upper.node, *places)))
+    return Interval(Term(node.op(x.lower.node, *indices)), Term(node.op(x.upper.node, *indices)))
 
 
 @_interval(ops.Neg)
@@ -192,13 +194,13 @@ def _stepped(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 
 @_interval(ops.Max, ops.Min)
-def _extreme(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _max_or_min(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
     return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
 
 
 @_interval(Unknown)
-def _of_size_one(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _unknown_form(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     one = t.full(node.shape, 1.0, f64)
     return Interval(-one, one)
 
@@ -232,13 +234,17 @@ def _compared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
         return Interval(a.upper < b.lower, a.lower < b.upper)
     if op.direction in ("LE", "GE"):
         return Interval(a.upper <= b.lower, a.lower <= b.upper)
-    may = t.term(t.logical_and(a.lower <= b.upper, b.lower <= a.upper))
-    must = t.term(t.logical_and(a.lower.equals(b.upper), b.lower.equals(a.upper)))
-    return Interval(must, may) if op.direction == "EQ" else Interval(may.map(ops.Not()), must.map(ops.Not()))
+    may_hold = t.term(t.logical_and(a.lower <= b.upper, b.lower <= a.upper))
+    must_hold = t.term(t.logical_and(a.lower.equals(b.upper), b.lower.equals(a.upper)))
+    return (
+        Interval(must_hold, may_hold)
+        if op.direction == "EQ"
+        else Interval(may_hold.map(ops.Not()), must_hold.map(ops.Not()))
+    )
 
 
 @_interval(ops.And, ops.Or)
-def _both(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _and_or(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
     return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
 
@@ -259,7 +265,7 @@ def _selected(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 @_interval(Shift)
 def _shifted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    """A number of which no exponential overflows."""
+    """The largest upper bound, so that no exponential overflows."""
     (x,), op = xs, node.op
     assert isinstance(op, Shift)
     largest = x.upper.max((op.axis,))
@@ -270,7 +276,7 @@ def _shifted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 
 @_interval(ops.Add)
-def _added(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _sum(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
     if (operands := _operands_of_extreme(node)) is not None:
         x, y = (c.of(v) for v in operands)
@@ -279,7 +285,7 @@ def _added(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 
 @_interval(ops.Sub)
-def _subtracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _difference(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
     if (operands := _operands_of_extreme(node)) is not None:
         x, y = (c.of(v) for v in operands)
@@ -288,7 +294,7 @@ def _subtracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 
 def _operands_of_extreme(node: Node) -> tuple[Node, Node] | None:
-    """a and b of hinge(a - b) + b, the larger one, and of b - hinge(b - a), the smaller one: see `canonical`."""
+    """a and b of hinge(a - b) + b = max(a, b) or b - hinge(b - a) = min(a, b), else None: see `canonical`."""
     is_sum = isinstance(node.op, ops.Add)
     for kink, b in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs[::-1],):
         if kink.op != Hinge() or not isinstance(kink.inputs[0].op, ops.Sub):
@@ -306,8 +312,8 @@ def _rounded(c: Intervals, lower: Term, upper: Term, ulps: float = 0.5) -> Inter
 @_interval(ops.Mul)
 def _multiplied(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
-    if (found := _normalized(c, node, xs)) is not None:
-        return found
+    if (quotient := _normalized(c, node, xs)) is not None:
+        return quotient
     products = [a.lower * b.lower, a.upper * b.lower]
     if b.lower.node is not b.upper.node:
         products += [a.lower * b.upper, a.upper * b.upper]
@@ -322,42 +328,43 @@ def _extremes(values: Sequence[Term]) -> tuple[Term, Term]:
 
 
 def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | None:
-    """Of e / sum(e), for e >= 0: e is in both, so e / (e + the others' least sum) is the largest."""
+    """The interval of e / sum(e) for e >= 0. As e is also a term of the sum, its largest value is e / (e + the least
+    sum of the other terms). None for any other product."""
     for e, quotient, x in ((*node.inputs, xs[0]), (*node.inputs[::-1], xs[1])):
-        spread = _behind(quotient)
-        total = _total_of(spread) if isinstance(spread.op, Reciprocal) else None
+        divisor = _source_of(quotient)
+        total = _total_of(divisor) if isinstance(divisor.op, Reciprocal) else None
         if total is None or total.inputs[0] is not e:
             continue
         assert isinstance(total.op, ops.Reduce)
         dims = total.op.dims
         error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
-        least, most = x.lower.sum(dims), x.upper.sum(dims)
-        above = most * (1 + 2 * error) - x.upper
-        below = maximum(least * (1 - 2 * error) - x.lower, 0.0)
-        lower = where(x.lower > 0.0, x.lower / (x.lower + above), 0.0)
-        upper = where(x.upper > 0.0, x.upper / (x.upper + below), 0.0)
+        least_sum, largest_sum = x.lower.sum(dims), x.upper.sum(dims)
+        largest_rest = largest_sum * (1 + 2 * error) - x.upper
+        least_rest = maximum(least_sum * (1 - 2 * error) - x.lower, 0.0)
+        lower = where(x.lower > 0.0, x.lower / (x.lower + largest_rest), 0.0)
+        upper = where(x.upper > 0.0, x.upper / (x.upper + least_rest), 0.0)
         return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
     return None
 
 
 def _total_of(reciprocal: Node) -> Node | None:
     """The sum of exponentials that a node is the reciprocal of; None for others."""
-    total = _behind(reciprocal.inputs[0])
+    total = _source_of(reciprocal.inputs[0])
     if isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
-        total = _behind(total.inputs[1])
+        total = _source_of(total.inputs[1])
     is_sum = isinstance(total.op, ops.Reduce) and total.op.kind == "sum"
     return total if is_sum and _is_exponential(total.inputs[0]) else None
 
 
 def _is_exponential(node: Node) -> bool:
-    """Whether the node is e^x, or that where a mask lets it through and 0 elsewhere."""
+    """Whether the node is e^x, or e^x where a mask is set and 0 elsewhere."""
     if isinstance(node.op, ops.Select) and splat_of(node.inputs[2]) == 0:
         node = node.inputs[1]
     return isinstance(node.op, ops.Exp)
 
 
-def _behind(node: Node) -> Node:
-    """The node whose elements this one repeats or reshapes."""
+def _source_of(node: Node) -> Node:
+    """The node below broadcasts and reshapes."""
     while isinstance(node.op, (ops.BroadcastInDim, ops.Reshape)):
         node = node.inputs[0]
     return node
@@ -365,7 +372,7 @@ def _behind(node: Node) -> Node:
 
 @_interval(ops.Div)
 def _divided(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    """By a constant: see `canonical`."""
+    """The divisor is a constant: see `canonical`."""
     a, b = xs
     lower, upper = _extremes([a.lower / b.lower, a.upper / b.lower])
     return _rounded(c, lower, upper)
@@ -374,9 +381,9 @@ def _divided(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 @_interval(Square)
 def _squared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     (x,) = xs
-    least = maximum(maximum(x.lower, -x.upper), 0.0)
-    found = _rounded(c, least * least, x.magnitude * x.magnitude)
-    return Interval(maximum(found.lower, 0.0), found.upper)
+    least_magnitude = maximum(maximum(x.lower, -x.upper), 0.0)
+    square = _rounded(c, least_magnitude * least_magnitude, x.magnitude * x.magnitude)
+    return Interval(maximum(square.lower, 0.0), square.upper)
 
 
 @_interval(ops.Reduce)
@@ -416,30 +423,30 @@ def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
 
 
 def _unknown(c: Intervals, node: Node, reason: str = "") -> Interval:
-    what = reason or f"{getattr(node.op, 'kind', '')} has no bounds"
-    c.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", what))
+    message = reason or f"{getattr(node.op, 'kind', '')} has no bounds"
+    c.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", message))
     return Interval(t.full(node.shape, -_INF, f64), t.full(node.shape, _INF, f64))
 
 
 @_interval(ops.DotGeneral, ops.Convolution)
 def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    """Of center and radius: y = c * w, its radius r * |w| with the error of both sums in r."""
+    """From center c and radius r: the center c * w and the radius r * |w|, with the errors of both sums in r."""
     op, (a, b) = in_f64(node.op), xs
     error = c.rounding.of_sum(contracted_terms(node))
-    exact = [c.is_exact(x) for x in node.inputs]
-    if not any(exact):
+    are_exact = [c.is_exact(x) for x in node.inputs]
+    if not any(are_exact):
         return _bilinear(c, node, op, a, b, error)
-    at = exact.index(False)
-    x, w = (a, b)[at], (b, a)[at].lower
+    perturbed_index = are_exact.index(False)
+    x, w = (a, b)[perturbed_index], (b, a)[perturbed_index].lower
 
     def apply(v: Term, factor: Term) -> Term:
-        return Term(op(*((v.node, factor.node) if at == 0 else (factor.node, v.node))))
+        return Term(op(*((v.node, factor.node) if perturbed_index == 0 else (factor.node, v.node))))
 
     radius = x.radius * (1 + 4 * error) + x.magnitude * (2 * error) + c.rounding.floor
     y, spread = apply(x.center, w), apply(radius, absolute_value(w))
     c.note_sum(spread * (0.5 / error))
-    if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
-        spread = spread + extra
+    if (winograd_error := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
+        spread = spread + winograd_error
     return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
 
 
@@ -447,22 +454,22 @@ def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error:
     def apply(u: Term, v: Term) -> Term:
         return Term(op(u.node, v.node))
 
-    size = apply(a.magnitude, b.magnitude) * (4 * error) + c.rounding.floor * contracted_terms(node)
-    c.note_sum(size * (0.25 / error))
-    if (extra := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
-        size = size + extra
+    error_bound = apply(a.magnitude, b.magnitude) * (4 * error) + c.rounding.floor * contracted_terms(node)
+    c.note_sum(error_bound * (0.25 / error))
+    if (winograd_error := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
+        error_bound = error_bound + winograd_error
     if isinstance(op, ops.DotGeneral):
         products = [_expanded(op, u, v) for u in (a.lower, a.upper) for v in (b.lower, b.upper)]
         lower, upper = _extremes([p for p, _ in products])
         dims = products[0][1]
-        return Interval(lower.sum(dims, False) - size, upper.sum(dims, False) + size)
+        return Interval(lower.sum(dims, False) - error_bound, upper.sum(dims, False) + error_bound)
     y = apply(a.center, b.center)
     spread = apply(absolute_value(a.center), b.radius) + apply(a.radius, b.magnitude)
-    return Interval(y - spread - size, y + spread + size)
+    return Interval(y - spread - error_bound, y + spread + error_bound)
 
 
 def _expanded(op: ops.DotGeneral, a: Term, b: Term) -> tuple[Term, tuple[int, ...]]:
-    """The products of a contraction before they are summed, and the dimensions to sum."""
+    """The products of a contraction before summation, and the dimensions to sum over."""
     free_a, free_b = op.free(a.rank, b.rank)
     batch, rows, cols = len(op.batch[0]), len(free_a), len(free_b)
     summed = tuple(range(batch + rows + cols, batch + rows + cols + len(op.contract[0])))
@@ -470,14 +477,14 @@ def _expanded(op: ops.DotGeneral, a: Term, b: Term) -> tuple[Term, tuple[int, ..
         *(a.shape[d] for d in op.batch[0]), *(a.shape[d] for d in free_a), *(b.shape[d] for d in free_b),
         *(a.shape[d] for d in op.contract[0]),
     )  # fmt: skip
-    at_a = (*range(batch), *range(batch, batch + rows), *summed)
-    at_b = (*range(batch), *range(batch + rows, batch + rows + cols), *summed)
-    x = a.transpose((*op.batch[0], *free_a, *op.contract[0])).spread(shape, at_a)
-    y = b.transpose((*op.batch[1], *free_b, *op.contract[1])).spread(shape, at_b)
+    dims_a = (*range(batch), *range(batch, batch + rows), *summed)
+    dims_b = (*range(batch), *range(batch + rows, batch + rows + cols), *summed)
+    x = a.transpose((*op.batch[0], *free_a, *op.contract[0])).spread(shape, dims_a)
+    y = b.transpose((*op.batch[1], *free_b, *op.contract[1])).spread(shape, dims_b)
     return x * y, summed
 
 
-# --- functions of one number
+# --- functions of one variable
 
 
 @_interval(Hinge)
@@ -493,10 +500,10 @@ def _hinge(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
     ends = value(x.lower), value(x.upper)
     lower, upper = _extremes(ends)
-    if op.left * op.right < 0:  # 0 is the least value, or the largest
-        inside = t.term(t.logical_and(x.lower < 0.0, x.upper > 0.0))
-        lower = where(inside, 0.0, lower) if op.right > 0 else lower
-        upper = where(inside, 0.0, upper) if op.right < 0 else upper
+    if op.left * op.right < 0:  # 0 is the minimum or the maximum
+        contains_zero = t.term(t.logical_and(x.lower < 0.0, x.upper > 0.0))
+        lower = where(contains_zero, 0.0, lower) if op.right > 0 else lower
+        upper = where(contains_zero, 0.0, upper) if op.right < 0 else upper
     if op.left in (0.0, 1.0, -1.0) and op.right in (0.0, 1.0, -1.0):
         return Interval(lower, upper)
     return _rounded(c, lower, upper)
@@ -515,19 +522,19 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
         low, high = _extremes(ends)
         lower, upper = where(_has_peak(f.peak + pi, x), -1.0, low), where(_has_peak(f.peak, x), 1.0, high)
     if f.minimum is not None:
-        place, least = f.minimum
+        argmin, least = f.minimum
         lower, upper = _extremes(ends)
-        inside = t.term(t.logical_and(x.lower <= place + 1e-4, x.upper >= place - 1e-4))
-        lower = where(inside, least, lower)
+        contains_argmin = t.term(t.logical_and(x.lower <= argmin + 1e-4, x.upper >= argmin - 1e-4))
+        lower = where(contains_argmin, least, lower)
     absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
     lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
-    if f.positive:  # undefined at and below 0: nothing is known
+    if f.positive:  # undefined at and below 0
         lower, upper = (where(x.lower > 0.0, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
     return Interval(lower, upper)
 
 
-def _has_peak(place: float, x: Interval) -> Term:
-    """Whether place + 2 pi n, for a whole number n, may lie in an interval."""
+def _has_peak(peak: float, x: Interval) -> Term:
+    """Whether peak + 2 pi n, for an integer n, may lie in an interval."""
     margin = x.magnitude * (8 * OWN_UNIT) + 1e-9
-    turns = [(v - place) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
-    return t.term(t.ceil(turns[0])) <= t.term(t.floor(turns[1]))
+    periods = [(v - peak) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
+    return t.term(t.ceil(periods[0])) <= t.term(t.floor(periods[1]))

@@ -1,8 +1,8 @@
-"""Linear bounds of the functions of one number: lower.slope x + lower.offset <= f(x) <= upper.slope x + upper.offset.
+"""Linear bounds of functions of one variable: lower.slope x + lower.offset <= f(x) <= upper.slope x + upper.offset.
 
-ReLU and S-shaped functions as CROWN (Zhang et al., Efficient Neural Network Robustness Certification with General
-Activation Functions, NeurIPS 2018); GELU and SiLU by two lines of the chord's slope. A slope may be any number: the
-offsets are found for it as it was rounded, with the error of finding them.
+ReLU and S-shaped functions as in CROWN (Zhang et al., Efficient Neural Network Robustness Certification with General
+Activation Functions, NeurIPS 2018); GELU and SiLU by two lines with the chord's slope. Any slope is sound: the offsets
+are computed for the rounded slope and include the error of computing them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.transform.bounds.intervals import Interval
 from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, where
 
 _BISECTIONS = 14
-_PERIODS = (-2 * pi, 0.0, 2 * pi)  # around the center's, which an interval of half a period reaches
+_PERIODS = (-2 * pi, 0.0, 2 * pi)  # offsets of the periods that an interval of half a period may reach
 _ERROR = 64 * OWN_UNIT  # of a few operations and two functions
 
 
@@ -36,34 +36,34 @@ class Lines:
 
     @property
     def swapped(self) -> Lines:
-        """Those of -f, from those of f."""
+        """The lines of -f, if these are of f."""
         return Lines(Line(-self.upper.slope, -self.upper.offset), Line(-self.lower.slope, -self.lower.offset))
 
 
 def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
-    """alpha: where the lower line's slope lies between those of the two sides, from 0 to 1; by default at the side that
-    most of the interval is on (so that the area between the lines is smallest)."""
+    """alpha: the position of the lower line's slope between those of the two sides, from 0 to 1; by default the side
+    with the larger part of the interval, which minimizes the area between the lines."""
     if op.right < op.left:
         return lines_of_hinge(Hinge(-op.left, -op.right), x, alpha).swapped
     left, right = op.left, op.right
     l, u = x.lower, x.upper
     chord = (u * right - l * left) / (u - l)
     offset = maximum(l * left - chord * l, u * right - chord * u)
-    size = (absolute_value(chord) + (abs(left) + abs(right))) * x.magnitude
-    offset = offset + size * _ERROR + OWN_TINY
+    magnitude = (absolute_value(chord) + (abs(left) + abs(right))) * x.magnitude
+    offset = offset + magnitude * _ERROR + OWN_TINY
     if alpha is None:
-        between = where(u > -l, right, t.full(u.shape, left, u.dtype))
+        lower_slope = where(u > -l, right, t.full(u.shape, left, u.dtype))
     else:
-        between = alpha * (right - left) + left
-        between = minimum(maximum(between, left), right)
+        lower_slope = alpha * (right - left) + left
+        lower_slope = minimum(maximum(lower_slope, left), right)
     zero = t.full(u.shape, 0.0, u.dtype)
     is_right, is_left = l >= 0.0, u <= 0.0
 
-    def of(slope: Term) -> Term:
+    def linear_or(slope: Term) -> Term:
         return where(is_right, right, where(is_left, left, slope))
 
-    known = t.term(t.logical_or(is_right, is_left))
-    return Lines(Line(of(between), zero), Line(of(chord), where(known, 0.0, offset)))
+    is_linear = t.term(t.logical_or(is_right, is_left))
+    return Lines(Line(linear_or(lower_slope), zero), Line(linear_or(chord), where(is_linear, 0.0, offset)))
 
 
 def lines_of_function(f: Function, x: Interval) -> Lines:
@@ -78,7 +78,7 @@ def lines_of_function(f: Function, x: Interval) -> Lines:
 
 
 def _chord_slope(f: Function, x: Interval) -> Term:
-    """Of an interval of a few units in the last place, where the chord's slope is noise, the derivative."""
+    """The slope of the chord; the derivative for an interval of a few ulps, where the chord's slope is noise."""
     width = x.upper - x.lower
     is_wide = width > (x.magnitude + 1.0) * 1e-9
     chord = (f.value(x.upper) - f.value(x.lower)) / where(is_wide, width, 1.0)
@@ -86,32 +86,34 @@ def _chord_slope(f: Function, x: Interval) -> Term:
 
 
 def _chord(f: Function, x: Interval) -> Line:
-    """The upper line through both ends, where f less a line is largest at an end."""
+    """The chord as an upper line, for a convex f: f minus the line is largest at an end."""
     slope = _chord_slope(f, x)
     ends = [f.value(v) - slope * v for v in (x.lower, x.upper)]
-    size = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
-    return Line(slope, maximum(*ends) + (size + absolute_value(slope) * x.magnitude) * _ERROR + (OWN_TINY + f.error))
+    magnitude = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
+    return Line(
+        slope, maximum(*ends) + (magnitude + absolute_value(slope) * x.magnitude) * _ERROR + (OWN_TINY + f.error)
+    )
 
 
-def _tangent(f: Function, at: Term, x: Interval, side: int) -> Line:
+def _tangent(f: Function, point: Term, x: Interval, side: int) -> Line:
     """side: 1 for a line above f, -1 for one below."""
-    slope, value = f.slope(at), f.value(at)
+    slope, value = f.slope(point), f.value(point)
     error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + (OWN_TINY + f.error)
-    offset = value - slope * at
+    offset = value - slope * point
     return Line(slope, offset + error if side > 0 else offset - error)
 
 
 def _s_shaped(f: Function, x: Interval) -> Lines:
-    """The lower line of an odd function (but for a constant) is the upper one of -f(-x), turned around."""
-    odd = Function(lambda v: -f.value(-v), lambda v: f.slope(-v), S_SHAPED)
+    """The lower line of f is the upper line of -f(-x), mirrored at the origin."""
+    mirrored = Function(lambda v: -f.value(-v), lambda v: f.slope(-v), S_SHAPED)
     upper = _above_s(f, x)
-    turned = _above_s(odd, Interval(-x.upper, -x.lower))
-    return Lines(Line(turned.slope, -turned.offset), upper)
+    mirrored_upper = _above_s(mirrored, Interval(-x.upper, -x.lower))
+    return Lines(Line(mirrored_upper.slope, -mirrored_upper.offset), upper)
 
 
 def _above_s(f: Function, x: Interval) -> Line:
-    """Convex below 0 and concave above: the chord, unless it meets f; then a tangent at a point above 0, which is above
-    f where f is concave, and where f is convex if it is at the lower end."""
+    """The upper line of an f that is convex below 0 and concave above: the chord if it does not cross f, else a tangent
+    at a point above 0. The tangent is above f where f is concave, and where f is convex if it is at the lower end."""
     chord = _chord(f, x)
     start = f.value(x.lower)
     low, high = t.full(start.shape, 0.0, start.dtype), maximum(x.upper, 0.0)
@@ -127,8 +129,8 @@ def _above_s(f: Function, x: Interval) -> Line:
 
 
 def _wave(f: Function, x: Interval) -> Lines:
-    """Two lines of the chord's slope s, through the extremes of f(v) - s v: at the ends, or where f' = s, which is at
-    most once in each of the three parts where f' rises or falls."""
+    """Two lines with the chord's slope s through the extremes of f(v) - s v: at the ends, or where f' = s, which holds
+    at most once in each of the three ranges where f' is monotone."""
     slope = _chord_slope(f, x)
 
     def gap(v: Term) -> Term:
@@ -145,30 +147,34 @@ def _wave(f: Function, x: Interval) -> Lines:
 
     ends = [gap(x.lower), gap(x.upper)]
     step = (x.upper - x.lower) * 2.0**-_BISECTIONS
-    size = absolute_value(f.value(x.lower)) + absolute_value(f.value(x.upper)) + absolute_value(slope) * x.magnitude
-    error = step * step * f.curvature + size * _ERROR + 1e-9  # and of the place where f bends
-    least = minimum(minimum(*ends), gap(critical(-f.bend, f.bend, True)))
-    outer = [gap(critical(-20.0, -f.bend, False)), gap(critical(f.bend, 20.0, False))]
-    most = maximum(maximum(*ends), maximum(*outer))
-    return Lines(Line(slope, least - error), Line(slope, most + error))
+    magnitude = (
+        absolute_value(f.value(x.lower)) + absolute_value(f.value(x.upper)) + absolute_value(slope) * x.magnitude
+    )
+    error = step * step * f.curvature + magnitude * _ERROR + 1e-9  # 1e-9: of the inflection point
+    lowest_gap = minimum(minimum(*ends), gap(critical(-f.bend, f.bend, True)))
+    outer_gaps = [gap(critical(-20.0, -f.bend, False)), gap(critical(f.bend, 20.0, False))]
+    highest_gap = maximum(maximum(*ends), maximum(*outer_gaps))
+    return Lines(Line(slope, lowest_gap - error), Line(slope, highest_gap + error))
 
 
 def _periodic(f: Function, x: Interval) -> Lines:
-    """Two lines of the chord's slope s through the extremes of cos(v - peak) - s v: at the ends, or where
-    -sin(v - peak) = s. Of an interval wider than half a period, constants."""
+    """Two lines with the chord's slope s through the extremes of cos(v - peak) - s v: at the ends, or where
+    -sin(v - peak) = s. Constants for an interval wider than half a period."""
     is_narrow = x.upper - x.lower <= pi
     slope = where(is_narrow, minimum(maximum(_chord_slope(f, x), -1.0), 1.0), 0.0)
-    turn = t.term(t.round_even((x.center - f.peak) * (0.5 / pi))) * (2 * pi) + f.peak
+    nearest_peak = t.term(t.round_even((x.center - f.peak) * (0.5 / pi))) * (2 * pi) + f.peak
     angle = slope.map(ops.Asin())
-    places = [turn + sign * angle + (side + period) for sign, side in ((-1.0, 0.0), (1.0, pi)) for period in _PERIODS]
-    inside = [minimum(maximum(v, x.lower), x.upper) for v in places]
-    gaps = [f.value(v) - slope * v for v in (x.lower, x.upper, *inside)]
-    least, most = gaps[0], gaps[0]
+    critical_points = [
+        nearest_peak + sign * angle + (side + period) for sign, side in ((-1.0, 0.0), (1.0, pi)) for period in _PERIODS
+    ]
+    clamped = [minimum(maximum(v, x.lower), x.upper) for v in critical_points]
+    gaps = [f.value(v) - slope * v for v in (x.lower, x.upper, *clamped)]
+    lowest_gap, highest_gap = gaps[0], gaps[0]
     for gap in gaps[1:]:
-        least, most = minimum(least, gap), maximum(most, gap)
-    # a place is off by a few units of the numbers that it sums: by its square the gap is
+        lowest_gap, highest_gap = minimum(lowest_gap, gap), maximum(highest_gap, gap)
+    # a critical point errs by a few ulps of its terms, and the gap by the square of that
     error = (absolute_value(slope) * x.magnitude + 1.0) * _ERROR + _square(x.magnitude * _ERROR + 1e-9)
-    low, high = where(is_narrow, least - error, -1.0), where(is_narrow, most + error, 1.0)
+    low, high = where(is_narrow, lowest_gap - error, -1.0), where(is_narrow, highest_gap + error, 1.0)
     return Lines(Line(slope, low), Line(slope, high))
 
 

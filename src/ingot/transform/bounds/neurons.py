@@ -1,9 +1,9 @@
-"""Splits of neurons: a bound is raised case by case, by the signs of the operands of hinges.
+"""Neuron splits: branch and bound over the signs of the operands of hinges.
 
-Wang et al., Beta-CROWN: Efficient Bound Propagation with Per-neuron Split Constraints, NeurIPS 2021; the neuron to
-split is the one whose relaxation costs most, as in Bunel et al., JMLR 21, 2020. In a case the signs of some values are
-known: their hinges are linear, and a multiplier for each of them, which is optimized with the slopes of the other
-hinges' lower lines, makes the bound hold there alone. Bounds of the values are those of the whole box.
+Wang et al., Beta-CROWN: Efficient Bound Propagation with Per-neuron Split Constraints, NeurIPS 2021; the neuron whose
+relaxation costs most is split, as in Bunel et al., JMLR 21, 2020. In a case the signs of some values are fixed: their
+hinges are linear, and a Lagrange multiplier for each restricts the bound to inputs with these signs. The multipliers
+are optimized together with the slopes of the other hinges' lower lines. Intermediate bounds are those of the whole box.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ingot.transform.bounds.rounding import maximum, minimum, where
 from ingot.transform.bounds.slopes import Ascent
 from ingot.transform.vectorize import vectorize
 
-_STEPS = 14  # of the slopes and multipliers of a case
-_LAST_STEPS = 200  # of one in which no sign is open, so that it cannot be split further
-_RATE = 0.05  # of their ascent, which starts at those of the case before
-_LEAST_MULTIPLIER = 1e-6  # as max(m, 0) has no slope at 0
+_CASE_STEPS = 14  # of the ascent of a case's slopes and multipliers
+_LEAF_STEPS = 200  # if no sign of a case is open, so that it cannot be split further
+_RATE = 0.05  # of the ascent, which starts at the values of the parent case
+_MIN_MULTIPLIER = 1e-6  # max(m, 0) has no gradient at 0
 _MAX_CASES = 128  # at once
-_BATCH_BYTES = 1 << 28  # of the coefficients of all cases of a batch
+_BATCH_BYTES = 1 << 28  # of the coefficients of all cases in a batch
 _MAX_WAITING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
     """The compiled bounds of `count` cases at once. result: the shape of the result. step: (box, bounds of the hinges'
-    operands, rows, signs, slopes, multipliers) -> a lower bound of each case's
-    row, what each hinge's relaxation costs it, and the gradients of slopes and multipliers."""
+    operands, rows, signs, slopes, multipliers) -> a lower bound of each case's row, the cost of each hinge's
+    relaxation, and the gradients of slopes and multipliers."""
 
     count: int
     result: tuple[int, ...]
@@ -56,20 +56,20 @@ class Neurons:
 
 
 def neurons_of(bounded: Bounded, options: Options) -> Neurons | None:
-    """Compile the bounds of cases of a graph of one result; None for one without hinges. Rows are those of factors of
-    the result's elements."""
+    """Compile the bounds of cases for a graph with one result; None if it has no hinges. A row has a factor for each
+    element of the result."""
     c = bounded.intervals()
     hinges = [n for n in bounded.core.nodes() if isinstance(n.op, Hinge) and not c.is_exact(n)]
     if not hinges:
         return None
     widest = max(int(product(n.shape)) for n in bounded.core.nodes() if len(n.types) == 1 and not n.is_leaf)
     count = max(2, min(_MAX_CASES, _BATCH_BYTES // (8 * widest)))
-    program = compiled_program(_step(bounded, hinges, count), options)
+    program = compiled_program(_step_graph(bounded, hinges, count), options)
     shape = static_shape(bounded.core.results[0].shape)
     return Neurons(count, shape, CompiledModel(program, threads=options.threads))
 
 
-def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
+def _step_graph(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
     (y,) = bounded.core.results
     c = bounded.intervals()
 
@@ -77,16 +77,16 @@ def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
         return [Input(f"{label} {i}", TensorType(f64, (*rows, *n.shape)))() for i, n in enumerate(hinges)]
 
     lows, highs = inputs("least of hinge"), inputs("most of hinge")
-    known = {n.inputs[0]: Interval(Term(a), Term(b)) for n, a, b in zip(hinges, lows, highs, strict=True)}
+    operand_intervals = {n.inputs[0]: Interval(Term(a), Term(b)) for n, a, b in zip(hinges, lows, highs, strict=True)}
     for node in bounded.core.nodes():
         c.add([node])
-        if node in known:
-            c.values[node] = known[node]
+        if node in operand_intervals:
+            c.values[node] = operand_intervals[node]
     labels = ("signs of hinge", "slopes of hinge", "multipliers of hinge")
-    singles, batches = [inputs(label) for label in labels], [inputs(label, (count,)) for label in labels]
+    single_inputs, batched_inputs = [inputs(label) for label in labels], [inputs(label, (count,)) for label in labels]
     multipliers: dict[Node, Term] = {}
     walk = Walk(c, multipliers=multipliers)
-    for n, sign, slope, multiplier in zip(hinges, *singles, strict=True):
+    for n, sign, slope, multiplier in zip(hinges, *single_inputs, strict=True):
         s, x = Term(sign), c.of(n.inputs[0])
         lower, upper = where(s > 0.0, maximum(x.lower, 0.0), x.lower), where(s < 0.0, minimum(x.upper, 0.0), x.upper)
         assert isinstance(n.op, Hinge)
@@ -98,20 +98,24 @@ def _step(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
     backward = Backward(walk)
     total = c.guarded(backward.run(y, Term(seed)), -float("inf"))
     costs = [backward.costs[n] if n in backward.costs else t.full(n.shape, 0.0, f64) for n in hinges]
-    mapped = dict(zip([v for group in singles for v in group], [v for group in batches for v in group], strict=True))
+    mapped = dict(
+        zip([v for group in single_inputs for v in group], [v for group in batched_inputs for v in group], strict=True)
+    )
     lower, *outputs = vectorize([total.node, *(v.node for v in costs)], {seed: rows, **mapped})
     lowered = lower_model_ops(Graph((), (lower, *outputs))).outputs
-    learned = [v for group in batches[1:] for v in group]
-    found = gradients(Term(lowered[0]).sum((0,), False).node, learned)
+    parameters = [v for group in batched_inputs[1:] for v in group]
+    gradient_nodes = gradients(Term(lowered[0]).sum((0,), False).node, parameters)
     arguments = (*bounded.inputs, *(v for pair in zip(lows, highs, strict=True) for v in pair), rows)
-    return lower_model_ops(Graph((*arguments, *(v for group in batches for v in group)), (*lowered, *found)))
+    return lower_model_ops(
+        Graph((*arguments, *(v for group in batched_inputs for v in group)), (*lowered, *gradient_nodes))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Some of the inputs of a box: those for which values have these signs. row: of factors of the result, whose sum
-    should be above `limit`. signs: -1, 1 or, for an open one, 0, of each element of each hinge's operand. lower: the
-    bound so far. split: the hinge and the element to split next."""
+    """The inputs of a box for which the hinges' operands have given signs. row: factors of the result, whose sum is to
+    be proved above `limit`. signs: for each element of each hinge's operand -1, 1, or 0 if open. lower: the bound so
+    far. split: the hinge and the element to split next."""
 
     row: np.ndarray
     limit: float
@@ -127,8 +131,8 @@ class Case:
 
 
 class Cases:
-    """A search over cases. ends: the lower and upper bounds of each hinge's operand over the box. bounded: how many
-    cases were bounded so far."""
+    """A search over cases. ends: the lower and upper bounds of each hinge's operand over the box. bounded: the count of
+    cases bounded so far."""
 
     def __init__(self, neurons: Neurons, box: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> None:
         self.neurons, self.box, self.ends = neurons, list(box), list(ends)
@@ -138,82 +142,88 @@ class Cases:
         lows, highs = self.ends[::2], self.ends[1::2]
         signs = tuple(np.zeros(v.shape, np.int8) for v in lows)
         slopes = tuple((high > -low).astype(np.float32) for low, high in zip(lows, highs, strict=True))
-        multipliers = tuple(np.full(v.shape, _LEAST_MULTIPLIER, np.float32) for v in lows)
+        multipliers = tuple(np.full(v.shape, _MIN_MULTIPLIER, np.float32) for v in lows)
         return Case(row, limit, -np.inf, signs, slopes, multipliers)
 
     def prove(self, row: np.ndarray, limit: float, deadline: float) -> str:
-        """An empty text if row . y > limit for all inputs of the box, else the reason why that is open. deadline: of
-        `time.monotonic`."""
-        order, waiting = 0, [(-np.inf, 0, self.root(row, limit))]
+        """An empty text if row . y > limit is proved for all inputs of the box, else the reason why it is undecided.
+        deadline: in seconds of `time.monotonic`."""
+        count, waiting = 0, [(-np.inf, 0, self.root(row, limit))]
         cases = [waiting.pop()[2]]
         while True:
             for case in self.bound(cases, deadline):
-                order += 1
+                count += 1
                 if case.split is None:
                     return "a case with all signs known has bounds on both sides of a limit"
-                heapq.heappush(waiting, (case.lower, order, case))
+                heapq.heappush(waiting, (case.lower, count, case))
             if not waiting:
                 return ""
             if time.monotonic() > deadline or len(waiting) * waiting[0][2].nbytes > _MAX_WAITING_BYTES:
                 return f"{len(waiting)} cases are left"
             worst = [heapq.heappop(waiting)[2] for _ in range(min(len(waiting), self.neurons.count // 2))]
-            cases = [half for case in worst for half in _halves(case)]
+            cases = [half for case in worst for half in _split_case(case)]
             progress.report(f"{self.bounded} cases, {len(waiting)} left")
 
     def bound(self, cases: Sequence[Case], deadline: float) -> list[Case]:
-        """The cases that are not decided, with better bounds and the next split."""
+        """The undecided cases, with improved bounds and their next split."""
         count = self.neurons.count
         self.bounded += len(cases)
-        full = [*cases, *[cases[0]] * (count - len(cases))]
-        rows = np.stack([c.row for c in full]).astype(np.float64)
+        padded = [*cases, *[cases[0]] * (count - len(cases))]
+        rows = np.stack([c.row for c in padded]).astype(np.float64)
         limits = np.asarray([c.limit for c in cases])
-        signs = [np.stack(parts).astype(np.float64) for parts in zip(*(c.signs for c in full), strict=True)]
-        learned = [
+        signs = [np.stack(parts).astype(np.float64) for parts in zip(*(c.signs for c in padded), strict=True)]
+        parameters = [
             np.stack(parts).astype(np.float64)
-            for group in (zip(*(c.slopes for c in full), strict=True), zip(*(c.multipliers for c in full), strict=True))
+            for group in (
+                zip(*(c.slopes for c in padded), strict=True),
+                zip(*(c.multipliers for c in padded), strict=True),
+            )
             for parts in group
         ]
-        ascent, hinges = Ascent(learned, _RATE), len(signs)
+        ascent, hinges = Ascent(parameters, _RATE), len(signs)
         best = np.full(len(cases), -np.inf)
         costs: list[np.ndarray] = []
-        is_whole = any(self.next_split(c.signs, c.signs) is None for c in cases)
-        steps = _LAST_STEPS if is_whole else _STEPS
+        has_leaf = any(self.next_split(c.signs, c.signs) is None for c in cases)
+        steps = _LEAF_STEPS if has_leaf else _CASE_STEPS
         for step in range(steps):
-            lower, *others = self.neurons.step.run([*self.box, *self.ends, rows, *signs, *ascent.values])
+            lower, *outputs = self.neurons.step.run([*self.box, *self.ends, rows, *signs, *ascent.values])
             best = np.fmax(best, lower[: len(cases)])
-            costs = others[:hinges]
+            costs = outputs[:hinges]
             if (best > limits).all() or time.monotonic() > deadline or step == steps - 1:
                 break
-            ascent.move(others[hinges:])
+            ascent.move(outputs[hinges:])
             for slope, multiplier in zip(ascent.values[:hinges], ascent.values[hinges:], strict=True):
                 np.clip(slope, 0.0, 1.0, out=slope)
-                np.clip(multiplier, _LEAST_MULTIPLIER, None, out=multiplier)
+                np.clip(multiplier, _MIN_MULTIPLIER, None, out=multiplier)
         slopes, multipliers = ascent.values[:hinges], ascent.values[hinges:]
-        left: list[Case] = []
+        undecided: list[Case] = []
         for i in np.flatnonzero(~(best > limits)).tolist():
             case = cases[i]
             split = self.next_split([v[i] for v in costs], case.signs)
-            of_slopes, of_signs = (tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers))
+            case_slopes, case_multipliers = (
+                tuple(v[i].astype(np.float32) for v in group) for group in (slopes, multipliers)
+            )
             lower = max(case.lower, float(best[i]))
-            left.append(Case(case.row, case.limit, lower, case.signs, of_slopes, of_signs, split))
-        return left
+            undecided.append(Case(case.row, case.limit, lower, case.signs, case_slopes, case_multipliers, split))
+        return undecided
 
     def next_split(self, costs: Sequence[np.ndarray], signs: Sequence[np.ndarray]) -> tuple[int, int] | None:
-        """The element of most cost among those whose sign is open; of the widest if none costs anything."""
-        found: tuple[int, int] | None = None
-        most = -np.inf
+        """The (hinge, element) with the largest cost among those whose sign is open, else the one with the widest
+        bounds; None if no sign is open."""
+        split: tuple[int, int] | None = None
+        best_score = -np.inf
         for i, (cost, sign, low, high) in enumerate(zip(costs, signs, self.ends[::2], self.ends[1::2], strict=True)):
             is_open = (sign == 0) & (low < 0) & (high > 0)
             if not is_open.any():
                 continue
             score = np.where(is_open, np.nan_to_num(cost) + 1e-30 * np.minimum(-low, high), -np.inf).reshape(-1)
-            at = int(score.argmax())
-            if score[at] > most:
-                found, most = (i, at), float(score[at])
-        return found
+            element = int(score.argmax())
+            if score[element] > best_score:
+                split, best_score = (i, element), float(score[element])
+        return split
 
 
-def _halves(case: Case) -> Iterator[Case]:
+def _split_case(case: Case) -> Iterator[Case]:
     assert case.split is not None
     hinge, element = case.split
     for sign in (-1, 1):

@@ -1,4 +1,4 @@
-"""Errors of rounding: of the bounds' own arithmetic, which is in f64, and of the program that is bounded.
+"""Rounding errors of the bounds' own arithmetic, which is in f64, and of the program that is bounded.
 
 A sum of n products in any order, with or without fused multiply-adds, errs by at most gamma(n) = n u / (1 - n u) times
 the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1). Winograd's
@@ -23,9 +23,9 @@ from ingot.schedule.cpu.winograd.toom_cook import array, transform
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-OWN_UNIT = 2.0**-52  # twice the unit roundoff of f64: rounding a bound's error upwards is included
+OWN_UNIT = 2.0**-52  # twice the unit roundoff of f64, to include the rounding of the error terms themselves
 OWN_TINY = 2.0**-1000  # more than what underflows in a sum of f64 products
-_FUNCTION_ULPS = 8  # of a transcendental function in f64; docs/reference/ops.md has what was measured: at most 3.2
+_FUNCTION_ULPS = 8  # of a transcendental function in f64; at most 3.2 were measured (docs/reference/ops.md)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Rounding:
     winograd: bool = False
 
     def of_sum(self, count: DimLike) -> float:
-        """The error of a sum of products, relative to the sum of their magnitudes, count: of products. Raises
-        InputError for open sizes, and for so many that no digit of the sum is certain."""
+        """The error of a sum of `count` products, relative to the sum of their magnitudes. Raises InputError for a
+        symbolic count, and for one so large that no digit of the sum is certain."""
         if not isinstance(count, int):
             raise InputError(
                 "bounds", expected="static sizes", got=f"a sum of {count} products", fix="fix them by dynamic"
@@ -52,12 +52,12 @@ class Rounding:
 
     @property
     def floor(self) -> float:
-        """The absolute error of an operation whose result is subnormal, in one that includes the program's."""
+        """The absolute error of an operation whose result may be subnormal, the program's included."""
         return OWN_TINY + self.tiny
 
 
 def unit_and_tiny(dtype: DType) -> tuple[float, float]:
-    """More than what rounding to a type errs by, relative to a number and for small ones."""
+    """Upper bounds of the error of rounding to a type: the relative one, and the absolute one of small numbers."""
     import ml_dtypes
 
     info = ml_dtypes.finfo(dtype.numpy)
@@ -71,7 +71,7 @@ def _gamma(count: int, unit: float) -> float:
 
 
 def outward(lower: Term, upper: Term, relative: float, absolute: float = OWN_TINY) -> tuple[Term, Term]:
-    """lower and upper, moved apart by the errors of computing them."""
+    """lower and upper, widened by the errors of computing them."""
     return (
         lower - (absolute_value(lower) * relative + absolute),
         upper + (absolute_value(upper) * relative + absolute),
@@ -95,7 +95,7 @@ def where(condition: Term, a: t.Operand, b: t.Operand) -> Term:
 
 
 def from_f64(lower: Term, upper: Term, dtype: DType) -> tuple[Term, Term]:
-    """Bounds in `dtype`, rounded outwards; what is NaN bounds nothing: -inf and inf."""
+    """Bounds in `dtype`, rounded outwards; NaN becomes -inf or inf."""
     lower = where(lower.equals(lower), lower, -float("inf"))
     upper = where(upper.equals(upper), upper, float("inf"))
     if dtype == f64:
@@ -114,7 +114,7 @@ def from_f64(lower: Term, upper: Term, dtype: DType) -> tuple[Term, Term]:
 
 
 def summed_terms(node: Node) -> int:
-    """How many elements each element of a sum adds, at most."""
+    """The number of terms of each element of a sum, at most."""
     op, (x,) = node.op, node.inputs
     if isinstance(op, ops.Reduce):
         count = product(x.shape[d] for d in op.dims)
@@ -131,7 +131,7 @@ def in_f64(op: Op) -> Op:
 
 
 def contracted_terms(node: Node) -> int:
-    """How many products each element of a contraction sums."""
+    """The number of products that each element of a contraction sums."""
     op, (a, b) = node.op, node.inputs
     if isinstance(op, ops.DotGeneral):
         count = product(a.shape[d] for d in op.contract[0])
@@ -153,11 +153,12 @@ def is_winograd(node: Node) -> bool:
 
 
 def error_of_winograd(rounding: Rounding, node: Node, x: Term, w: Term) -> Term | None:
-    """What a convolution errs by if it is computed so; None for one that is not. x, w: magnitudes of its operands.
+    """The error of a convolution by Winograd's algorithm; None if it is computed otherwise. x, w: magnitudes of its
+    operands.
 
-    Barabasz et al. 2020: an output errs by at most gamma times the same algorithm on magnitudes, with the magnitudes of
-    its matrices. In that every element of a tile counts, so it is a convolution with wider windows, here the largest
-    over the places that an output may have in its tile.
+    Barabasz et al. 2020: the error of an output is at most gamma times the result of the same algorithm on the
+    magnitudes of operands and transform matrices. There every element of a tile contributes, so this is a convolution
+    with a wider window, whose weights here are the largest over all positions of an output in its tile.
     """
     op = node.op
     if not rounding.winograd or not isinstance(op, ops.Convolution) or not is_winograd(node):
@@ -166,30 +167,32 @@ def error_of_winograd(rounding: Rounding, node: Node, x: Term, w: Term) -> Term 
     r = node.inputs[1].shape[op.rhs_layout.index(row)]
     assert isinstance(r, int)
     reach, alpha = max(TILE_SIZES[r]) - 1, max(TILE_SIZES[r]) + r - 1
-    factors = Term(const(_widened(r)))
+    factors = Term(const(_window_factors(r)))
     rest = [letter for letter in op.rhs_layout if letter not in (row, column)]
-    at = [op.rhs_layout.index(letter) for letter in (*rest, row, column)]
-    wide = t.contract(t.contract(w.transpose(at), factors, [(len(rest), 1)]), factors, [(len(rest), 1)])
-    kernel = wide.transpose([(*rest, row, column).index(letter) for letter in op.rhs_layout])
-    more = [reach * d for d in op.rhs_dilation[-2:]]
+    permutation = [op.rhs_layout.index(letter) for letter in (*rest, row, column)]
+    widened_weights = t.contract(
+        t.contract(w.transpose(permutation), factors, [(len(rest), 1)]), factors, [(len(rest), 1)]
+    )
+    kernel = widened_weights.transpose([(*rest, row, column).index(letter) for letter in op.rhs_layout])
+    extra_padding = [reach * d for d in op.rhs_dilation[-2:]]
     outer = op.padding[-2:]
-    padding = (*op.padding[:-2], *((lo + m, hi + m) for (lo, hi), m in zip(outer, more, strict=True)))
+    padding = (*op.padding[:-2], *((lo + m, hi + m) for (lo, hi), m in zip(outer, extra_padding, strict=True)))
     sums = replace(op, padding=padding, dtype=f64, zeros=())
     terms = contracted_terms(node) // (r * r)
     return Term(sums(x.node, kernel.node)) * (rounding.of_sum(6 * alpha + terms + 8) * 1.01)
 
 
 @cache
-def _widened(r: int) -> np.ndarray:
-    """[offset of an input, tap]: the largest sum over k of |A^T||G||B^T| for an output and an input of a tile, for any
-    F(m, r). The first offset is that of the input which lies farthest before the output."""
+def _window_factors(r: int) -> np.ndarray:
+    """[offset of an input, tap]: the largest sum over k of |A^T||G||B^T| over outputs and inputs of a tile and over all
+    F(m, r). Offset 0 is the input farthest before the output."""
     reach = max(TILE_SIZES[r]) - 1
-    found = np.zeros((2 * reach + r, r))
+    sums = np.zeros((2 * reach + r, r))
     for m in TILE_SIZES[r]:
-        f = transform(m, r)
-        at, g, bt = (np.abs(array(matrix)) for matrix in (f.at, f.g, f.bt))
-        products = np.einsum("ik,kp,ks->isp", at, g, bt)
+        matrices = transform(m, r)
+        abs_at, abs_g, abs_bt = (np.abs(array(matrix)) for matrix in (matrices.at, matrices.g, matrices.bt))
+        products = np.einsum("ik,kp,ks->isp", abs_at, abs_g, abs_bt)
         for i in range(m):
-            for s in range(f.alpha):
-                found[s - i + reach] = np.maximum(found[s - i + reach], products[i, s])
-    return found * (1 + 1e-12)
+            for s in range(matrices.alpha):
+                sums[s - i + reach] = np.maximum(sums[s - i + reach], products[i, s])
+    return sums * (1 + 1e-12)

@@ -50,10 +50,14 @@ class Bounds:
         self.monitor.save(path)
 
     def explain(self) -> str:
-        """What the bounds hold for and how wide they are, as text."""
-        of = "the program, with its rounding in any order of sums" if self.numerics else "the network over real numbers"
-        lines = [f"bounds of {of}, by {self.method}"]
-        for spec, lower, upper in zip(self.monitor.outputs[::2], _each(self.lower), _each(self.upper), strict=True):
+        """A text: for what the bounds hold, and how wide they are."""
+        subject = (
+            "the program, with its rounding in any order of sums" if self.numerics else "the network over real numbers"
+        )
+        lines = [f"bounds of {subject}, by {self.method}"]
+        for spec, lower, upper in zip(
+            self.monitor.outputs[::2], _as_tuple(self.lower), _as_tuple(self.upper), strict=True
+        ):
             width = np.asarray(upper, np.float64) - np.asarray(lower, np.float64)
             name = spec.name.removeprefix("lower ")
             lines.append(
@@ -63,14 +67,13 @@ class Bounds:
         return "\n".join(lines)
 
 
-def _each(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """The inputs of a graph, in order: the lower and the upper end of each, of its type. An input that is no float has
-    equal ends."""
+    """A box of inputs. ends: for each input the lower and the upper end, of its type; equal if not float."""
 
     ends: tuple[tuple[np.ndarray, np.ndarray], ...]
     perturbed: tuple[bool, ...]
@@ -121,22 +124,24 @@ def bound_model(
 def _with_slopes(
     graph: Graph, question: Question, box: Box, results: list[np.ndarray], steps: int, options: Options
 ) -> list[np.ndarray]:
-    """The bounds of the only result, narrowed by optimized slopes."""
+    """The bounds of the single result, tightened by optimized slopes."""
     if len(graph.results) != 1:
         raise InputError("slope_steps", expected="a model of one result", got=f"{len(graph.results)} results")
     (y,) = graph.results
     rows = np.eye(int(product(y.shape))) if question.spec is None else question.spec
-    both = np.concatenate([rows, -rows])
-    slopes = slopes_of(replace(question, spec=both).of(graph), options)
-    found, _ = slopes.run(box.arguments, np.full(len(both), np.inf), steps, float("inf"))
+    signed_rows = np.concatenate([rows, -rows])
+    slopes = slopes_of(replace(question, spec=signed_rows).of(graph), options)
+    lower_bounds, _ = slopes.run(box.arguments, np.full(len(signed_rows), np.inf), steps, float("inf"))
     lower, upper = results
-    least, most = (v.reshape(lower.shape) for v in (found[: len(rows)], -found[len(rows) :]))
-    return [np.fmax(lower, rounded(least, y.dtype, -1)), np.fmin(upper, rounded(most, y.dtype, 1))]
+    narrowed_lower, narrowed_upper = (
+        v.reshape(lower.shape) for v in (lower_bounds[: len(rows)], -lower_bounds[len(rows) :])
+    )
+    return [np.fmax(lower, rounded(narrowed_lower, y.dtype, -1)), np.fmin(upper, rounded(narrowed_upper, y.dtype, 1))]
 
 
 def has_winograd(program: Program, graph: Graph) -> bool:
-    """Whether a program has convolutions by Winograd's algorithm. Raises InputError if one of them may be a part of a
-    transposed convolution of the graph, whose error has no bound here."""
+    """Whether a program has convolutions by Winograd's algorithm. Raises InputError if one of them may be part of a
+    transposed convolution, for which there is no error bound."""
     if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
         return False
     core = lower_model_ops(graph).nodes()
@@ -168,12 +173,12 @@ def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether a node rounds nothing, or, a conversion, what is accounted for where it is."""
+    """Whether a node does not round, or is a conversion, whose rounding is bounded at the node."""
     return node.is_leaf or node.op.rearranges or isinstance(node.op, (ops.Convert, ops.Concat, ops.Pad))
 
 
 def static_graph(graph: Graph, values: Sequence[np.ndarray]) -> Graph:
-    """The graph for inputs of these shapes. Raises InputError for shapes that it does not take."""
+    """The graph for inputs of these shapes. Raises InputError for shapes that do not match."""
     sizes: dict[str, int | Dim] = {}
     for node, value in zip(graph.inputs, values, strict=True):
         if len(node.shape) != value.ndim:
@@ -181,11 +186,11 @@ def static_graph(graph: Graph, values: Sequence[np.ndarray]) -> Graph:
         for d, size in zip(node.shape, value.shape, strict=True):
             if isinstance(d, Dim) and str(d) in graph.symbols():
                 sizes.setdefault(str(d), size)
-    found = graph.substitute(sizes) if sizes else graph
-    for node, value in zip(found.inputs, values, strict=True):
+    static = graph.substitute(sizes) if sizes else graph
+    for node, value in zip(static.inputs, values, strict=True):
         if tuple(node.shape) != value.shape:
             raise InputError(_label(node), expected=str(node.type), got=f"shape {list(value.shape)}")
-    return found
+    return static
 
 
 def _label(node: Node) -> str:
@@ -204,7 +209,7 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
     if not any(perturbed):
         raise InputError("bounds", expected="an input of floats", got=", ".join(map(str, types)))
     if eps is not None:
-        ends = _around(centers, perturbed, eps, [type_.dtype for type_ in types])
+        ends = _ends_around(centers, perturbed, eps, [type_.dtype for type_ in types])
     else:
         lows, highs = (
             [np.full(c.shape, end) for c in centers] if np.isscalar(end) else flat_inputs(opened, end, direction)
@@ -233,7 +238,7 @@ def _ends(node: Node, value: np.ndarray, center: np.ndarray, direction: int) -> 
     return rounded(np.broadcast_to(value, center.shape), node.dtype, direction)
 
 
-def _around(
+def _ends_around(
     centers: Sequence[np.ndarray], perturbed: Sequence[bool], eps: Any, dtypes: Sequence[DType]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     count = sum(perturbed)
@@ -267,8 +272,8 @@ def rounded(value: np.ndarray, dtype: DType, direction: int) -> np.ndarray:
         return narrow
     value = value.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        wrong = (narrow.astype(np.float64) - value) * direction < 0
-    return np.where(wrong, np.nextafter(narrow, np.asarray(direction * np.inf, dtype.numpy)), narrow)
+        is_inward = (narrow.astype(np.float64) - value) * direction < 0
+    return np.where(is_inward, np.nextafter(narrow, np.asarray(direction * np.inf, dtype.numpy)), narrow)
 
 
 def finite(what: str, value: Any) -> np.ndarray:
@@ -288,8 +293,8 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
 
 
-def _readable(value: Any) -> Any:
-    """A tensor that numpy reads: without a gradient, and bfloat16 as float32."""
+def _for_numpy(value: Any) -> Any:
+    """A tensor in a form that numpy accepts: detached, and bfloat16 as float32."""
     if not is_tensor(value):
         return value
     value = value.detach()
@@ -297,7 +302,7 @@ def _readable(value: Any) -> Any:
 
 
 def opened_for(model: Any, x: Any, dynamic: Any) -> Opened:
-    """The model; where it needs example inputs, the arguments are those, unless they are given by name."""
+    """The opened model. Positional arguments serve as its example inputs where it needs them."""
     request = Request(_arguments(x)[0] or None, dynamic)
     return open_model(model, with_fitting_example(model, request)).stateless()
 
@@ -320,7 +325,7 @@ def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
         raise InputError("x", expected=f"{len(inputs)} inputs", got=len(flat))
     arrays: list[np.ndarray] = []
     for node, value in zip(inputs, flat, strict=True):
-        array = host_array(_readable(value), _label(node))
+        array = host_array(_for_numpy(value), _label(node))
         if node.dtype.is_float != (array.dtype.kind == "f" or array.dtype.kind == "V"):
             raise InputError(_label(node), expected=str(node.type), got=str(array.dtype))
         is_wider = direction and array.dtype == np.float64

@@ -1,8 +1,8 @@
 """Properties of networks in VNN-LIB, versions 1 (SMT-LIB's declare-const of X_i and Y_j) and 2 (declare-network).
 
-A file describes what must not happen: inputs and results that satisfy all its assertions. It is read as alternatives,
-each a box of inputs with linear conditions on inputs and results, all of which hold. Numbers are read as f64. Files are
-untrusted: sizes, depths and numbers of alternatives are bounded. Syntax: https://www.vnnlib.org.
+A file describes counterexamples: inputs and results that satisfy all its assertions. It is read as a disjunction of
+alternatives, each of which is a box of inputs and a conjunction of linear conditions on inputs and results. Numbers are
+read as f64. Files are untrusted: sizes, depths and numbers of alternatives are bounded. Syntax: https://www.vnnlib.org.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOKEN = re.compile(r';[^\n]*|[()]|"(?:[^"\\]|\\.)*"|\[[^\]\n]*\]|[^\s()\[\]";]+
 
 @dataclass(frozen=True)
 class Condition:
-    """The sum of factor * variable <= limit. A variable is ("X" or "Y", element)."""
+    """sum(factor * variable) <= limit. A variable is ("X" or "Y", element)."""
 
     factors: Mapping[tuple[str, int], float]
     limit: float
@@ -38,7 +38,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """A box of inputs, flattened, and conditions that hold together: input_rows x + output_rows y <= limits."""
+    """A box of flattened inputs and a conjunction of conditions: input_rows x + output_rows y <= limits."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -49,8 +49,8 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Property:
-    """What must not happen: any of `alternatives`. inputs, outputs: the numbers of elements; shapes: as the file
-    declares them, None in version 1."""
+    """The property that none of `alternatives` is satisfied. inputs, outputs: the numbers of elements. input_shape,
+    output_shape: as declared in the file, None in version 1."""
 
     inputs: int
     outputs: int
@@ -60,7 +60,7 @@ class Property:
 
 
 def read_property(path: str | os.PathLike[str]) -> Property:
-    """Read a file. Raises ImportModelError for what is no property, or one of more than one network."""
+    """Read a file. Raises ImportModelError if it is not a property, or one of several networks."""
     path = Path(path)
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -77,9 +77,9 @@ def parse_property(text: str, name: str = "the text") -> Property:
 
 
 def _refuse(name: object, expected: str, got: object, fix: str | None = None) -> NoReturn:
-    shown = str(got)
+    text = str(got)
     raise ImportModelError(
-        f"property {name}", expected=expected, got=shown if len(shown) < 100 else f"{shown[:97]}...", fix=fix
+        f"property {name}", expected=expected, got=text if len(text) < 100 else f"{text[:97]}...", fix=fix
     )
 
 
@@ -88,12 +88,12 @@ class _Reader:
     name: str
     sizes: dict[str, int] = field(default_factory=lambda: {"X": 0, "Y": 0})
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    tensors: dict[str, str] = field(default_factory=dict[str, str])  # of version 2: a variable -> X or Y
+    tensors: dict[str, str] = field(default_factory=dict[str, str])  # version 2: variable -> X or Y
     seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def read(self, text: str) -> Property:
         alternatives: list[list[Condition]] = [[]]
-        any_assertion = False
+        has_assertion = False
         for statement in self.statements(text):
             match statement:
                 case ["vnnlib-version", str(version)]:
@@ -104,25 +104,25 @@ class _Reader:
                 case ["declare-network", *parts]:
                     self.network(parts)
                 case ["assert", formula]:
-                    any_assertion = True
+                    has_assertion = True
                     alternatives = self.both(alternatives, self.alternatives(formula))
                 case ["set-logic" | "set-info" | "set-option" | "check-sat" | "exit", *_]:
                     pass
                 case _:
-                    _refuse(self.name, "declarations and assertions", _shown(statement))
-        if not any_assertion:
+                    _refuse(self.name, "declarations and assertions", _expression_text(statement))
+        if not has_assertion:
             _refuse(self.name, "an assertion", "none")
         if not self.sizes["X"] or not self.sizes["Y"]:
             _refuse(self.name, "inputs and results, X_0 and Y_0", "none declared")
         if self.seen and len(self.seen) != self.sizes["X"] + self.sizes["Y"]:
             _refuse(self.name, "X_0 to the last and Y_0 to the last", "numbers that are left out")
-        found = tuple(a for conditions in alternatives if (a := self.alternative(conditions)) is not None)
-        return Property(self.sizes["X"], self.sizes["Y"], found, self.shapes.get("X"), self.shapes.get("Y"))
+        satisfiable = tuple(a for conditions in alternatives if (a := self.alternative(conditions)) is not None)
+        return Property(self.sizes["X"], self.sizes["Y"], satisfiable, self.shapes.get("X"), self.shapes.get("Y"))
 
     # --- syntax
 
     def statements(self, text: str) -> Iterator[list]:
-        """The lists in parentheses at the top level."""
+        """The parenthesized lists at the top level."""
         stack: list[list] = []
         for match in _TOKEN.finditer(text):
             token = match.group()
@@ -148,10 +148,10 @@ class _Reader:
             _refuse(self.name, "balanced parentheses", "an open one at the end")
 
     def declare(self, variable: str) -> None:
-        found = re.fullmatch(r"([XY])_(\d{1,9})", variable)
-        if found is None:
+        match = re.fullmatch(r"([XY])_(\d{1,9})", variable)
+        if match is None:
             _refuse(self.name, "variables X_i of inputs and Y_j of results", variable)
-        kind, index = found.group(1), int(found.group(2))
+        kind, index = match.group(1), int(match.group(2))
         if (kind, index) in self.seen:
             _refuse(self.name, f"one declaration of {variable}", "another")
         self.seen.add((kind, index))
@@ -165,7 +165,7 @@ class _Reader:
                 case ["declare-input" | "declare-output" as what, str(variable), str(_), str(shape), *rest]:
                     kind = "X" if what == "declare-input" else "Y"
                     if kind in self.shapes or rest:
-                        _refuse(self.name, "one input and one output, without options", _shown(part))
+                        _refuse(self.name, "one input and one output, without options", _expression_text(part))
                     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", variable) or variable in self.tensors:
                         _refuse(self.name, "a new name", variable)
                     sizes = self.numbers(shape)
@@ -174,7 +174,12 @@ class _Reader:
                         _refuse(self.name, f"1 to {_MAX_ELEMENTS} elements", shape)
                     self.tensors[variable], self.shapes[kind], self.sizes[kind] = kind, sizes, count
                 case _:
-                    _refuse(self.name, "declare-input and declare-output", _shown(part), "hidden values are not read")
+                    _refuse(
+                        self.name,
+                        "declare-input and declare-output",
+                        _expression_text(part),
+                        "hidden values are not read",
+                    )
 
     def numbers(self, text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"\[\s*(\d{1,9}(\s*,\s*\d{1,9})*)?\s*\]", text):
@@ -193,21 +198,21 @@ class _Reader:
         """The alternatives of a formula, each a list of conditions (disjunctive normal form)."""
         match formula:
             case ["and", *parts] if parts:
-                found: list[list[Condition]] = [[]]
+                product: list[list[Condition]] = [[]]
                 for part in parts:
-                    found = self.both(found, self.alternatives(part))
-                return found
+                    product = self.both(product, self.alternatives(part))
+                return product
             case ["or", *parts] if parts:
                 return self.bounded([a for part in parts for a in self.alternatives(part)])
             case ["<=" | ">=" | "<" | ">" as relation, left, right]:
-                # a strict condition is read as one that is not: what is proved then holds for both
+                # a strict condition is read as a non-strict one: a proof then holds for both
                 a, b = self.linear(left), self.linear(right)
                 return [[self.condition(a, b) if relation[0] == "<" else self.condition(b, a)]]
             case ["=" | "==", left, right]:
                 a, b = self.linear(left), self.linear(right)
                 return [[self.condition(a, b), self.condition(b, a)]]
             case _:
-                _refuse(self.name, "and, or, <=, >=, < or >", _shown(formula))
+                _refuse(self.name, "and, or, <=, >=, < or >", _expression_text(formula))
 
     def both(self, first: list[list[Condition]], second: list[list[Condition]]) -> list[list[Condition]]:
         if len(first) == 1 and len(second) == 1:
@@ -223,34 +228,34 @@ class _Reader:
         return alternatives
 
     def condition(self, a: Condition, b: Condition) -> Condition:
-        """a <= b, of sums that are conditions whose limit is their constant."""
+        """a <= b, where a and b are sums as returned by `linear`."""
         factors = dict(a.factors)
         for variable, factor in b.factors.items():
             factors[variable] = factors.get(variable, 0.0) - factor
         return Condition({v: f for v, f in factors.items() if f}, b.limit - a.limit)
 
     def linear(self, expr: object) -> Condition:
-        """A sum: factors, and a constant in place of a limit."""
+        """A linear sum: the factors, with the constant term in place of a limit."""
         match expr:
             case str(atom):
                 return self.atom(atom)
             case ["-", one]:
-                return _scaled(self.linear(one), -1.0)
+                return _scale(self.linear(one), -1.0)
             case ["+" | "-" as sign, first, *others]:
                 total = self.linear(first)
                 for other in others:
-                    total = _sum(total, _scaled(self.linear(other), 1.0 if sign == "+" else -1.0))
+                    total = _sum_of(total, _scale(self.linear(other), 1.0 if sign == "+" else -1.0))
                 return total
             case ["*", first, *others]:
                 total = self.linear(first)
                 for other in others:
                     factor = self.linear(other)
                     if total.factors and factor.factors:
-                        _refuse(self.name, "linear conditions", _shown(expr))
-                    total = _scaled(total, factor.limit) if total.factors else _scaled(factor, total.limit)
+                        _refuse(self.name, "linear conditions", _expression_text(expr))
+                    total = _scale(total, factor.limit) if total.factors else _scale(factor, total.limit)
                 return total
             case _:
-                _refuse(self.name, "a linear expression", _shown(expr))
+                _refuse(self.name, "a linear expression", _expression_text(expr))
 
     def atom(self, atom: str) -> Condition:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", atom):
@@ -261,19 +266,19 @@ class _Reader:
         name, bracket, indices = atom.partition("[")
         if name in self.tensors:
             kind = self.tensors[name]
-            at, shape = self.numbers(bracket + indices) if bracket else (), self.shapes[kind]
-            if len(at) != len(shape) or any(i >= d for i, d in zip(at, shape, strict=True)):
+            position, shape = self.numbers(bracket + indices) if bracket else (), self.shapes[kind]
+            if len(position) != len(shape) or any(i >= d for i, d in zip(position, shape, strict=True)):
                 _refuse(self.name, f"an element of {name}{list(shape)}", atom)
-            return Condition({(kind, int(np.ravel_multi_index(at, shape)) if shape else 0): 1.0}, 0.0)
-        found = re.fullmatch(r"([XY])_(\d{1,9})", atom)
-        if found is None or (found.group(1), int(found.group(2))) not in self.seen:
+            return Condition({(kind, int(np.ravel_multi_index(position, shape)) if shape else 0): 1.0}, 0.0)
+        match = re.fullmatch(r"([XY])_(\d{1,9})", atom)
+        if match is None or (match.group(1), int(match.group(2))) not in self.seen:
             _refuse(self.name, "a number or a declared variable", atom)
-        return Condition({(found.group(1), int(found.group(2))): 1.0}, 0.0)
+        return Condition({(match.group(1), int(match.group(2))): 1.0}, 0.0)
 
     # --- alternatives
 
     def alternative(self, conditions: Sequence[Condition]) -> Alternative | None:
-        """None for one that no input satisfies."""
+        """The alternative of a conjunction; None if no input satisfies it."""
         lower, upper = np.full(self.sizes["X"], -np.inf), np.full(self.sizes["X"], np.inf)
         rows: list[Condition] = []
         for condition in conditions:
@@ -302,22 +307,22 @@ class _Reader:
         return Alternative(lower, upper, tables["X"], tables["Y"], np.asarray([c.limit for c in rows], np.float64))
 
 
-def _quotient(limit: float, factor: float, outwards: float) -> float:
-    return limit * factor if abs(factor) == 1 else float(np.nextafter(limit / factor, outwards))
+def _quotient(limit: float, factor: float, direction: float) -> float:
+    return limit * factor if abs(factor) == 1 else float(np.nextafter(limit / factor, direction))
 
 
-def _scaled(a: Condition, factor: float) -> Condition:
+def _scale(a: Condition, factor: float) -> Condition:
     return Condition({v: f * factor for v, f in a.factors.items()}, a.limit * factor)
 
 
-def _sum(a: Condition, b: Condition) -> Condition:
+def _sum_of(a: Condition, b: Condition) -> Condition:
     factors = dict(a.factors)
     for variable, factor in b.factors.items():
         factors[variable] = factors.get(variable, 0.0) + factor
     return Condition(factors, a.limit + b.limit)
 
 
-def _shown(expr: object, depth: int = 0) -> str:
+def _expression_text(expr: object, depth: int = 0) -> str:
     if not isinstance(expr, list):
         return str(expr)
-    return "(...)" if depth > 2 else f"({' '.join(_shown(e, depth + 1) for e in expr[:8])})"
+    return "(...)" if depth > 2 else f"({' '.join(_expression_text(e, depth + 1) for e in expr[:8])})"

@@ -88,8 +88,10 @@ class Report:
 
     def _quality(self) -> str:
         """ "cosine 0.9999 on 22 samples, 0.9998 on 10 held out", and float32's where they are not 1."""
-        seen, held_out = self.samples
-        text = f"{self.metric} {self.scores[0]:.6g} on {seen} samples, {self.scores[1]:.6g} on {held_out} held out"
+        seen_count, held_out = self.samples
+        text = (
+            f"{self.metric} {self.scores[0]:.6g} on {seen_count} samples, {self.scores[1]:.6g} on {held_out} held out"
+        )
         floats = [f"{score:.6g}" for score in self.float_scores]
         return text if floats == ["1", "1"] else f"{text}; float32 has {floats[0]} and {floats[1]}"
 
@@ -126,10 +128,10 @@ class Report:
     def of_receipt(text: str) -> Report:
         """The report from the text of `receipt`. Raises ArtifactError for invalid text: files are untrusted."""
         try:
-            told = json.loads(text)
-            rows = tuple(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in told.pop("rows"))
-            pairs = {name: tuple(told.pop(name)) for name in ("float_scores", "scores", "samples")}
-            report = Report(rows=rows, points=(), **pairs, **told)
+            fields = json.loads(text)
+            rows = tuple(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in fields.pop("rows"))
+            pairs = {name: tuple(fields.pop(name)) for name in ("float_scores", "scores", "samples")}
+            report = Report(rows=rows, points=(), **pairs, **fields)
             report.text()  # fails if a field is not of the right type
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ArtifactError(
@@ -212,13 +214,15 @@ class Report:
             return ""
         best = frontier(self.points)
         named = [p for p in self.points if p in best or self._chose(p)]
-        wanted = None if self.at_least is None or self.float_scores[1] <= 0 else self.at_least * self.float_scores[1]
-        frame = _Frame.around(self.points, wanted, len(named) + 1)
+        required_score = (
+            None if self.at_least is None or self.float_scores[1] <= 0 else self.at_least * self.float_scores[1]
+        )
+        frame = _Frame.around(self.points, required_score, len(named) + 1)
         drawn = [frame.axes(self.metric)]
         labels = [(p.name[:_LABEL_CHARS], *frame.place(p)) for p in named]
-        if wanted is not None:
-            labels.append(("asked for", _RIGHT, frame.height_of(wanted)))
-            drawn.append(f'<path class="wanted" d="M{_LEFT} {frame.height_of(wanted):.1f}H{_RIGHT}"/>')
+        if required_score is not None:
+            labels.append(("asked for", _RIGHT, frame.height_of(required_score)))
+            drawn.append(f'<path class="wanted" d="M{_LEFT} {frame.height_of(required_score):.1f}H{_RIGHT}"/>')
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(frame.place, best))
         drawn.append(f'<polyline class="best" points="{line}"/>')
         row = 0.0
@@ -254,8 +258,8 @@ class _Frame:
     bottom: float
 
     @staticmethod
-    def around(points: Sequence[Point], wanted: float | None, names: int) -> _Frame:
-        scores = [p.scores[1] for p in points] + ([] if wanted is None else [wanted])
+    def around(points: Sequence[Point], required_score: float | None, names: int) -> _Frame:
+        scores = [p.scores[1] for p in points] + ([] if required_score is None else [required_score])
         span = (max(scores) - min(scores)) or abs(scores[0]) or 1.0
         return _Frame(1.1 * max(p.seconds for p in points) or 1.0, min(scores), span, max(300, _TOP + 20 * names))
 
@@ -274,11 +278,11 @@ class _Frame:
             *((_LEFT + (_RIGHT - _LEFT) * i / 4, self.bottom + 18, "middle", _tick(self.slowest * i / 4))
               for i in range(5)),
         ]  # fmt: skip
-        shown = "".join(
+        ticks = "".join(
             f'<text class="dim" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
             for x, y, anchor, text in texts
         )
-        return f'<path class="axis-line" d="M{_LEFT} {_TOP - 10}V{self.bottom}H{_RIGHT}"/>{shown}'
+        return f'<path class="axis-line" d="M{_LEFT} {_TOP - 10}V{self.bottom}H{_RIGHT}"/>{ticks}'
 
 
 _LABEL_CHARS = 26  # of a model's name in the plot

@@ -58,8 +58,8 @@ def roundings(
 def _weights_error(site: Site) -> float:
     """The relative squared error of rounding the weights alone."""
     w = site.weight()
-    off = np.square(quantize_channels(site, w).value(site) - w, dtype=np.float64).sum()
-    return float(off / max(np.square(w, dtype=np.float64).sum(), 1e-300))
+    squared_error = np.square(quantize_channels(site, w).value(site) - w, dtype=np.float64).sum()
+    return float(squared_error / max(np.square(w, dtype=np.float64).sum(), 1e-300))
 
 
 def _candidates(group: Group, stats: ValueStats, form: str, methods: Sequence[str]) -> list[Rounding]:
@@ -152,8 +152,8 @@ def windows(op: ops.Conv, x: np.ndarray, kernel: Sequence[DimLike]) -> np.ndarra
     for axis, (place, stride, dilation, size) in enumerate(zip(places, op.strides, op.dilation, sizes, strict=True)):
         inside = (np.arange(size) * dilation).reshape([-1 if d == axis else 1 for d in range(len(sizes))])
         at.append((place * stride).reshape(-1, *(1,) * len(sizes)) + inside)
-    taken = x[(slice(None), slice(None), *at)]  # [N, C, positions, *kernel]
-    return np.moveaxis(taken, 2, 1).reshape(-1, x.shape[1], *sizes)
+    patches = x[(slice(None), slice(None), *at)]  # [N, C, positions, *kernel]
+    return np.moveaxis(patches, 2, 1).reshape(-1, x.shape[1], *sizes)
 
 
 def _product(site: Site, x: np.ndarray, w: np.ndarray, rows: bool) -> np.ndarray:
@@ -165,5 +165,5 @@ def _product(site: Site, x: np.ndarray, w: np.ndarray, rows: bool) -> np.ndarray
         assert isinstance(y, np.ndarray)
         return y
     groups = site.axes.groups
-    own = x.reshape(len(x), groups, -1).transpose(1, 0, 2)
-    return np.matmul(own, w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1))
+    grouped = x.reshape(len(x), groups, -1).transpose(1, 0, 2)
+    return np.matmul(grouped, w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1))

@@ -200,9 +200,9 @@ class Quantizer:
         if self.fleet is None:
             return
         progress.report(f"measure {len(models)} models")
-        told = {"float_seconds": self.bench.float_seconds}
+        measurements = {"float_seconds": self.bench.float_seconds}
         jobs = [
-            {"name": f"all {name}" if uniform else name, "formats": dict(formats), **told,
+            {"name": f"all {name}" if uniform else name, "formats": dict(formats), **measurements,
              **({"times": name} if uniform else {})}
             for name, formats in models
             if not self.table.has(f"latency {_formats_key(formats)}")

@@ -89,16 +89,16 @@ def first_call(given: Any, batch: int) -> Any:
 _KINDS = "a mapping from inputs to arrays, or a sequence of calls"
 
 
-def _are_calls(given: Any) -> bool:
-    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
+def _are_calls(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
 def _split_into_calls(
-    graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int
+    graph: Graph, names: Sequence[str], arrays_by_name: Mapping[str, Any], batch: int
 ) -> tuple[list[Call], list[slice]]:
-    if sorted(given) != sorted(names):
-        raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(given))
-    arrays = [_array(given[name]) for name in names]
+    if sorted(arrays_by_name) != sorted(names):
+        raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(arrays_by_name))
+    arrays = [_array(arrays_by_name[name]) for name in names]
     counts = {name: len(a) if a.ndim else 0 for name, a in zip(names, arrays, strict=True)}
     if len(set(counts.values())) != 1:
         raise InputError("samples", expected="the same number of samples for each input", got=counts)
@@ -115,9 +115,9 @@ def _split_into_calls(
 
 def _split_labels(labels: Any, slices: Sequence[slice]) -> list[Any]:
     count = len(labels)
-    needed = slices[-1].stop if slices else 0
-    if count < needed:
-        raise InputError("labels", expected=f"at least {needed}, one for each sample", got=count)
+    sample_count = slices[-1].stop if slices else 0
+    if count < sample_count:
+        raise InputError("labels", expected=f"at least {sample_count}, one for each sample", got=count)
     return [labels[s] for s in slices]
 
 

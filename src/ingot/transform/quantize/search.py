@@ -119,11 +119,11 @@ def energy_counters(options: SearchOptions) -> Found:
     """Of this machine, if energy is constrained. Raises InputError where there is none."""
     if options.energy_millijoules is None:
         return Found((), ())
-    found = device.energy_counters({"cpu"})
-    if not found.counters:
-        got = "none" + (f" ({'; '.join(found.reasons)})" if found.reasons else "")
+    energy = device.energy_counters({"cpu"})
+    if not energy.counters:
+        got = "none" + (f" ({'; '.join(energy.reasons)})" if energy.reasons else "")
         raise InputError("energy_millijoules", expected="a machine with an energy counter", got=got, fix="leave it out")
-    return found
+    return energy
 
 
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:

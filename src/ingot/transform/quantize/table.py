@@ -43,9 +43,9 @@ class Table:
 
     def take(self) -> dict[str, Value]:
         """What has been measured, by keys without the prefix, and forget it."""
-        taken = {key.removeprefix(f"{self.prefix} "): value for key, value in self.values.items()}
+        entries = {key.removeprefix(f"{self.prefix} "): value for key, value in self.values.items()}
         self.values.clear()
-        return taken
+        return entries
 
     def has(self, key: str) -> bool:
         return f"{self.prefix} {key}" in self.values

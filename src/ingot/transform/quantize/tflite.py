@@ -48,8 +48,8 @@ def measure_over(calls: Sequence[Sequence[np.ndarray]]) -> Measure:
         for i, call in enumerate(calls):
             progress.report("calibrate", i, len(calls))
             rows.append([float(value) for value in model.run(list(call))])
-        found = np.array(rows)
-        low, high = found[:, ::2].min(0).tolist(), found[:, 1::2].max(0).tolist()
+        extremes = np.array(rows)
+        low, high = extremes[:, ::2].min(0).tolist(), extremes[:, 1::2].max(0).tolist()
         ranges = dict(zip(distinct, zip(low, high, strict=True), strict=True))
         return [ranges[node] for node in nodes]
 

@@ -1,9 +1,9 @@
-"""Grouped sums over samples in a form whose samples can be split.
+"""Rewrite grouped sums over samples so that the samples can be split.
 
     x[a, g, n] -> x[a, g n];  convolution, g feature groups      ->      x[g a, n];  convolution, g batch groups
 
-The gradient of a grouped convolution's kernel sums over samples. As feature groups, samples are the minor part of a
-dimension, which no split of that dimension follows: XLA gathers the batch there (XLA#47945).
+The kernel gradient of a grouped convolution sums over samples. With feature groups, samples are the minor part of a
+dimension, so that no split of that dimension splits them, and XLA gathers the batch (XLA#47945).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def _batch_groups(node: Node) -> Result | None:
     groups, rank = op.feature_groups, len(x.shape)
     if groups == 1 or op.lhs_layout[:2] != "NC" or not isinstance(x.op, ops.Reshape):
         return None
-    (parts,) = x.inputs
-    samples, *spatial = parts.shape[2:] if len(parts.shape) == rank + 1 else (None,)
-    if samples is None or parts.shape[:2] != (x.shape[0], groups) or tuple(spatial) != x.shape[2:]:
+    (grouped,) = x.inputs
+    samples, *spatial = grouped.shape[2:] if len(grouped.shape) == rank + 1 else (None,)
+    if samples is None or grouped.shape[:2] != (x.shape[0], groups) or tuple(spatial) != x.shape[2:]:
         return None
-    images = ops.Transpose((1, 0, *range(2, rank + 1)))(parts)
-    joined = ops.Reshape((groups * x.shape[0], samples, *spatial))(images)
-    return replace(op, feature_groups=1, batch_groups=groups)(joined, kernel, loc=node.loc)
+    images = ops.Transpose((1, 0, *range(2, rank + 1)))(grouped)
+    groups_in_batch = ops.Reshape((groups * x.shape[0], samples, *spatial))(images)
+    return replace(op, feature_groups=1, batch_groups=groups)(groups_in_batch, kernel, loc=node.loc)

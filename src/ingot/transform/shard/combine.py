@@ -1,9 +1,9 @@
-"""Small sums over devices, a few at a time: an exchange takes microseconds however little it exchanges.
+"""Combine small all-reduces: an exchange takes microseconds however few bytes it carries.
 
     all_reduce(a[3]), all_reduce(b[2, 2])   ->   c = all_reduce(concat(a, flat b)): c[0:3], c[3:7] as [2, 2]
 
-Only sums whose results no other exchange depends on are combined, as those of gradients: they wait for nothing but
-their operands. Operands are computed into the buffer of the concat, and the results are read where they are.
+Only sums on whose results no other collective depends are combined, such as those of gradients, so that none waits for
+another. Operands are computed directly into the buffer of the concat, and results are views of the sum.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Graph, Node
 
-MAX_BYTES = 1 << 20  # of a sum that is combined with others
-BUCKET_BYTES = 4 << 20  # of one exchange: what comes later overlaps with it
+MAX_BYTES = 1 << 20  # of a sum to be combined
+BUCKET_BYTES = 4 << 20  # of one exchange; later work overlaps with it
 
 
 def combine_sums(graph: Graph) -> Graph:
@@ -29,33 +29,33 @@ def combine_sums(graph: Graph) -> Graph:
         buckets[key][-1].append(n)
         sizes[key] += nbytes
     images: dict[Node, Node] = {}
-    for nodes in (bucket for same in buckets.values() for bucket in same if len(bucket) > 1):
-        images |= _combined(nodes)
+    for nodes in (bucket for buckets_of_key in buckets.values() for bucket in buckets_of_key if len(bucket) > 1):
+        images |= _combine(nodes)
     return graph.replace_nodes(images)
 
 
 def _last_sums(graph: Graph) -> list[Node]:
-    """Small sums of static size whose results no other collective depends on."""
-    leads: set[Node] = set()  # to a collective
-    found: list[Node] = []
+    """Small sums of static size on whose results no other collective depends."""
+    feeds_collective: set[Node] = set()  # nodes on which a collective depends
+    sums: list[Node] = []
     for n in reversed(graph.nodes()):
         is_collective = isinstance(n.op, ops.Collective)
-        if isinstance(n.op, ops.AllReduce) and n not in leads and is_static(n.shape):
+        if isinstance(n.op, ops.AllReduce) and n not in feeds_collective and is_static(n.shape):
             nbytes = n.type.nbytes
-            found += [n] if isinstance(nbytes, int) and 0 < nbytes <= MAX_BYTES else []
-        if is_collective or n in leads:
-            leads.update(n.inputs)
-    return found[::-1]
+            sums += [n] if isinstance(nbytes, int) and 0 < nbytes <= MAX_BYTES else []
+        if is_collective or n in feeds_collective:
+            feeds_collective.update(n.inputs)
+    return sums[::-1]
 
 
-def _combined(nodes: list[Node]) -> dict[Node, Node]:
+def _combine(nodes: list[Node]) -> dict[Node, Node]:
     operands = [n.inputs[0] for n in nodes]
-    total = nodes[0].op(ops.concat([ops.reshape(x, (x.type.size,)) for x in operands], 0), loc=nodes[0].loc)
+    combined = nodes[0].op(ops.concat([ops.reshape(x, (x.type.size,)) for x in operands], 0), loc=nodes[0].loc)
     images: dict[Node, Node] = {}
     start = 0
     for n in nodes:
         size = n.type.size
         assert isinstance(size, int)
-        images[n] = ops.reshape(ops.slice_axis(total, 0, start, start + size), n.shape)
+        images[n] = ops.reshape(ops.slice_axis(combined, 0, start, start + size), n.shape)
         start += size
     return images

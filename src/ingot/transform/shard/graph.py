@@ -1,4 +1,4 @@
-"""Sharding a graph: marks by name in, one graph for each device out."""
+"""Sharding: from a graph and marks by name to one graph for each device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from ingot.transform.shard.rules import RULED, rule
 def shard(graph: Graph, mesh: Mesh, marks: Marks | None, splits_loops: bool = True) -> Sharded:
     """Split a MODEL graph over a mesh.
 
-    Inputs without a mark are whole; weights and state without one are split where that saves an exchange. An output
-    without a mark is split over the axes that split an input, as the caller works in parts along them, and whole along
-    others. The model's own annotations (`ops.Sharding`) are marks, too. An open size that is split stays open: the
-    symbol is then the size of a device's part. splits_loops: whether loops may run in parts, with exchanges inside.
+    Inputs without a mark are whole; unmarked weights and state are split where that saves a collective. An unmarked
+    output is split over the axes that split an input, because the caller works with parts along these, and is whole
+    along others. The model's own annotations (`ops.Sharding`) are marks as well. A symbolic size that is split remains
+    symbolic: the symbol then stands for the size of a device's part. splits_loops: whether loops may run in parts, with
+    collectives inside.
 
-    Raises InputError for a mark that matches no name, or that does not split into equal parts.
+    Raises InputError for a mark that matches no name, or that does not split a tensor into equal parts.
     """
     table = MarkTable(marks, mesh)
     names = [_label(n) for n in graph.inputs]
@@ -40,25 +41,29 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None, splits_loops: bool = Tr
     graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
     fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
     fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
-    kept = RULED | {ops.PerDevice}
-    expanded = with_batch_groups(lower_model_ops(graph, kept, _is_kept))
+    unlowered = RULED | {ops.PerDevice}
+    expanded = with_batch_groups(lower_model_ops(graph, unlowered, _is_ruled))
     for n in _with_bodies(expanded):
         if isinstance(n.op, Const) and (spec := table.spec(n.loc, len(n.shape))) is not None:
             fixed[n] = spec
     annotations = _annotations(expanded, mesh)
-    fixed |= {n: spec for n, spec in (annotations | _manual(expanded, mesh)).items() if n not in fixed}
+    fixed |= {n: spec for n, spec in (annotations | _per_device_specs(expanded, mesh)).items() if n not in fixed}
     data_axes = frozenset[str]().union(*(axes_in(spec) for n, spec in fixed.items() if n in graph.inputs[:first_state]))
     labels = expanded.output_names or tuple(f"output{i}" for i in range(len(expanded.results)))
-    told = [
+    output_marks = [
         table.spec(label, len(n.shape)) or annotations.get(n)
         for label, n in zip(labels, expanded.results, strict=False)
     ]
     if unused := table.unused:
-        known = sorted({*names, *labels, *(n.loc for n in _with_bodies(expanded) if isinstance(n.op, Const) and n.loc)})
-        raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
-    wanted = {n: spec for n, spec in zip(expanded.results, told, strict=False) if spec is not None}
-    specs = Propagation(expanded, mesh, fixed, wanted, splits_loops=splits_loops).run()
-    outputs = [_output(expanded, i, n, specs, told, data_axes) for i, n in enumerate(expanded.outputs)]
+        known_names = sorted(
+            {*names, *labels, *(n.loc for n in _with_bodies(expanded) if isinstance(n.op, Const) and n.loc)}
+        )
+        raise InputError(
+            "shard", expected=f"patterns that match some of {_names_text(known_names)}", got=", ".join(unused)
+        )
+    preferred = {n: spec for n, spec in zip(expanded.results, output_marks, strict=False) if spec is not None}
+    specs = Propagation(expanded, mesh, fixed, preferred, splits_loops=splits_loops).run()
+    outputs = [_output_spec(expanded, i, n, specs, output_marks, data_axes) for i, n in enumerate(expanded.outputs)]
     return plan(expanded, mesh, specs, outputs, splits_loops)
 
 
@@ -68,7 +73,7 @@ def graphs_of(sharded: Sharded) -> list[Graph]:
 
 
 def collectives(graph: Graph) -> dict[str, int]:
-    """How many collectives of each kind a graph has, those of loops' bodies once."""
+    """The number of collectives of each kind in a graph; those of loop bodies count once."""
     counts: dict[str, int] = {}
     for n in _with_bodies(graph):
         if isinstance(n.op, ops.Collective):
@@ -77,25 +82,25 @@ def collectives(graph: Graph) -> dict[str, int]:
 
 
 def _annotations(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
-    """The specs that the model itself asks for."""
+    """The specs of the model's own annotations."""
     return {n: annotated_spec(n.op, len(n.shape), mesh) for n in graph.nodes() if isinstance(n.op, ops.Sharding)}
 
 
 def _with_bodies(graph: Graph) -> Iterator[Node]:
-    """All nodes, those of loops' bodies too."""
+    """All nodes, including those of loop bodies."""
     for n in graph.nodes():
         yield n
         if isinstance(n.op, ops.While):
             yield from _with_bodies(n.op.body)
 
 
-def _is_kept(node: Node) -> bool:
+def _is_ruled(node: Node) -> bool:
     return node.op.count > 1 if isinstance(node.op, ops.PerDevice) else rule(node) is not None
 
 
-def _manual(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
-    """The specs of the operands and results of what each device computes by itself. Raises InputError for another
-    mesh, whose ranks are others."""
+def _per_device_specs(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
+    """The specs of operands and results of `ops.PerDevice`, the model's own shard_map. Raises InputError if that was
+    written for another mesh, whose ranks differ."""
     specs: dict[Node, Spec] = {}
     for n in graph.nodes():
         if isinstance(n.op, ops.PerDevice):
@@ -113,27 +118,27 @@ def _label(node: Node) -> str:
     return node.op.label
 
 
-def _listed(names: list[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _names_text(names: list[str], max_count: int = 20) -> str:
+    return ", ".join(names[:max_count]) + (f" and {len(names) - max_count} more" if len(names) > max_count else "")
 
 
-def _output(
-    graph: Graph, index: int, node: Node, specs: Mapping[Node, Spec], told: list[Spec | None],
+def _output_spec(
+    graph: Graph, index: int, node: Node, specs: Mapping[Node, Spec], output_marks: list[Spec | None],
     data_axes: frozenset[str],
 ) -> Spec:  # fmt: skip
-    """How an output is split. A state's new value is split like the old one, a computed size is whole."""
+    """The spec of an output. The new value of a state is split like the old one; a computed size is whole."""
     rank = len(node.shape)
     if index < len(graph.state):
         return specs.get(graph.state_pairs[index][0]) or whole(rank)
     if index >= len(graph.results):
         return whole(rank)
-    if (spec := told[index]) is not None:
+    if (spec := output_marks[index]) is not None:
         return spec
     return tuple(tuple(a for a in axes if a in data_axes) for axes in specs.get(node) or whole(rank))
 
 
 def _with_local_sizes(graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]) -> tuple[Graph, dict[Node, Node]]:
-    """The graph in symbols of parts: where a device has 1/n of an open size s, s becomes n s."""
+    """The graph with symbols for the sizes of parts: if a device has 1/n of a symbolic size s, s becomes n s."""
     factors: dict[str, int] = {}
     for n, spec in marked.items():
         for size, axes in zip(n.shape, spec, strict=True):

@@ -1,4 +1,4 @@
-"""Meshes of devices, and how a tensor is split over one.
+"""Meshes of devices, and specs of tensors split over them.
 
 Mesh((("dp", 2), ("tp", 4)))       8 devices; rank = 4 * (index along dp) + index along tp
 Spec ((), ("tp",))                 a matrix whose columns are split over tp
@@ -107,15 +107,17 @@ class MarkTable:
             raise InputError("shard", expected="patterns of names of weights, inputs and outputs", got=repr(pattern))
         if mark is None:
             return ()
-        if (placed := _placed(pattern, mark, self._mesh)) is not None:
-            return tuple(placed)
+        if (placements := _marks_of_placements(pattern, mark, self._mesh)) is not None:
+            return tuple(placements)
         marks = [mark] if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[0], str) else mark
         if not isinstance(marks, list | tuple):
             raise InputError(f"shard {pattern!r}", expected='("tp", 0), several of these, or None', got=repr(mark))
-        for one in marks:
-            if not isinstance(one, tuple) or len(one) != 2 or type(one[1]) is not int:
-                raise InputError(f"shard {pattern!r}", expected='("tp", 0): a mesh axis and a dimension', got=repr(one))
-            self._mesh.check_axis(one[0])
+        for axis_and_dim in marks:
+            if not isinstance(axis_and_dim, tuple) or len(axis_and_dim) != 2 or type(axis_and_dim[1]) is not int:
+                raise InputError(
+                    f"shard {pattern!r}", expected='("tp", 0): a mesh axis and a dimension', got=repr(axis_and_dim)
+                )
+            self._mesh.check_axis(axis_and_dim[0])
         return tuple(marks)
 
     def spec(self, name: str, rank: int) -> Spec | None:
@@ -132,7 +134,7 @@ class MarkTable:
                 if any(axis in axes for axes in spec):
                     raise InputError(where, expected="each mesh axis once", got=axis)
                 spec[dim % rank] += (axis,)
-            # one part is the whole
+            # an axis of size 1 does not split
             return tuple(tuple(a for a in axes if self._mesh.count((a,)) > 1) for axes in spec)
         return None
 
@@ -142,27 +144,27 @@ class MarkTable:
 
 
 def _is_torch(value: object, name: str) -> bool:
-    """Whether it is an object of a class of torch.distributed, which is not imported for it."""
+    """Whether an object is of this class of torch.distributed, which is not imported for the test."""
     kind = type(value)
     return kind.__name__ == name and kind.__module__.startswith("torch.")
 
 
-def _placed(pattern: str, placements: Any, mesh: Mesh) -> list[Mark] | None:
-    """The marks that DTensor's placements mean, one for each dimension of the mesh; None for anything else. Raises
-    InputError for partial sums, which no weight and no input is."""
-    row = list(placements) if isinstance(placements, list | tuple) else [placements]
-    kinds = [next((k for k in _PLACEMENTS if _is_torch(p, k)), None) for p in row]
+def _marks_of_placements(pattern: str, placements: Any, mesh: Mesh) -> list[Mark] | None:
+    """The marks equivalent to DTensor's placements, one for each dimension of the mesh; None for anything else. Raises
+    InputError for partial placements, as weights and inputs are never partial sums."""
+    placement_list = list(placements) if isinstance(placements, list | tuple) else [placements]
+    kinds = [next((k for k in _PLACEMENTS if _is_torch(p, k)), None) for p in placement_list]
     if not any(kinds):
         return None
-    if len(row) != len(mesh.axes) or not all(k in ("Shard", "Replicate") for k in kinds):
+    if len(placement_list) != len(mesh.axes) or not all(k in ("Shard", "Replicate") for k in kinds):
         expected = f"Shard(dim) or Replicate() for each of {', '.join(name for name, _ in mesh.axes)}"
-        raise InputError(f"shard {pattern!r}", expected=expected, got=row)
-    return [(name, p.dim) for (name, _), p, k in zip(mesh.axes, row, kinds, strict=True) if k == "Shard"]
+        raise InputError(f"shard {pattern!r}", expected=expected, got=placement_list)
+    return [(name, p.dim) for (name, _), p, k in zip(mesh.axes, placement_list, kinds, strict=True) if k == "Shard"]
 
 
 def annotated_spec(op: Sharding, rank: int, mesh: Mesh) -> Spec:
-    """What an annotation means on a mesh. Raises InputError for axes that the mesh does not have, and for tiles that no
-    axes make."""
+    """The spec of an annotation on a mesh. Raises InputError for axes that the mesh lacks, and for tiles that match no
+    axes."""
     if not op.tiles:
         for axes in op.axes:
             for name in axes:
@@ -176,20 +178,20 @@ def annotated_spec(op: Sharding, rank: int, mesh: Mesh) -> Spec:
     return tuple(_axes_of(d, [tile_of[device][d] for device in range(mesh.size)], op, mesh) for d in range(rank))
 
 
-def _axes_of(dim: int, index: Sequence[int], op: Sharding, mesh: Mesh) -> Axes:
+def _axes_of(dim: int, part_of_rank: Sequence[int], op: Sharding, mesh: Mesh) -> Axes:
     """The axes that split a dimension so that device i has part index[i]."""
     names = [name for name, size in mesh.axes if size > 1]
     for count in range(len(names) + 1):
         for axes in permutations(names, count):
             is_split = mesh.count(axes) == op.tiles[dim]
-            if is_split and all(mesh.index(rank, axes) == i for rank, i in enumerate(index)):
+            if is_split and all(mesh.index(rank, axes) == i for rank, i in enumerate(part_of_rank)):
                 return axes
     expected = f"parts along axes of the mesh {dict(mesh.axes)}"
     raise InputError("the model's shardings", expected=expected, got=f"{op.tiles} of {op.ranks}")
 
 
 def whole(rank: int) -> Spec:
-    """The spec of a tensor that each device has completely."""
+    """The spec of a tensor that is replicated on each device."""
     return ((),) * rank
 
 

@@ -1,9 +1,9 @@
-"""Partitioning: the program of one device, with collectives where its operations need other devices' parts.
+"""Partitioning: the program of one device, with collectives where its ops need the parts of other devices.
 
     x[b, k] w[k/2, n]   on each of 2 devices:   x[:, own half] w[k/2, n] -> partial sums -> all_reduce
 
-Partial sums go through linear ops as they are and become whole where an op needs that, once: by a reduce_scatter if the
-value is split over the same devices there, or else by an all_reduce.
+Partial sums pass through linear ops unreduced and are reduced once, where an op needs the whole value: by a
+reduce_scatter if the value is split over the same devices there, else by an all_reduce.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, who
 from ingot.transform.shard.propagate import Propagation, factors
 from ingot.transform.shard.rules import Rule, rule
 
-Partial = frozenset[str]  # mesh axes over whose devices a value is the sum of theirs
+Partial = frozenset[str]  # mesh axes over whose devices a value is still to be summed
 _NONE: Partial = frozenset()
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """How a graph is split. specs: of values that are not whole. outputs: of the outputs. partial: the axes over
-    whose devices a value is the sum of theirs. chosen: the axes that split the factors of each op's rule."""
+    """The decisions for splitting a graph. specs: those of values that are not whole. outputs: those of the outputs.
+    partial: the axes over which each value is a partial sum. chosen: the axes that split the factors of each op's
+    rule."""
 
     graph: Graph
     mesh: Mesh
@@ -46,27 +47,27 @@ class Sharded:
 def plan(
     graph: Graph, mesh: Mesh, specs: Mapping[Node, Spec], outputs: Sequence[Spec], splits_loops: bool = True
 ) -> Sharded:
-    """Decide which values stay partial sums. outputs: the specs of all outputs. splits_loops: see `shard`."""
+    """Decide which values remain partial sums. outputs: the specs of all outputs. splits_loops: see `shard`."""
     nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
     rules = {n: rule(n) for n in nodes if n.inputs}
     chosen: dict[Node, dict[str, Axes]] = {}
-    for n, found in rules.items():
-        if found is not None:
+    for n, op_rule in rules.items():
+        if op_rule is not None:
             values = (*n.inputs, *n.results)
-            chosen[n] = factors(found, values, [specs.get(v) or whole(len(v.shape)) for v in values], mesh)
-    summed: set[Node] = set()
+            chosen[n] = factors(op_rule, values, [specs.get(v) or whole(len(v.shape)) for v in values], mesh)
+    reduced: set[Node] = set()
     while True:
-        partial = _partial(nodes, rules, chosen, summed)
-        more = _refused(graph, nodes, rules, chosen, partial)
-        if not more:
-            found = [n for n in nodes if splits_loops and isinstance(n.op, ops.While)]
-            loops = {n: _plan_loop(n, mesh, specs) for n in found}
+        partial = _partial(nodes, rules, chosen, reduced)
+        unsupported = _needed_whole(graph, nodes, rules, chosen, partial)
+        if not unsupported:
+            loop_nodes = [n for n in nodes if splits_loops and isinstance(n.op, ops.While)]
+            loops = {n: _plan_loop(n, mesh, specs) for n in loop_nodes}
             return Sharded(graph, mesh, specs, tuple(outputs), partial, chosen, loops)
-        summed |= more
+        reduced |= unsupported
 
 
 def _plan_loop(node: Node, mesh: Mesh, specs: Mapping[Node, Spec]) -> tuple[Sharded, Sharded]:
-    """The condition and the body of a loop, which carries its values as its results are split."""
+    """The plans of a loop's condition and body. The carried values are split like the loop's results."""
     op = node.op
     assert isinstance(op, ops.While)
     carried = [specs.get(r) or whole(len(r.shape)) for r in node.results]
@@ -74,64 +75,64 @@ def _plan_loop(node: Node, mesh: Mesh, specs: Mapping[Node, Spec]) -> tuple[Shar
 
     def planned(graph: Graph, outputs: Sequence[Spec]) -> Sharded:
         fixed = weights | dict(zip(graph.inputs, carried, strict=True))
-        found = Propagation(graph, mesh, fixed, dict(zip(graph.results, outputs, strict=True))).run()
-        rest = [whole(len(n.shape)) for n in graph.outputs[len(graph.results) :]]
-        return plan(graph, mesh, found, [*outputs, *rest])
+        propagated = Propagation(graph, mesh, fixed, dict(zip(graph.results, outputs, strict=True))).run()
+        rest_specs = [whole(len(n.shape)) for n in graph.outputs[len(graph.results) :]]
+        return plan(graph, mesh, propagated, [*outputs, *rest_specs])
 
     return planned(op.cond, [whole(0)]), planned(op.body, carried)
 
 
-def _own(found: Rule, chosen: Mapping[str, Axes]) -> Partial:
-    return frozenset(axis for name, kind in found.sums.items() if kind == "sum" for axis in chosen.get(name, ()))
+def _reduced_axes(op_rule: Rule, chosen: Mapping[str, Axes]) -> Partial:
+    return frozenset(axis for name, kind in op_rule.sums.items() if kind == "sum" for axis in chosen.get(name, ()))
 
 
 def _partial(
     nodes: Sequence[Node], rules: Mapping[Node, Rule | None], chosen: Mapping[Node, Mapping[str, Axes]],
-    summed: set[Node],
+    reduced: set[Node],
 ) -> dict[Node, Partial]:  # fmt: skip
-    """The axes over which each value is a partial sum, if those in `summed` are whole."""
+    """The axes over which each value is a partial sum, if the values in `reduced` are not."""
     partial: dict[Node, Partial] = {}
     for n in nodes:
-        found = rules.get(n)
-        if found is None or len(n.types) != 1 or n in summed:
+        op_rule = rules.get(n)
+        if op_rule is None or len(n.types) != 1 or n in reduced:
             continue
-        axes = _own(found, chosen[n]) | _passed(n, found, chosen[n], partial)
+        axes = _reduced_axes(op_rule, chosen[n]) | _passed_axes(n, op_rule, chosen[n], partial)
         if axes:
             partial[n] = axes
     return partial
 
 
-def _passed(node: Node, found: Rule, chosen: Mapping[str, Axes], partial: Mapping[Node, Partial]) -> Partial:
-    """The axes over which the result is a partial sum because operands are; none if one of them has to be whole."""
-    given = [partial.get(x, _NONE) for x in node.inputs]
-    several = [i for i, g in enumerate(given) if g]
-    if not several:
+def _passed_axes(node: Node, op_rule: Rule, chosen: Mapping[str, Axes], partial: Mapping[Node, Partial]) -> Partial:
+    """The axes over which the result is a partial sum because operands are; none if an operand has to be reduced."""
+    partial_axes = [partial.get(x, _NONE) for x in node.inputs]
+    partial_operands = [i for i, g in enumerate(partial_axes) if g]
+    if not partial_operands:
         return _NONE
-    axes = given[several[0]]
+    axes = partial_axes[partial_operands[0]]
     if any(not axes.isdisjoint(split) for split in chosen.values()):
         return _NONE
-    if -1 in found.linear:
-        return axes if all(g == axes for g in given) else _NONE
-    return axes if len(several) == 1 and several[0] in found.linear else _NONE
+    if -1 in op_rule.linear:
+        return axes if all(g == axes for g in partial_axes) else _NONE
+    return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NONE
 
 
-def _refused(
+def _needed_whole(
     graph: Graph, nodes: Sequence[Node], rules: Mapping[Node, Rule | None],
     chosen: Mapping[Node, Mapping[str, Axes]], partial: Mapping[Node, Partial],
 ) -> set[Node]:  # fmt: skip
-    """Partial sums that a reader, or an output, needs whole; and those with several readers, each of which would have
-    to sum what it makes of them."""
+    """Partial sums that a user or an output needs whole, and those with several users, each of which would have to
+    reduce its own result."""
     readers: dict[Node, int] = {}
     for n in nodes:
         for x in {*n.inputs}:
             readers[x] = readers.get(x, 0) + 1
-    refused = {n for n in partial if readers.get(n, 0) > 1} | {n for n in graph.outputs if n in partial}
+    needed_whole = {n for n in partial if readers.get(n, 0) > 1} | {n for n in graph.outputs if n in partial}
     for n in nodes:
-        given = [x for x in n.inputs if x in partial]
-        found = rules.get(n)
-        if given and (found is None or not _passed(n, found, chosen[n], partial)):
-            refused.update(given)
-    return refused
+        partial_operands = [x for x in n.inputs if x in partial]
+        op_rule = rules.get(n)
+        if partial_operands and (op_rule is None or not _passed_axes(n, op_rule, chosen[n], partial)):
+            needed_whole.update(partial_operands)
+    return needed_whole
 
 
 class _Partitioner:
@@ -153,7 +154,7 @@ class _Partitioner:
         return self.sharded.specs.get(value) or whole(len(value.shape))
 
     def local_shape(self, value: Node, spec: Spec) -> Shape:
-        """The shape of a device's part. Raises InputError if it does not have equal parts."""
+        """The shape of a device's part. Raises InputError if the parts are not equal."""
         return tuple(self._divided(d, axes, value) for d, axes in zip(value.shape, spec, strict=True))
 
     def _divided(self, size: DimLike, axes: Axes, value: Node) -> DimLike:
@@ -176,33 +177,36 @@ class _Partitioner:
     # --- values in other specs
 
     def part(self, value: Node, want: Spec) -> Node:
-        """The device's part of a value, split as `want` says."""
+        """The device's part of a value, in the spec `want`."""
         if isinstance(value.op, Const):
             return self._constant(value, want)
-        known = self.values.get((value, want))
-        if known is None:
-            have = self.have[value]
-            known = self.values[value, want] = self._moved(self.values[value, have], value, have, want)
-        return known
+        local = self.values.get((value, want))
+        if local is None:
+            computed_spec = self.have[value]
+            local = self.values[value, want] = self._moved(
+                self.values[value, computed_spec], value, computed_spec, want
+            )
+        return local
 
     def _constant(self, value: Node, want: Spec) -> Node:
-        known = self.values.get((value, want))
-        if known is None:
+        local = self.values.get((value, want))
+        if local is None:
             assert isinstance(value.op, Const)
-            known = self.values[value, want] = const_part(value.op.array, want, self.mesh, self.rank, value.loc)
-        return known
+            local = self.values[value, want] = const_part(value.op.array, want, self.mesh, self.rank, value.loc)
+        return local
 
-    def _moved(self, x: Node, value: Node, have: Spec, want: Spec) -> Node:
-        """The part in another spec: slices where more axes split a dimension, gathers where fewer do."""
-        spec = list(have)
-        for d, (axes, goal) in enumerate(zip(have, want, strict=True)):
-            if axes == goal or not axes:
+    def _moved(self, x: Node, value: Node, source: Spec, target_spec: Spec) -> Node:
+        """The part in another spec: all_to_all where the axes move to another dimension, all_gather where axes no
+        longer split a dimension, a slice where axes newly split one."""
+        spec = list(source)
+        for d, (axes, target_axes) in enumerate(zip(source, target_spec, strict=True)):
+            if axes == target_axes or not axes:
                 continue
             target = next(
                 (
                     e
-                    for e in range(len(want))
-                    if e != d and want[e] == axes and not spec[e] and not goal
+                    for e in range(len(target_spec))
+                    if e != d and target_spec[e] == axes and not spec[e] and not target_axes
                     and exact_quotient(x.shape[e], self.mesh.count(axes)) is not None
                 ),
                 None,
@@ -216,10 +220,10 @@ class _Partitioner:
             spec[d] = ()
         starts: list[DimLike] = [0] * len(spec)
         limits = list(x.shape)
-        for d, (axes, goal) in enumerate(zip(spec, want, strict=True)):
-            if axes != goal:
-                size = self._divided(x.shape[d], goal, value)
-                starts[d] = size * self.mesh.index(self.rank, goal)
+        for d, (axes, target_axes) in enumerate(zip(spec, target_spec, strict=True)):
+            if axes != target_axes:
+                size = self._divided(x.shape[d], target_axes, value)
+                starts[d] = size * self.mesh.index(self.rank, target_axes)
                 limits[d] = starts[d] + size
         if any(s != 0 or limit != n for s, limit, n in zip(starts, limits, x.shape, strict=True)):
             x = ops.Slice(tuple(starts), tuple(limits), (1,) * len(spec))(x, loc=value.loc)
@@ -228,7 +232,7 @@ class _Partitioner:
     # --- ops
 
     def _compute(self, node: Node) -> None:
-        found = rule(node) if node.inputs else None
+        op_rule = rule(node) if node.inputs else None
         if isinstance(node.op, ops.Sharding):
             self.have[node], self.values[node, self.spec(node)] = (
                 self.spec(node),
@@ -237,8 +241,8 @@ class _Partitioner:
             return
         if isinstance(node.op, ops.PerDevice):
             parts = [self.part(x, self._split(axes)) for x, axes in zip(node.inputs, node.op.in_axes, strict=True)]
-            own = node.op.on_rank(self.rank, parts)
-            for result, part, axes in zip(node.results, own, node.op.out_axes, strict=True):
+            local_results = node.op.on_rank(self.rank, parts)
+            for result, part, axes in zip(node.results, local_results, node.op.out_axes, strict=True):
                 self.have[result] = self._split(axes)
                 self.values[result, self.have[result]] = part
             return
@@ -248,46 +252,46 @@ class _Partitioner:
             parts = [self.part(x, spec) for x, spec in zip(node.inputs, carried, strict=True)]
             self._store(node, ops.While(cond, body)(*parts, loc=node.loc), carried)
             return
-        if found is None:
+        if op_rule is None:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
             return
         chosen = self.sharded.chosen.get(node, {})
-        specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*found.operands, *found.results)]
+        specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*op_rule.operands, *op_rule.results)]
         count = len(node.inputs)
         operands = [self.part(x, spec) for x, spec in zip(node.inputs, specs[:count], strict=True)]
         op = node.op
-        if found.split is not None:
+        if op_rule.split is not None:
             counts = {name: self.mesh.count(axes) for name, axes in chosen.items()}
             shapes = [self.local_shape(r, spec) for r, spec in zip(node.results, specs[count:], strict=True)]
-            op = found.split(op, counts, shapes)
+            op = op_rule.split(op, counts, shapes)
         results = op(*operands, loc=node.loc)
-        for name, kind in found.sums.items():
+        for name, kind in op_rule.sums.items():
             axes = chosen.get(name, ())
             if axes and kind != "sum":
                 results = ops.AllReduce(self.mesh.groups(axes), kind)(results, loc=node.loc)
-        self._store(node, results, specs[count:], _own(found, chosen))
+        self._store(node, results, specs[count:], _reduced_axes(op_rule, chosen))
 
     def _split(self, axes: ops.Axes) -> Spec:
-        """Without axes of one device."""
+        """The axes as a spec, without axes of size 1."""
         return tuple(tuple(a for a in split if self.mesh.count((a,)) > 1) for split in axes)
 
-    def _store(self, node: Node, local: Node, specs: Sequence[Spec], own: Partial = _NONE) -> None:
+    def _store(self, node: Node, local: Node, specs: Sequence[Spec], partial_axes: Partial = _NONE) -> None:
         for result, part, spec in zip(node.results, local.results, specs, strict=True):
             if result.type.rank != part.type.rank:
                 raise CompileError(f"shard: the part of {result.op.name} has another rank")
-            have = spec
-            axes = own | (_NONE if node in self.sharded.partial else self._given(node))
+            local_spec = spec
+            axes = partial_axes | (_NONE if node in self.sharded.partial else self._given(node))
             if axes and node not in self.sharded.partial:
-                part, have = self._summed(part, result, spec, axes)
-            self.values[result, have], self.have[result] = part, have
-            self._check_shape(result, part, have)
+                part, local_spec = self._summed(part, result, spec, axes)
+            self.values[result, local_spec], self.have[result] = part, local_spec
+            self._check_shape(result, part, local_spec)
 
     def _given(self, node: Node) -> Partial:
-        """The axes over which the operands are partial sums that this op is the last to take as they are."""
-        found = rule(node) if node.inputs else None
+        """The axes over which the operands, and therefore the op's result, are partial sums."""
+        op_rule = rule(node) if node.inputs else None
         chosen = self.sharded.chosen.get(node, {})
-        return _NONE if found is None else _passed(node, found, chosen, self.sharded.partial)
+        return _NONE if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
 
     def _check_shape(self, value: Node, part: Node, spec: Spec) -> None:
         if part.shape != self.local_shape(value, spec):
@@ -296,15 +300,15 @@ class _Partitioner:
                 expected=f"{list(self.local_shape(value, spec))} of {value.type} {show_spec(spec)}", got=part.type,
             )  # fmt: skip
 
-    def _summed(self, part: Node, value: Node, have: Spec, axes: Partial) -> tuple[Node, Spec]:
-        """Partial sums made whole, or split as the value is wanted."""
-        want, spec = self.spec(value), list(have)
-        for d, goal in enumerate(want):
-            scattered = goal and not spec[d] and set(goal) <= axes
-            if scattered and exact_quotient(part.shape[d], self.mesh.count(goal)) is not None:
-                part = ops.ReduceScatter(self.mesh.groups(goal), "sum", d)(part, loc=value.loc)
-                spec[d] = goal
-                axes = axes - set(goal)
+    def _summed(self, part: Node, value: Node, local_spec: Spec, axes: Partial) -> tuple[Node, Spec]:
+        """Reduce partial sums; where the value's spec splits a dimension over the same axes, by a reduce_scatter."""
+        want, spec = self.spec(value), list(local_spec)
+        for d, target_axes in enumerate(want):
+            is_scatterable = target_axes and not spec[d] and set(target_axes) <= axes
+            if is_scatterable and exact_quotient(part.shape[d], self.mesh.count(target_axes)) is not None:
+                part = ops.ReduceScatter(self.mesh.groups(target_axes), "sum", d)(part, loc=value.loc)
+                spec[d] = target_axes
+                axes = axes - set(target_axes)
         rest = tuple(name for name, _ in self.mesh.axes if name in axes)
         if rest:
             part = ops.AllReduce(self.mesh.groups(rest))(part, loc=value.loc)
@@ -312,23 +316,23 @@ class _Partitioner:
 
 
 def const_part(array: Array, spec: Spec, mesh: Mesh, rank: int, loc: str = "") -> Node:
-    """A device's part of a constant, read from the whole array when it is needed."""
+    """A device's part of a constant, read lazily from the whole array."""
     if not axes_in(spec):
         return Const(array)(loc=loc)
-    cut = slices_of(array.shape, spec, mesh, rank)
-    shape = tuple(s.stop - s.start for s in cut)
-    return Const(Array.deferred(array.dtype, shape, lambda: np.ascontiguousarray(array.value[cut])))(loc=loc)
+    slices = slices_of(array.shape, spec, mesh, rank)
+    shape = tuple(s.stop - s.start for s in slices)
+    return Const(Array.deferred(array.dtype, shape, lambda: np.ascontiguousarray(array.value[slices])))(loc=loc)
 
 
 def slices_of(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> tuple[slice, ...]:
-    """Where a device's part is in the whole array. Raises InputError if it does not have equal parts."""
-    cut: list[slice] = []
+    """The slices of the whole array that are a device's part. Raises InputError if the parts are not equal."""
+    slices: list[slice] = []
     for size, axes in zip(shape, spec, strict=True):
         count, index = mesh.count(axes), mesh.index(rank, axes)
         if size % count:
             raise InputError(f"shard {show_spec(spec)}", expected=f"a multiple of {count}", got=f"size {size}")
-        cut.append(slice(size // count * index, size // count * (index + 1)))
-    return tuple(cut)
+        slices.append(slice(size // count * index, size // count * (index + 1)))
+    return tuple(slices)
 
 
 def partition(sharded: Sharded, rank: int) -> Graph:

@@ -1,10 +1,11 @@
 """Pipelines: each device computes a stage of the model, one micro-batch after another (GPipe, Huang et al. 2019).
 
-    device 0:  m0 m1 m2 m3 .       in each turn each device sends what it has computed to the next one
+    device 0:  m0 m1 m2 m3 .       in each step every device sends its result to the next one
     device 1:  .  m0 m1 m2 m3
 
-A device has the weights of its stage alone. All devices exchange in each turn, those that wait zeros, so that their
-programs have the same collectives in the same order: each exchange also carries an element of the one before it.
+A device has only the weights of its stage. All devices take part in the exchange of each step, idle ones with zeros, so
+that their programs have the same collectives in the same order: each exchange also carries an element of the one before
+it, which orders them by a data dependence.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ from ingot.transform.shard.partition import partition
 
 AXIS = "pp"
 _MICRO = "micro-batch"
-_COUNTS = (4, 2, 1)  # micro-batches for each stage: the most that the batch is a multiple of
+_BATCHES_PER_STAGE = (
+    4,
+    2,
+    1,
+)  # micro-batches per stage, tried in this order: the batch has to be a multiple of their number
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """whole: the model. micro: the same for one of `count` micro-batches. split: the inputs of `micro` that are rows of
-    the whole ones. stages: the nodes of each. borders: the values between them."""
+    """whole: the model. micro: the model for one of `count` micro-batches. split: the inputs of `micro` that are rows
+    of those of `whole`. stages: the nodes of each stage. borders: the values between consecutive stages."""
 
     whole: Graph
     micro: Graph
@@ -45,9 +50,9 @@ class Pipeline:
 
 
 def pipeline(graph: Graph, stages: int) -> Pipeline:
-    """Cut a model of fixed sizes into stages with about equal weights, at values that alone lead on.
+    """Cut a model with static shapes into stages with about equal weights, at places where a single value is live.
 
-    Raises InputError for state, open sizes, and a model that cannot be cut.
+    Raises InputError for state, symbolic sizes, and a model that cannot be cut.
     """
     if graph.state or graph.sizes or graph.symbols():
         got = "state" if graph.state else "open sizes"
@@ -55,51 +60,51 @@ def pipeline(graph: Graph, stages: int) -> Pipeline:
     whole, micro, count, split = _micro_batches(graph, stages)
     derived = derived_weights(micro)
     nodes = [n for n in micro.nodes() if n not in derived and not isinstance(n.op, Input)]
-    at = {n: i for i, n in enumerate(nodes)}
-    last = dict(at) | {n: len(nodes) for n in micro.outputs if n in at}
+    position = {n: i for i, n in enumerate(nodes)}
+    last_use = dict(position) | {n: len(nodes) for n in micro.outputs if n in position}
     for n in nodes:
         for i in n.inputs:
-            if i in at:
-                last[i] = max(last[i], at[n])
-    cuts = _cuts(nodes, last)
+            if i in position:
+                last_use[i] = max(last_use[i], position[n])
+    cuts = _cut_values(nodes, last_use)
     elements = [1 + sum(prod(static_shape(x.shape)) for x in n.inputs if x in derived) for n in nodes]
     weights = np.cumsum(elements, dtype=np.float64)
-    chosen = _balanced({i: float(weights[i]) for i in cuts}, float(weights[-1]) if nodes else 0.0, stages)
+    chosen = _balanced_cuts({i: float(weights[i]) for i in cuts}, float(weights[-1]) if nodes else 0.0, stages)
     if len(chosen) < stages - 1:
         expected = f"{stages - 1} values of one type that alone lead from a stage to the next"
         raise InputError(f"mesh axis {AXIS}", expected=expected, got=len(chosen), fix="use fewer stages")
-    ends = [-1, *chosen, len(nodes) - 1]
-    parts = tuple(tuple(nodes[a + 1 : b + 1]) for a, b in pairwise(ends))
-    return Pipeline(whole, micro, count, split, parts, tuple(cuts[i] for i in chosen))
+    boundaries = [-1, *chosen, len(nodes) - 1]
+    stage_nodes = tuple(tuple(nodes[a + 1 : b + 1]) for a, b in pairwise(boundaries))
+    return Pipeline(whole, micro, count, split, stage_nodes, tuple(cuts[i] for i in chosen))
 
 
 def _micro_batches(graph: Graph, stages: int) -> tuple[Graph, Graph, int, frozenset[Node]]:
-    """The model, the model of a micro-batch, how many there are, and its inputs that are split. One, where rows depend
-    on each other."""
+    """(the model, the model of a micro-batch, the number of micro-batches, the inputs that are split). One micro-batch
+    if rows depend on each other."""
     batch = next((n.shape[0] for n in graph.inputs if n.shape), 0)
     rows = [n.op.label for n in graph.inputs if isinstance(n.op, Input) and n.shape and n.shape[0] == batch]
-    for count in (stages * k for k in _COUNTS):
+    for count in (stages * k for k in _BATCHES_PER_STAGE):
         if not isinstance(batch, int) or not batch or batch % count or count == 1:
             continue
         sharded = shard(graph, Mesh(((_MICRO, count),)), dict.fromkeys(rows, (_MICRO, 0)), splits_loops=False)
         parts = [partition(sharded, i) for i in range(count)]
         is_split = all(spec and spec[0] == (_MICRO,) for spec in sharded.outputs)
-        if is_split and not collectives(parts[0]) and all(_is_same(parts[0], p) for p in parts[1:]):
+        if is_split and not collectives(parts[0]) and all(_is_equal_graph(parts[0], p) for p in parts[1:]):
             split = frozenset(n for n in parts[0].inputs if isinstance(n.op, Input) and n.op.label in rows)
             return sharded.graph, parts[0], count, split
     return graph, graph, 1, frozenset()
 
 
-def _is_same(a: Graph, b: Graph) -> bool:
-    """Whether two graphs compute the same, but for constants that are computed in two ways."""
-    constant = derived_weights(a).keys() | derived_weights(b).keys()
-    waiting, seen = [*zip(a.outputs, b.outputs, strict=True)], set[tuple[Node, Node]]()
+def _is_equal_graph(a: Graph, b: Graph) -> bool:
+    """Whether two graphs are equal, where subgraphs of constants may differ if their values are equal."""
+    constants = derived_weights(a).keys() | derived_weights(b).keys()
+    waiting, visited = [*zip(a.outputs, b.outputs, strict=True)], set[tuple[Node, Node]]()
     while waiting:
         x, y = pair = waiting.pop()
-        if x is y or pair in seen:
+        if x is y or pair in visited:
             continue
-        seen.add(pair)
-        if x in constant and y in constant:
+        visited.add(pair)
+        if x in constants and y in constants:
             if x.types != y.types or not np.array_equal(*interpret(Graph((), (x, y)), []), equal_nan=x.dtype.is_float):
                 return False
         elif x.op != y.op or len(x.inputs) != len(y.inputs):
@@ -109,33 +114,33 @@ def _is_same(a: Graph, b: Graph) -> bool:
     return True
 
 
-def _cuts(nodes: Sequence[Node], last: dict[Node, int]) -> dict[int, Node]:
-    """Behind which nodes a single value leads on, by their numbers: those of the most frequent dtype."""
-    found: dict[int, Node] = {}
+def _cut_values(nodes: Sequence[Node], last: dict[Node, int]) -> dict[int, Node]:
+    """By the index of a node: the value that alone is live after it, for values of the most frequent dtype."""
+    value_at: dict[int, Node] = {}
     live: set[Node] = set()
     for i, n in enumerate(nodes[:-1]):
         live = {v for v in live if last[v] > i} | ({n} if last[n] > i else set())
         if len(live) == 1:
             (value,) = live
             if len(value.types) == 1:
-                found[i] = value
-    dtypes = [v.dtype for v in found.values()]
-    return {i: v for i, v in found.items() if v.dtype == max(dtypes, key=dtypes.count)}
+                value_at[i] = value
+    dtypes = [v.dtype for v in value_at.values()]
+    return {i: v for i, v in value_at.items() if v.dtype == max(dtypes, key=dtypes.count)}
 
 
-def _balanced(costs: dict[int, float], total: float, stages: int) -> list[int]:
-    """The cuts whose costs up to there are nearest to equal shares."""
+def _balanced_cuts(costs: dict[int, float], total: float, stages: int) -> list[int]:
+    """The cuts whose cumulative costs are nearest to equal shares."""
     chosen: list[int] = []
     for k in range(1, stages):
-        left = [i for i in costs if not chosen or i > chosen[-1]]
-        left = left[: len(left) - (stages - 1 - k)]  # some stay for the stages behind
-        if left:
-            chosen.append(min(left, key=lambda i: abs(costs[i] - total * k / stages)))
+        candidates = [i for i in costs if not chosen or i > chosen[-1]]
+        candidates = candidates[: len(candidates) - (stages - 1 - k)]  # reserve a cut for each later stage
+        if candidates:
+            chosen.append(min(candidates, key=lambda i: abs(costs[i] - total * k / stages)))
     return chosen
 
 
 def graph_of_rank(p: Pipeline, rank: int) -> Graph:
-    """The graph of a device. All devices take the whole inputs and return the whole results."""
+    """The graph of a device. Every device takes the whole inputs and returns the whole results."""
     count, ring = len(p.stages), ops.Permute((tuple(range(len(p.stages))),), 1)
     dtype = p.borders[0].dtype
     size = max(prod(static_shape(b.shape)) for b in p.borders)
@@ -143,8 +148,8 @@ def graph_of_rank(p: Pipeline, rank: int) -> Graph:
     token = const(np.zeros(1, dtype.numpy))
     received: Node | None = None
     results: list[list[Node]] = []
-    for turn in range(p.count + count - 1):
-        batch = turn - rank
+    for step in range(p.count + count - 1):
+        batch = step - rank
         sent = zeros
         if 0 <= batch < p.count:
             images = {
@@ -162,7 +167,7 @@ def graph_of_rank(p: Pipeline, rank: int) -> Graph:
                 sent = ops.pad(flat, (0,), (size - flat.type.nbytes // dtype.numpy.itemsize,))
             else:
                 results.append([images.get(o, o) for o in p.micro.outputs])
-        if turn < p.count + count - 2:
+        if step < p.count + count - 2:
             received = ring(ops.concat([sent, token]))
             token = _part(received, size, 1)
     outputs = (
@@ -170,28 +175,29 @@ def graph_of_rank(p: Pipeline, rank: int) -> Graph:
         if results
         else None
     )
-    return p.whole.with_outputs(_on_all(p.whole.outputs, outputs, count, token))
+    return p.whole.with_outputs(_gather_results(p.whole.outputs, outputs, count, token))
 
 
-def _on_all(wholes: Sequence[Node], outputs: Sequence[Node] | None, count: int, token: Node) -> list[Node]:
-    """The results of the last device, on all of them. outputs: on the last one. token: of the last exchange."""
+def _gather_results(wholes: Sequence[Node], outputs: Sequence[Node] | None, count: int, token: Node) -> list[Node]:
+    """The results of the last device, gathered on all devices. outputs: None on other devices. token: an element of the
+    last exchange."""
     gather = ops.AllGather((tuple(range(count)),))
-    found: dict[int, Node] = {}
+    results: dict[int, Node] = {}
     for dtype in dict.fromkeys(n.dtype for n in wholes):
-        own = [i for i, n in enumerate(wholes) if n.dtype == dtype]
-        sizes = [prod(static_shape(wholes[i].shape)) for i in own]
+        indices = [i for i, n in enumerate(wholes) if n.dtype == dtype]
+        sizes = [prod(static_shape(wholes[i].shape)) for i in indices]
         flat = [
             _zeros(n, dtype) if outputs is None else ops.reshape(outputs[i], (n,))
-            for i, n in zip(own, sizes, strict=True)
+            for i, n in zip(indices, sizes, strict=True)
         ]
         total = sum(sizes) + 1
         gathered = gather(ops.concat([*flat, ops.cast(token, dtype)]))
         start = total * (count - 1)
-        for i, n in zip(own, sizes, strict=True):
-            found[i] = ops.reshape(_part(gathered, start, n), wholes[i].shape)
+        for i, n in zip(indices, sizes, strict=True):
+            results[i] = ops.reshape(_part(gathered, start, n), wholes[i].shape)
             start += n
         token = _part(gathered, start, 1)
-    return [found[i] for i in range(len(wholes))]
+    return [results[i] for i in range(len(wholes))]
 
 
 def _zeros(count: int, dtype: DType) -> Node:

@@ -1,4 +1,4 @@
-"""Sharding rules: which dimensions of an op's operands and results may be split together (Shardy's factors).
+"""Sharding rules: the dimensions of an op's operands and results that may be split together (Shardy's factors).
 
     dot_general [b m k] x [b k n] -> [b m n],  sum over k:   b, m, n may be split; if k is, results are partial sums
 
@@ -26,11 +26,11 @@ Dims: TypeAlias = tuple["str | None", ...]  # the factor of each dimension
 
 @dataclass(frozen=True)
 class Rule:
-    """operands, results: the factors of their dimensions. sums: factors that the op sums over, with the kind of the
+    """operands, results: the factors of their dimensions. sums: factors that the op reduces, with the kind of the
     reduction ("sum", "max", ...): if one is split, results are partial. linear: operands in which the op is linear
-    while the others are fixed; -1: in all of them together. split(op, counts, shapes): the op on parts, for the number
-    of parts of each factor and the shapes of the results' parts; None: the same op. sizes: of factors that are split
-    into less than their dimensions allow: a group's channels stay together."""
+    while the others are fixed; -1: in all of them jointly. split(op, counts, shapes): the op on parts, for the number
+    of parts of each factor and the shapes of the results' parts; None: the same op. sizes: the sizes of factors smaller
+    than their dimensions, such as the number of groups, whose channels stay together."""
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -51,8 +51,8 @@ def has_rule(op: Op) -> bool:
 
 def rule(node: Node) -> Rule | None:
     """The rule for a node; None if its operands have to be whole."""
-    make = _rule_of(type(node.op))
-    return None if make is None else make(node.op, node)
+    build = _rule_of(type(node.op))
+    return None if build is None else build(node.op, node)
 
 
 def _rule_of(cls: type[Op]) -> RuleOf | None:
@@ -60,10 +60,10 @@ def _rule_of(cls: type[Op]) -> RuleOf | None:
 
 
 def _sharding(*classes: type[Op]) -> Callable[[R], R]:
-    def register(make: R) -> R:
+    def register(build: R) -> R:
         for cls in classes:
-            _RULES[cls] = make
-        return make
+            _RULES[cls] = build
+        return build
 
     return register
 
@@ -73,7 +73,7 @@ def _names(rank: int, prefix: str = "d", start: int = 0) -> tuple[str, ...]:
 
 
 def _without(dims: Sequence[str | None], axes: Sequence[int]) -> Dims:
-    """`dims` with those at `axes` whole."""
+    """`dims` without the factors at `axes`, which have to be whole."""
     return tuple(None if i in axes else d for i, d in enumerate(dims))
 
 
@@ -97,7 +97,7 @@ def _elementwise(op: Op, node: Node) -> Rule:
 
 @_sharding(ops.Sharding, ops.AllReduce, ops.AllGather)
 def _annotation(op: Op, node: Node) -> Rule:
-    """Also of collectives between devices that are none of the mesh's: `turns` splits what one of them computes."""
+    """Also for collectives of another mesh: `turns` splits the graph of one of its devices."""
     dims = _names(len(node.shape))
     dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
     return Rule((dims,), (dims,))
@@ -119,41 +119,41 @@ def _transpose(op: ops.Transpose, node: Node) -> Rule:
     return Rule((dims,), (tuple(dims[p] for p in op.permutation),), linear=(0,))
 
 
-def _groups(a: Shape, b: Shape) -> list[tuple[range, range]] | None:
-    """The shortest runs of dimensions of `a` and `b` with equal products, in order; None if sizes do not tell."""
-    found: list[tuple[range, range]] = []
+def _matching_runs(a: Shape, b: Shape) -> list[tuple[range, range]] | None:
+    """The shortest runs of dimensions of `a` and `b` with equal products, in order; None if sizes prevent it."""
+    runs: list[tuple[range, range]] = []
     i = j = 0
     while i < len(a) or j < len(b):
-        first, second = i, j
-        left: DimLike = 1
-        right: DimLike = 1
+        first_a, first_b = i, j
+        size_a: DimLike = 1
+        size_b: DimLike = 1
         if i < len(a):
-            left, i = a[i], i + 1
+            size_a, i = a[i], i + 1
         if j < len(b):
-            right, j = b[j], j + 1
-        while left != right:
-            if j < len(b) and exact_quotient(left, right) is not None:
-                right, j = right * b[j], j + 1
-            elif i < len(a) and exact_quotient(right, left) is not None:
-                left, i = left * a[i], i + 1
-            elif isinstance(left, int) and isinstance(right, int) and min(left, right) > 0:
-                if left < right and i < len(a):
-                    left, i = left * a[i], i + 1
-                elif right < left and j < len(b):
-                    right, j = right * b[j], j + 1
+            size_b, j = b[j], j + 1
+        while size_a != size_b:
+            if j < len(b) and exact_quotient(size_a, size_b) is not None:
+                size_b, j = size_b * b[j], j + 1
+            elif i < len(a) and exact_quotient(size_b, size_a) is not None:
+                size_a, i = size_a * a[i], i + 1
+            elif isinstance(size_a, int) and isinstance(size_b, int) and min(size_a, size_b) > 0:
+                if size_a < size_b and i < len(a):
+                    size_a, i = size_a * a[i], i + 1
+                elif size_b < size_a and j < len(b):
+                    size_b, j = size_b * b[j], j + 1
                 else:
                     return None
             else:
                 return None
-        found.append((range(first, i), range(second, j)))
-    return found
+        runs.append((range(first_a, i), range(first_b, j)))
+    return runs
 
 
 @_sharding(ops.Reshape)
 def _reshape(op: ops.Reshape, node: Node) -> Rule | None:
-    """[a b] -> [ab]: splitting the first dimension of a run that is not 1 splits its elements in order."""
+    """[a b] -> [ab]: splitting the first dimension of a run that is not 1 splits the run's elements in order."""
     (x,) = node.inputs
-    if 0 in x.shape or (groups := _groups(x.shape, node.shape)) is None:
+    if 0 in x.shape or (groups := _matching_runs(x.shape, node.shape)) is None:
         return None
     sides: list[list[str | None]] = [[None] * len(x.shape), [None] * len(node.shape)]
     for number, group in enumerate(groups):
@@ -172,12 +172,12 @@ def _reshape(op: ops.Reshape, node: Node) -> Rule | None:
 @_sharding(ops.Slice)
 def _slice(op: ops.Slice, node: Node) -> Rule:
     (x,), dims = node.inputs, _names(len(node.shape))
-    cut = [
+    cut_dims = [
         i
         for i, (low, high, step) in enumerate(zip(op.start, op.limit, op.strides, strict=True))
         if low != 0 or high != x.shape[i] or step != 1
     ]
-    dims = _without(dims, cut)
+    dims = _without(dims, cut_dims)
 
     def split(op: ops.Slice, n: Mapping[str, int], shapes: Sequence[Shape]) -> Op:
         limit = tuple(high if d is None else size for d, high, size in zip(dims, op.limit, shapes[0], strict=True))
@@ -188,9 +188,9 @@ def _slice(op: ops.Slice, node: Node) -> Rule:
 
 @_sharding(ops.Pad)
 def _pad(op: ops.Pad, node: Node) -> Rule:
-    padded = [i for i, p in enumerate(zip(op.low, op.high, op.interior, strict=True)) if p != (0, 0, 0)]
-    dims = _without(_names(len(node.shape)), padded)
-    # partial sums with zeros around them are partial sums
+    padded_dims = [i for i, p in enumerate(zip(op.low, op.high, op.interior, strict=True)) if p != (0, 0, 0)]
+    dims = _without(_names(len(node.shape)), padded_dims)
+    # partial sums padded with zeros are partial sums
     linear = (0,) if splat_of(node.inputs[1]) == 0 else ()
     return Rule((dims, ()), (dims,), linear=linear)
 
@@ -210,16 +210,16 @@ def _concat(op: ops.Concat, node: Node) -> Rule:
 @_sharding(ops.DynamicSlice)
 def _dynamic_slice(op: ops.DynamicSlice, node: Node) -> Rule:
     x, *starts = node.inputs
-    cut = [i for i, size in enumerate(op.sizes) if size != x.shape[i]]
-    dims = _without(_names(len(node.shape)), cut)
+    cut_dims = [i for i, size in enumerate(op.sizes) if size != x.shape[i]]
+    dims = _without(_names(len(node.shape)), cut_dims)
     return Rule((dims, *((),) * len(starts)), (dims,), linear=(0,), split=lambda op, n, s: replace(op, sizes=s[0]))
 
 
 @_sharding(ops.DynamicUpdateSlice)
 def _dynamic_update_slice(op: ops.DynamicUpdateSlice, node: Node) -> Rule:
     x, update, *starts = node.inputs
-    cut = [i for i, size in enumerate(update.shape) if size != x.shape[i]]
-    dims = _without(_names(len(node.shape)), cut)
+    cut_dims = [i for i, size in enumerate(update.shape) if size != x.shape[i]]
+    dims = _without(_names(len(node.shape)), cut_dims)
     return Rule((dims, dims, *((),) * len(starts)), (dims,))
 
 
@@ -229,8 +229,8 @@ def _dynamic_update_slice(op: ops.DynamicUpdateSlice, node: Node) -> Rule:
 @_sharding(ops.Reduce)
 def _reduce(op: ops.Reduce, node: Node) -> Rule:
     dims = _names(len(node.inputs[0].shape))
-    exchanged = op.kind in ("sum", "prod", "max", "min") and node.dtype != boolean
-    sums = {dims[d]: op.kind for d in op.dims} if exchanged else {}
+    is_reducible = op.kind in ("sum", "prod", "max", "min") and node.dtype != boolean
+    sums = {dims[d]: op.kind for d in op.dims} if is_reducible else {}
     operand = dims if sums else _without(dims, op.dims)
     result = tuple(d for i, d in enumerate(dims) if i not in op.dims)
     return Rule((operand,), (result,), sums, linear=(0,) if op.kind == "sum" else ())
@@ -251,8 +251,8 @@ def _cum_reduce(op: ops.CumReduce, node: Node) -> Rule:
 @_sharding(ops.ReduceWindow)
 def _reduce_window(op: ops.ReduceWindow, node: Node) -> Rule:
     settings = zip(op.window, op.strides, op.padding, op.dilation, op.base_dilation, strict=True)
-    pooled = [i for i, s in enumerate(settings) if s != (1, 1, (0, 0), 1, 1)]
-    dims = _without(_names(len(node.shape)), pooled)
+    pooled_dims = [i for i, s in enumerate(settings) if s != (1, 1, (0, 0), 1, 1)]
+    dims = _without(_names(len(node.shape)), pooled_dims)
     return Rule((dims,) * len(node.inputs), (dims,), linear=(0,) if op.kind == "sum" else ())
 
 
@@ -272,8 +272,8 @@ def _dot_general(op: ops.DotGeneral, node: Node) -> Rule:
     batch, summed = _names(len(op.batch[0]), "b"), _names(len(op.contract[0]), "k")
     rows, columns = _names(len(free[0]), "m"), _names(len(free[1]), "n")
     operands = [
-        dict(zip((*op.batch[i], *op.contract[i], *free[i]), (*batch, *summed, *own), strict=True))
-        for i, own in enumerate((rows, columns))
+        dict(zip((*op.batch[i], *op.contract[i], *free[i]), (*batch, *summed, *free_names), strict=True))
+        for i, free_names in enumerate((rows, columns))
     ]
     sides = tuple(tuple(names[d] for d in range(len(names))) for names in operands)
     return Rule(sides, ((*batch, *rows, *columns),), dict.fromkeys(summed, "sum"), linear=(0, 1))
@@ -287,9 +287,9 @@ def _matmul(op: ops.MatMul, node: Node) -> Rule | None:
     batch = _names(len(node.shape) - 2, "b")
 
     def leading(x: Node) -> Dims:
-        own = batch[len(batch) - (len(x.shape) - 2) :]
+        names = batch[len(batch) - (len(x.shape) - 2) :]
         sizes = node.shape[len(batch) - (len(x.shape) - 2) :]
-        return tuple(d if n == size else None for d, n, size in zip(own, x.shape[:-2], sizes, strict=False))
+        return tuple(d if n == size else None for d, n, size in zip(names, x.shape[:-2], sizes, strict=False))
 
     return Rule(((*leading(a), "m", "k"), (*leading(b), "k", "n")), ((*batch, "m", "n"),), {"k": "sum"}, linear=(0, 1))
 
@@ -350,24 +350,24 @@ def _kernel_gradient(op: ops.KernelGradient, node: Node) -> Rule:
 # --- attention and norms
 
 
-# query heads are split like the key heads that they attend to
+# query heads are split like the key heads to which they attend
 _HEADS: Dims = ("b", "h", None, None)
 _ROWS: Dims = ("b", None, "h", None)
 
 
 def _heads(node: Node, operands: int, masks: Sequence[Node], results: Sequence[Dims]) -> Rule:
-    """operands: in front of the masks, each with a batch and heads in front."""
+    """operands: the number of operands before the masks, each of which begins with the dimensions batch and heads."""
     q, k = node.inputs[:2]
     scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     dims = _HEADS
 
     def mask_dims(mask: Node) -> Dims:
         first = 4 - len(mask.shape)
-        each = zip(dims[first:], mask.shape, scores[first:], strict=True)
-        return tuple(d if n == size else None for d, n, size in each)
+        mask_axes = zip(dims[first:], mask.shape, scores[first:], strict=True)
+        return tuple(d if n == size else None for d, n, size in mask_axes)
 
-    own = (dims[: len(x.shape)] for x in node.inputs[:operands])
-    return Rule((*own, *map(mask_dims, masks)), tuple(results))
+    operand_dims = (dims[: len(x.shape)] for x in node.inputs[:operands])
+    return Rule((*operand_dims, *map(mask_dims, masks)), tuple(results))
 
 
 @_sharding(ops.Attention, ops.AttentionWithSums)
@@ -396,7 +396,7 @@ def _norm(op: ops.LayerNorm | ops.RMSNorm, node: Node) -> Rule:
 
 @_sharding(ops.Standardize)
 def _standardize(op: ops.Standardize, node: Node) -> Rule | None:
-    """Moments over samples are lowered to sums: each device has some of the samples."""
+    """None for moments over samples, which are lowered to sums, because samples may be split."""
     if 0 in op.axes:
         return None
     dims = _without(_names(len(node.inputs[0].shape)), op.axes)
@@ -410,7 +410,7 @@ def _batch_norm(op: ops.BatchNorm, node: Node) -> Rule:
     return Rule((dims, *(("d1",) for _ in node.inputs[1:])), (dims,))
 
 
-@_sharding(ops.MaxPool, ops.AvgPool, ops.LpPool)  # indices of maxima count through all images
+@_sharding(ops.MaxPool, ops.AvgPool, ops.LpPool)  # not for indices of maxima, which number the elements of all images
 def _pool(op: Op, node: Node) -> Rule:
     dims = ("d0", "d1", *(None,) * (len(node.shape) - 2))
     return Rule((dims,), (dims,))
@@ -418,7 +418,7 @@ def _pool(op: Op, node: Node) -> Rule:
 
 @_sharding(ops.Recurrent)
 def _recurrent(op: ops.Recurrent, node: Node) -> Rule | None:
-    """Sequences are apart, unless levels are chosen for all of them together."""
+    """Sequences are independent, unless quantization levels are chosen jointly for all of them."""
     if op.levels:
         return None
     count = 4 + op.states + op.has_lengths
@@ -435,13 +435,13 @@ def _recurrent(op: ops.Recurrent, node: Node) -> Rule | None:
 @_sharding(ops.Take)
 def _take(op: ops.Take, node: Node) -> Rule:
     x, indices = node.inputs
-    dims, own = _names(len(x.shape)), _names(len(indices.shape), "i")
+    dims, index_dims = _names(len(x.shape)), _names(len(indices.shape), "i")
     axis = op.axis % len(dims)
-    return Rule((_without(dims, (axis,)), own), ((*dims[:axis], *own, *dims[axis + 1 :]),), linear=(0,))
+    return Rule((_without(dims, (axis,)), index_dims), ((*dims[:axis], *index_dims, *dims[axis + 1 :]),), linear=(0,))
 
 
 def _index_dims(count: int, vector: int, batching: Mapping[int, str]) -> tuple[Dims, Dims]:
-    """The factors of the indices' dimensions, and of those that enumerate slices."""
+    """(the factors of the dimensions of the indices, those of its dimensions without the index vector)"""
     dims: list[str | None] = [batching.get(d, f"i{d}") for d in range(count)]
     if vector < count:
         dims[vector] = None
@@ -453,8 +453,8 @@ def _gather(op: ops.Gather, node: Node) -> Rule:
     x, indices = node.inputs
     batching = dict(zip(op.start_indices_batching_dims, _names(len(op.operand_batching_dims), "b"), strict=True))
     index_dims, batch = _index_dims(len(indices.shape), op.index_vector_dim, batching)
-    gone = (*op.collapsed_slice_dims, *op.operand_batching_dims)
-    offsets = [d for d in range(len(x.shape)) if d not in gone]
+    removed = (*op.collapsed_slice_dims, *op.operand_batching_dims)
+    offsets = [d for d in range(len(x.shape)) if d not in removed]
     full = {d: f"o{d}" for d in offsets if op.slice_sizes[d] == x.shape[d]}
     operand: list[str | None] = [full.get(d) for d in range(len(x.shape))]
     for d, name in zip(op.operand_batching_dims, batching.values(), strict=True):
@@ -476,25 +476,25 @@ def _scatter(op: ops.Scatter, node: Node) -> Rule | None:
     x, indices, updates = node.inputs
     batching = dict(zip(op.scatter_indices_batching_dims, _names(len(op.input_batching_dims), "b"), strict=True))
     index_dims, batch = _index_dims(len(indices.shape), op.index_vector_dim, batching)
-    gone = (*op.inserted_window_dims, *op.input_batching_dims)
-    windows = [d for d in range(len(x.shape)) if d not in gone]
+    removed = (*op.inserted_window_dims, *op.input_batching_dims)
+    windows = [d for d in range(len(x.shape)) if d not in removed]
     update_of = dict(zip(op.update_window_dims, windows, strict=True))
     full = {d: f"o{d}" for u, d in update_of.items() if updates.shape[u] == x.shape[d]}
-    # with an operand of zeros, sums of the devices' own updates are partial sums
+    # added to zeros, the updates of each device give partial sums
     adds = op.kind == "add" and splat_of(x) == 0
-    kept = set(batching.values())
+    batch_names = set(batching.values())
     index_dims, batch = (
-        tuple(d if d in kept or (adds and d is not None) else None for d in dims) for dims in (index_dims, batch)
+        tuple(d if d in batch_names or (adds and d is not None) else None for d in dims) for dims in (index_dims, batch)
     )
     slices = iter(batch)
     update = tuple(full.get(update_of[u]) if u in update_of else next(slices) for u in range(len(updates.shape)))
     operand: list[str | None] = [full.get(d) for d in range(len(x.shape))]
     for d, name in zip(op.input_batching_dims, batching.values(), strict=True):
         operand[d] = name
-    sums = {d: "sum" for d in batch if d is not None and d not in kept}
+    sums = {d: "sum" for d in batch if d is not None and d not in batch_names}
     linear = (2,) if adds else ()
     return Rule((tuple(operand), index_dims, update), (tuple(operand),), sums, linear=linear)
 
 
-# MODEL and CORE ops that are split as they are; other MODEL ops are lowered first
+# MODEL and CORE ops that are split directly; other MODEL ops are lowered first
 RULED = frozenset(_RULES)

@@ -42,7 +42,7 @@ def compile_sharded(
     model: Any, request: Request, options: Options, mesh: Mesh | Mapping[str, int], marks: Marks | None,
     rank: int | None = None,
 ) -> CompiledModel:  # fmt: skip
-    """See `ingot.compile`. rank: for a program to save; by default that of this process in its group."""
+    """See `ingot.compile`. rank: of a program to be saved; by default that of this process in its group."""
     grid = mesh_of(mesh)
     place = None if isinstance(grid, SimulatedMesh) else place_in(grid, rank)
     opened = open_model(model, request)
@@ -54,10 +54,10 @@ def compile_sharded(
         opened.stateless()
         program = SimulatedProgram(sharded.graph, grid, partial(simulate, sharded))
         return CompiledModel(program, convention=opened.convention)
-    own = partition(sharded, place)
+    local_graph = partition(sharded, place)
     if on_gpu:
-        own = in_turns(own)
-    program = compiled_program(own, options)
+        local_graph = in_turns(local_graph)
+    program = compiled_program(local_graph, options)
     program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)
     return _model_of_rank(program, opened, options, rank)
 
@@ -65,32 +65,32 @@ def compile_sharded(
 def _compile_pipeline(
     opened: Opened, options: Options, mesh: Mesh, marks: Marks | None, place: int | None, rank: int | None
 ) -> CompiledModel:
-    """A stage of the model for each device. place: this process's; None: a simulated mesh."""
+    """Compile one stage of the model. place: the rank of the stage; None for all stages, on a simulated mesh."""
     if marks or len(mesh.axes) > 1:
         got = marks or dict(mesh.axes)
         raise InputError(f"mesh axis {AXIS}", expected="a mesh of this axis alone, without marks", got=got)
     if mesh.size == 1:
         return to_model(compiled_program(opened.stateless().graph, options), options, opened.convention)
-    found = pipeline(opened.stateless().graph, mesh.size)
+    stages = pipeline(opened.stateless().graph, mesh.size)
     if place is None:
-        graphs = [graph_of_rank(found, r) for r in range(mesh.size)]
-        program = SimulatedProgram(found.whole, mesh, lambda arrays: run(graphs, [arrays] * mesh.size)[-1])
+        graphs = [graph_of_rank(stages, r) for r in range(mesh.size)]
+        program = SimulatedProgram(stages.whole, mesh, lambda arrays: run(graphs, [arrays] * mesh.size)[-1])
         return CompiledModel(program, convention=opened.convention)
-    own = compiled_program(graph_of_rank(found, place), options)
-    return _model_of_rank(with_place(own, place, mesh), opened, options, rank)
+    local_program = compiled_program(graph_of_rank(stages, place), options)
+    return _model_of_rank(with_place(local_program, place, mesh), opened, options, rank)
 
 
 def _model_of_rank(program: Program, opened: Opened, options: Options, rank: int | None) -> CompiledModel:
-    """rank: of another process, for which it is to be saved."""
+    """rank: of the process for which the program is to be saved; None to run it in this process."""
     if rank is not None:
         fix = "save it, and load it in the process of its rank"
-        refused = ArtifactError("a program of several", expected=f"the process of rank {rank}", got="this one", fix=fix)
-        return CompiledModel(UnloadedProgram(program, options.threads, refused))
+        error = ArtifactError("a program of several", expected=f"the process of rank {rank}", got="this one", fix=fix)
+        return CompiledModel(UnloadedProgram(program, options.threads, error))
     return to_model(program, options, opened.convention)
 
 
 def place_in(mesh: Mesh, rank: int | None) -> int:
-    """The rank whose program is compiled. Raises InputError unless the group of processes has the mesh's size."""
+    """The rank whose program is compiled. Raises InputError unless the process group has the mesh's size."""
     if rank is not None:
         if type(rank) is not int or not 0 <= rank < mesh.size:
             raise InputError("rank", expected=f"one of the {mesh.size} ranks of the mesh", got=repr(rank))
@@ -120,7 +120,7 @@ def state_spec(sharded: Sharded, name: str) -> Spec:
 
 
 class SimulatedProgram(Executable):
-    """All ranks of a program, interpreted in this process. It takes whole inputs and returns whole results."""
+    """All ranks of a program, interpreted in this process. Takes whole inputs and returns whole results."""
 
     threads = 1
 

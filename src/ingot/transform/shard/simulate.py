@@ -1,4 +1,4 @@
-"""The reference for several devices: each device's graph is interpreted in this process."""
+"""The reference for several devices, which interprets the graph of each device in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split(x: np.ndarray, spec: Spec, mesh: Mesh, rank: int) -> np.ndarray:
 def join(parts: Sequence[np.ndarray], spec: Spec, mesh: Mesh) -> np.ndarray:
     """The whole array from the parts of all devices."""
     shape = tuple(d * mesh.count(axes) for d, axes in zip(parts[0].shape, spec, strict=True))
-    out = np.empty(shape, parts[0].dtype)
+    array = np.empty(shape, parts[0].dtype)
     for rank, part in enumerate(parts):
-        out[slices_of(shape, spec, mesh, rank)] = part
-    return out
+        array[slices_of(shape, spec, mesh, rank)] = part
+    return array

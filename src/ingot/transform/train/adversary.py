@@ -1,5 +1,5 @@
-"""Training on inputs that an attack chose (Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks,
-ICLR 2018): the attack is a part of the step, on the parameters as they are.
+"""Adversarial training (Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018): the
+attack is part of the step and uses the current parameters.
 
 loss(x)   ->   (1 - weight) * loss(x) + weight * loss(x'),  x' = x + step * sign(d loss / d x), ..., within eps of x
 """
@@ -19,11 +19,11 @@ from ingot.support.errors import InputError, check_number
 class Adversary:
     """An attack on each batch of a training step, by projected gradient ascent of the loss.
 
-    eps: how far each element of an input of floats may move. steps: of the ascent. step: how far an element moves in
-    each; by default 2.5 eps / steps. weight: of the loss at the attacked inputs; the rest is that of the batch as it
-    is. lower, upper: the range that inputs stay in, such as 0 and 1 of images. inputs: the names of those to attack; by
-    default all floats, which with a loss function includes targets of floats. Metrics and buffers are those of the
-    attacked inputs.
+    eps: the largest change of each element of a float input. steps: the number of ascent steps. step: the change of an
+    element in each; by default 2.5 eps / steps. weight: the weight of the loss at the attacked inputs; the clean
+    batch has the rest. lower, upper: the valid range of inputs, such as 0 and 1 for images. inputs: the names of those
+    to attack; by default all float inputs, which with a loss function includes float targets. Metrics and buffers are
+    those of the attacked inputs.
 
     Raises InputError for eps or steps that are not above 0, a weight that is not above 0 and at most 1, and a range
     that is empty.
@@ -51,7 +51,7 @@ class Adversary:
 
     def attacked(self, outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
         """`outputs`, of which the first is the loss, at attacked inputs. inputs: those of the model. Raises InputError
-        for names of no inputs of floats."""
+        for names that are not float inputs."""
         loss = outputs[0]
         floats = {getattr(x.op, "label", ""): x for x in inputs if x.dtype.is_float}
         names = list(floats) if self.inputs is None else list(self.inputs)
@@ -65,9 +65,9 @@ class Adversary:
         for _ in range(self.steps):
             (value,) = rebuild([loss], dict(zip(chosen, points, strict=True)))
             slopes = gradients(value, points)
-            # the sign has no derivative, so that parameters get none through the attack
-            moved = [ops.add(p, ops.mul(ops.Sign()(g), length)) for p, g in zip(points, slopes, strict=True)]
-            points = [self._within(p, x) for p, x in zip(moved, chosen, strict=True)]
+            # the derivative of sign is 0, so that no gradient reaches the parameters through the attack
+            ascended = [ops.add(p, ops.mul(ops.Sign()(g), length)) for p, g in zip(points, slopes, strict=True)]
+            points = [self._within(p, x) for p, x in zip(ascended, chosen, strict=True)]
         attacked = list(rebuild(outputs, dict(zip(chosen, points, strict=True))))
         if self.weight < 1:
             attacked[0] = ops.add(ops.mul(attacked[0], self.weight), ops.mul(loss, 1 - self.weight))

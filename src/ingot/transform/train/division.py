@@ -1,4 +1,4 @@
-"""A training step over the devices of a mesh: batches in parts, parameters whole or in parts."""
+"""A training step over the devices of a mesh: batches are split, parameters are replicated or split."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ingot.transform.shard.run import SimulatedMesh, place_in, state_parts, stat
 from ingot.transform.shard.simulate import join
 from ingot.transform.train.step import Step
 
-_TOLD_BYTES = 1024
-DATA = "dp"  # the axis over which batches without a mark are split
+_MESSAGE_BYTES = 1024
+DATA = "dp"  # the axis over which unmarked batches are split
 
 
 class Division:
@@ -38,8 +38,8 @@ class Division:
         return partition(self._sharded, self._rank)
 
     def _batch(self, step: Step) -> dict[str, tuple[str, int]]:
-        own = step.graph.inputs[: len(step.graph.inputs) - len(step.graph.state)]
-        names = [(n.op.label, n.type.rank) for n in own if isinstance(n.op, Input)]
+        batch_inputs = step.graph.inputs[: len(step.graph.inputs) - len(step.graph.state)]
+        names = [(n.op.label, n.type.rank) for n in batch_inputs if isinstance(n.op, Input)]
         # patterns of the caller come first
         return {name: (DATA, 0) for name, rank in names if rank and name not in self._marks}
 
@@ -49,39 +49,42 @@ class Division:
         return self._sharded
 
     def parts(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """This rank's parts of the state. What is not the graph's own, such as a seed, each rank has."""
-        own = {name: value for name, value in values.items() if name in self.sharded.graph.state}
-        return {**values, **state_parts(self.sharded, own, self._rank)}
+        """This rank's parts of the state. Values that are not state of the graph, such as a seed, are replicated."""
+        state_values = {name: value for name, value in values.items() if name in self.sharded.graph.state}
+        return {**values, **state_parts(self.sharded, state_values, self._rank)}
 
     def placed(self, program: Program) -> Program:
         return with_place(program, self._rank, self._mesh)
 
     def joined(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Whole values from the parts of all ranks, which call this together."""
-        out = dict(values)
+        """Whole values from the parts of all ranks. Collective: every rank has to call it."""
+        whole_values = dict(values)
         for name, value in values.items():
             if name not in self.sharded.graph.state:
                 continue
             spec = state_spec(self.sharded, name)
             if axes_in(spec):
-                own = np.ascontiguousarray(host_array(value, name))
-                parts = [np.frombuffer(p, own.dtype).reshape(own.shape) for p in current().gather(own.tobytes())]
-                out[name] = join(parts, spec, self._mesh)
-        return out
+                local_part = np.ascontiguousarray(host_array(value, name))
+                parts = [
+                    np.frombuffer(p, local_part.dtype).reshape(local_part.shape)
+                    for p in current().gather(local_part.tobytes())
+                ]
+                whole_values[name] = join(parts, spec, self._mesh)
+        return whole_values
 
     def once(self, write: Callable[[], None]) -> None:
-        """Have rank 0 write what all have, while the others wait. Raises its error there, and DeviceError elsewhere."""
+        """Call `write` on rank 0 while the others wait. Raises its error on rank 0 and DeviceError on the others."""
         error: Exception | None = None
         if not self._rank:
             try:
                 write()
             except (OSError, IngotError) as e:
                 error = e
-        told = current().gather(str(error or "").encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES))[0].strip()
+        message = current().gather(str(error or "").encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES))[0].strip()
         if error is not None:
             raise error
-        if told:
-            raise DeviceError("rank 0 wrote no file", got=told.decode(errors="replace"))
+        if message:
+            raise DeviceError("rank 0 wrote no file", got=message.decode(errors="replace"))
 
 
 def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None, splits_loops: bool = True) -> Division:

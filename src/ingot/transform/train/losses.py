@@ -16,7 +16,7 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-IGNORED_CLASS = -100  # a target that does not count
+IGNORED_CLASS = -100  # a target that is not counted
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from ingot.transform.train.division import Division, division_of
 from ingot.transform.train.sources import Trainable, TrainRequest, read
 from ingot.transform.train.step import TARGET, Recipe, Step, step_of
 
-_MEASURE_RUNS = 3  # a step's time is their minimum
+_MEASURE_RUNS = 3  # the time of a step is the minimum over these
 
 
 class CompiledStep(TrainingStep):
@@ -152,7 +152,7 @@ def train_model(
         raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
-    on_gpu = parse_target(target)[0].overlaps_exchanges  # refused before the model is read
+    on_gpu = parse_target(target)[0].overlaps_exchanges  # an unknown target is rejected before the model is read
     is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     patterns = None if trainable is None else _names(trainable)
@@ -200,22 +200,22 @@ def _compile_step(
 ) -> CompiledModel:
     """division: over the devices of a mesh; None: one device."""
     step, trace = step_of(source, recipe), Trace()
-    loops = any(isinstance(n.op, While) for n in step.graph.nodes())
+    has_loops = any(isinstance(n.op, While) for n in step.graph.nodes())
     graph_of = (lambda step: step.graph) if division is None else division.graph
     graph = graph_of(step)
-    sparing = (lambda: graph_of(step_of(source, recipe, keep_products=False))) if loops else None
+    sparing = (lambda: graph_of(step_of(source, recipe, keep_products=False))) if has_loops else None
 
     def with_initial_state(program: Program) -> Program:
-        first = {k.name: k.initial for k in step.state}
+        initial = {k.name: k.initial for k in step.state}
         if division is not None:
-            first = division.parts(first)
-        drawn = {RANDOM: seed_state(seed)} if any(s.spec.name == RANDOM for s in program.state) else {}
-        return program.with_state(first | drawn)
+            initial = division.parts(initial)
+        random_state = {RANDOM: seed_state(seed)} if any(s.spec.name == RANDOM for s in program.state) else {}
+        return program.with_state(initial | random_state)
 
     def seconds(program: Program, sizes: Mapping[str, int]) -> list[float] | None:
         return _seconds(with_initial_state(program), sizes, options.threads)
 
-    # on several devices the choices have to be the same everywhere
+    # on several devices all ranks have to make the same choices
     measure = seconds if options.target == "native" and division is None else None
     compiled = build_graph(lambda: graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
     program = with_initial_state(compiled)
@@ -232,15 +232,15 @@ def _compile_step(
 
 
 def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:
-    """The shortest time of each step of a program in a few runs on zeros; None if it refuses such sizes."""
+    """The minimum time of each step of a program over a few runs on zeros; None if it rejects these sizes."""
     progress.report("measure kernels")
     model = CompiledModel(program, threads=threads)
     zeros = [np.zeros([evaluate(d, sizes) for d in s.shape], numpy_dtype(s.dtype)) for s in program.inputs]
     try:
-        runs = [[seconds for _, seconds in model.profile(*zeros)] for _ in range(_MEASURE_RUNS)]
+        step_seconds = [[seconds for _, seconds in model.profile(*zeros)] for _ in range(_MEASURE_RUNS)]
     except InputError:
         return None
-    return np.min(runs, axis=0).tolist()
+    return np.min(step_seconds, axis=0).tolist()
 
 
 def _sections(program: Program, launches: Sequence[Launch], training: Training) -> str:
@@ -262,9 +262,11 @@ def _sections(program: Program, launches: Sequence[Launch], training: Training) 
         )
 
     producers = {node: launch.node for launch in launches for node in launch.node.results}
-    written = {launch.node: {result_index(out[0]) for out in launch.outputs} - {None} for launch in launches}
+    stored_indices = {launch.node: {result_index(out[0]) for out in launch.outputs} - {None} for launch in launches}
     forward_roots = [
-        n for n, to in written.items() if any(i in forward or (i is not None and i >= len(names)) for i in to)
+        n
+        for n, indices in stored_indices.items()
+        if any(i in forward or (i is not None and i >= len(names)) for i in indices)
     ]
     forward_nodes = set(topological(forward_roots))
     users: dict[Node, list[Node]] = {}
@@ -276,7 +278,9 @@ def _sections(program: Program, launches: Sequence[Launch], training: Training) 
     for launch in reversed(launches):
         node = launch.node
         is_elementwise = isinstance(node.op, Group) and node.op.kind == "pointwise"
-        is_update = bool(written[node]) or (is_elementwise and all(sections.get(u) == "o" for u in users.get(node, ())))
+        is_update = bool(stored_indices[node]) or (
+            is_elementwise and all(sections.get(u) == "o" for u in users.get(node, ()))
+        )
         is_recomputed = isinstance(node.op, Recomputed)
         sections[node] = (
             "f" if node in forward_nodes and not is_recomputed else "o" if is_update and not is_recomputed else "b"

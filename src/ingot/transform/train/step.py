@@ -85,24 +85,29 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     gradient."""
     recipe.check()
     check_patterns("groups", (g.match for g in recipe.optimizer.groups), [p.name for p in source.parameters])
-    loss, measured, target = _loss(source, recipe)
+    loss, measured_metrics, target = _loss(source, recipe)
     if source.extra_loss is not None:
         loss = ops.add(loss, ops.cast(source.extra_loss, loss.dtype))
     inputs = source.inputs if target is None else (*source.inputs, target)
     new_buffers = [b.next for b in source.buffers]
     new_parameters = {p.name: p.next for p in source.parameters if p.next is not None}
-    given = (loss, *(n for n in new_buffers if n is not None), *new_parameters.values(), *measured.values())
+    forward_results = (
+        loss,
+        *(n for n in new_buffers if n is not None),
+        *new_parameters.values(),
+        *measured_metrics.values(),
+    )
     sizes = source.graph.outputs[len(source.graph.results) :]
-    full_graph = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
+    full_graph = replace(source.graph, outputs=(*forward_results, *sizes), output_names=(), state=())
     core = differentiable(full_graph, keep_products)
-    count = len(given)
+    count = len(forward_results)
     values = core.outputs[:count]
     if recipe.adversary is not None:
         values = recipe.adversary.attacked(values, source.inputs)
     remaining = iter(values)
     loss, *buffer_values = itertools.islice(remaining, 1 + len(new_buffers))
     new_parameters = dict(zip(new_parameters, remaining, strict=False))
-    metrics = dict(zip(measured, remaining, strict=True))
+    metrics = dict(zip(measured_metrics, remaining, strict=True))
     rate = _unused_name(LR, inputs)
     lr = Input(rate, TensorType(f64 if any(p.node.dtype == f64 for p in source.parameters) else f32))()
     update = _Update(recipe, lr)
@@ -110,11 +115,11 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     state = [*update.parameters(loss, parameters), *_buffers(source.buffers, buffer_values, update)]
     state += update.state
     metrics |= update.metrics
-    narrow = PRECISIONS[recipe.precision]
+    narrow_dtype = PRECISIONS[recipe.precision]
     results = [*(k.next for k in state if k.next is not None), loss, *metrics.values()]
     outputs = (*results, *core.outputs[count:])
-    if narrow is not None:
-        outputs = rebuild(outputs, rule=lambda n, images: _narrow_operands(n, images, narrow))
+    if narrow_dtype is not None:
+        outputs = rebuild(outputs, rule=lambda n, images: _narrow_operands(n, images, narrow_dtype))
     labels = (*(f"next {k.name}" for k in state), "loss", *metrics)
     inputs_and_state = (*inputs, lr, *(k.node for k in state))
     graph = replace(
@@ -165,10 +170,10 @@ def _narrow_operands(n: Node, images: Sequence[Node], dtype: DType) -> Node:
     """Cast the operands of an f32 sum of products, or of an attention, to `dtype`; sums stay f32, as do results."""
     operands = (*n.op.stored_weights, *n.op.stored_values)
     if not operands or any(t.dtype != f32 for t in n.types) or any(images[i].dtype != f32 for i in operands):
-        same = n.with_inputs(images)
-        return ops.cast(same, n.dtype) if isinstance(n.op, Project) else same
-    narrow = [ops.cast(x, dtype) if i in operands else x for i, x in enumerate(images)]
-    result = n.op.with_sums(f32)(*narrow, loc=n.loc)
+        copy = n.with_inputs(images)
+        return ops.cast(copy, n.dtype) if isinstance(n.op, Project) else copy
+    operands_narrow = [ops.cast(x, dtype) if i in operands else x for i, x in enumerate(images)]
+    result = n.op.with_sums(f32)(*operands_narrow, loc=n.loc)
     return result if len(n.types) > 1 else ops.cast(result, f32)
 
 

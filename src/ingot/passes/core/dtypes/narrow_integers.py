@@ -144,19 +144,19 @@ def _table(n: Node, span: Range | None) -> Node:
 
 def _range(n: Node, ranges: Mapping[Node, Range]) -> Range:
     """Return the range of a node of integers: at most that of its type, in which results wrap."""
-    whole: Range = n.dtype.range
+    type_range: Range = n.dtype.range
     if n.constant is not None and not n.inputs:
         value = n.constant.value
         return (int(value.min()), int(value.max())) if value.size else (0, 0)
     operands = [ranges[i] for i in n.inputs if i in ranges]
     if len(operands) != len(n.inputs):
-        return whole
+        return type_range
     if is_contraction(n):
         span = _sum_of_products(n, operands)
     else:
         rule = next((rule for op, rule in _RULES.items() if isinstance(n.op, op)), None)
         span = rule(operands) if rule is not None else operands[0] if _keeps_values(n.op) and operands else None
-    return span if span is not None and _fits(span, n.dtype) else whole
+    return span if span is not None and _fits(span, n.dtype) else type_range
 
 
 def _keeps_values(op: Op) -> bool:
@@ -175,8 +175,8 @@ def _sum_of_products(n: Node, operands: Sequence[Range]) -> Range | None:
         assert isinstance(n.op, ops.DotGeneral)
         axes = n.op.contract[1]
     largest = int(value.sum(axes).max()) if value.size else 0
-    most = largest * max(map(abs, operands[0]))
-    return -most, most
+    largest_sum = largest * max(map(abs, operands[0]))
+    return -largest_sum, largest_sum
 
 
 def _corners(fn: Callable[[int, int], int]) -> Callable[[Sequence[Range]], Range]:

@@ -87,9 +87,9 @@ def _scaled_levels(n: Node) -> tuple[Node, Node] | None:
     is_levels = isinstance(wide.op, ops.Convert) and wide.inputs[0].dtype == i8
     if not is_levels or not isinstance(scale.op, ops.BroadcastInDim):
         return None
-    (source,), whole = scale.inputs, tuple(range(n.type.rank))
-    kept = tuple(d for d, size in zip(scale.op.dims, source.shape, strict=True) if size == n.shape[d])
-    if kept != whole[:-1] or scale.op.dims not in (whole, kept):
+    (source,), all_dims = scale.inputs, tuple(range(n.type.rank))
+    varying_dims = tuple(d for d, size in zip(scale.op.dims, source.shape, strict=True) if size == n.shape[d])
+    if varying_dims != all_dims[:-1] or scale.op.dims not in (all_dims, varying_dims):
         return None
     return wide.inputs[0], ops.reshape(source, (*n.shape[:-1], 1))
 

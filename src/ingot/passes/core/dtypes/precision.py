@@ -111,11 +111,11 @@ class _Narrowing:
 
     def _all_read_narrow(self, x: Node) -> bool:
         """Whether all readers of `x` use it narrow or in their own loops, so that none needs it in memory as f32."""
-        stack, seen = [x], {x}
+        stack, visited = [x], {x}
         while stack:
             for u in self.users.get(stack.pop(), ()):
-                if _moves(u) and u not in seen:
-                    seen.add(u)
+                if _moves(u) and u not in visited:
+                    visited.add(u)
                     stack.append(u)
                 elif not _moves(u) and not self._narrows(u) and category(u.op) not in _ELEMENT_BY_ELEMENT:
                     return False

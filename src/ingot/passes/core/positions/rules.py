@@ -1,12 +1,12 @@
-"""Integers that are affine in their own position: what compares, gathers and sums of them are is known before any run.
+"""Integers that are affine in their own position: compares, gathers and sums of them are computed at compile time.
 
     compare{LT}(iota, 0)                 ->   false
     gather(x, concat(iota_0, iota_1))    ->   x, broadcast
     gather(iota, i)                      ->   clamp(0, i, n - 1)
     iota[1:] - iota[:-1]                 ->   1
 
-Models spell positions, masks and index checks with such values; once sizes are symbols, folding cannot reach them.
-Arithmetic of positions is taken to stay within its type, signed and of at least 32 bits; others wrap in earnest.
+Models express positions, masks and index checks by such values; with symbolic sizes, constant folding cannot compute
+them. Position arithmetic in signed types of at least 32 bits is assumed not to overflow; other types may wrap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTH = 24
 
 
 class Positions:
-    """The affine forms and ranges of integer values, each found once."""
+    """The affine forms and ranges of integer values, each computed once."""
 
     def __init__(self) -> None:
         self._forms: dict[Node, Affine | None] = {}
@@ -46,14 +46,14 @@ class Positions:
     # --- what is known
 
     def form(self, n: Node, depth: int = _DEPTH) -> Affine | None:
-        """The affine form of an integer value, None where it has none."""
+        """The affine form of an integer value, or None."""
         if len(n.types) != 1 or not may_be_positions(n.dtype) or depth == 0:
             return None
         if n not in self._forms:
             rule = FORMS.get(type(n.op))
-            found = None if rule is None else rule(self, n, depth - 1)
-            ends = () if found is None else found.range(n.shape) or (found.constant,)
-            self._forms[n] = normal(found, n) if found is not None and fits_in(ends, n.dtype) else None
+            form = None if rule is None else rule(self, n, depth - 1)
+            ends = () if form is None else form.range(n.shape) or (form.constant,)
+            self._forms[n] = normal(form, n) if form is not None and fits_in(ends, n.dtype) else None
         return self._forms[n]
 
     def range(self, n: Node, depth: int = _DEPTH) -> Range:
@@ -70,15 +70,15 @@ class Positions:
         if not may_be_positions(n.dtype):
             return UNKNOWN
         form = self.form(n)
-        found = form.range(n.shape) if form is not None else None
-        if found is not None:
-            return found
+        bounds = form.range(n.shape) if form is not None else None
+        if bounds is not None:
+            return bounds
         if n.constant is not None:
-            few = 0 < n.constant.size <= MAX_COUNTER_ELEMENTS
-            return (int(n.constant.value.min()), int(n.constant.value.max())) if few else UNKNOWN
+            is_small = 0 < n.constant.size <= MAX_COUNTER_ELEMENTS
+            return (int(n.constant.value.min()), int(n.constant.value.max())) if is_small else UNKNOWN
         rule = RANGES.get(type(n.op))
-        found = UNKNOWN if rule is None else rule(self, n, depth - 1)
-        return found if fits_in(found, n.dtype) else UNKNOWN
+        bounds = UNKNOWN if rule is None else rule(self, n, depth - 1)
+        return bounds if fits_in(bounds, n.dtype) else UNKNOWN
 
     # --- rules
 
@@ -89,16 +89,16 @@ class Positions:
         if not a.dtype.is_integer:
             return None
         low, high = self._difference(a, b)
-        known = _DECIDE[n.op.direction](low, high)
-        return None if known is None else ops.full(n.shape, known, boolean)
+        result = _DECIDE[n.op.direction](low, high)
+        return None if result is None else ops.full(n.shape, result, boolean)
 
     def _difference(self, a: Node, b: Node) -> Range:
         p, q = self.form(a), self.form(b)
         if p is not None and q is not None:
             steps = tuple(s - t for s, t in zip(p.steps, q.steps, strict=True))
-            found = Affine(p.constant - q.constant, steps).range(a.shape)
-            if found is not None:
-                return found
+            difference = Affine(p.constant - q.constant, steps).range(a.shape)
+            if difference is not None:
+                return difference
         (alo, ahi), (blo, bhi) = self.range(a), self.range(b)
         low = None if alo is None or bhi is None else alo - bhi
         high = None if ahi is None or blo is None else ahi - blo
@@ -128,8 +128,8 @@ class Positions:
         low, x, high = n.inputs
         if not n.dtype.is_integer:
             return None
-        inside = at_least(self.range(x)[0], self.range(low)[1]) and at_least(self.range(high)[0], self.range(x)[1])
-        return x if inside else None
+        is_within = at_least(self.range(x)[0], self.range(low)[1]) and at_least(self.range(high)[0], self.range(x)[1])
+        return x if is_within else None
 
     def cumulative(self, n: Node) -> Node | None:
         """cumulative sum of one integer -> its multiples"""
@@ -166,33 +166,43 @@ class Positions:
         window = [d for d in range(x.type.rank) if d not in op.collapsed_slice_dims]
         start: list[DimLike] = [0] * x.type.rank
         sizes = list(op.slice_sizes)
-        place: dict[int, int] = dict(zip(window, op.offset_dims, strict=True))  # dimension of x -> of the result
-        for component, own in enumerate(op.start_index_map):
+        result_dim_of: dict[int, int] = dict(
+            zip(window, op.offset_dims, strict=True)
+        )  # dimension of x -> dimension of the result
+        for component, source_dim in enumerate(op.start_index_map):
             form = self._component(indices, op.index_vector_dim, component)
             if form is None:
                 return None
-            moving = [d for d, s in enumerate(form.steps) if not (isinstance(s, int) and s == 0)]
-            if not moving:
-                if not (at_least(form.constant, 0) and at_least(x.shape[own] - op.slice_sizes[own], form.constant)):
+            varying_dims = [d for d, s in enumerate(form.steps) if not (isinstance(s, int) and s == 0)]
+            if not varying_dims:
+                if not (
+                    at_least(form.constant, 0)
+                    and at_least(x.shape[source_dim] - op.slice_sizes[source_dim], form.constant)
+                ):
                     return None
-                start[own] = form.constant
+                start[source_dim] = form.constant
                 continue
-            (first, *more) = moving
+            (first, *further) = varying_dims
             size = n.shape[batch[first]]
-            if more or form.steps[first] != 1 or own not in op.collapsed_slice_dims or batch[first] in place.values():
+            if (
+                further
+                or form.steps[first] != 1
+                or source_dim not in op.collapsed_slice_dims
+                or batch[first] in result_dim_of.values()
+            ):
                 return None
-            if not (at_least(form.constant, 0) and at_least(x.shape[own], form.constant + size)):
+            if not (at_least(form.constant, 0) and at_least(x.shape[source_dim], form.constant + size)):
                 return None
-            start[own], sizes[own], place[own] = form.constant, size, batch[first]
+            start[source_dim], sizes[source_dim], result_dim_of[source_dim] = form.constant, size, batch[first]
         limit = tuple(s + w for s, w in zip(start, sizes, strict=True))
         part = ops.Slice(tuple(start), limit, (1,) * x.type.rank)(x)
-        kept = [d for d in range(x.type.rank) if d in place]
-        if len(kept) < x.type.rank:
-            part = ops.Reshape(tuple(sizes[d] for d in kept))(part)
-        order = sorted(range(len(kept)), key=lambda d: place[kept[d]])
-        if order != list(range(len(kept))):
+        kept_dims = [d for d in range(x.type.rank) if d in result_dim_of]
+        if len(kept_dims) < x.type.rank:
+            part = ops.Reshape(tuple(sizes[d] for d in kept_dims))(part)
+        order = sorted(range(len(kept_dims)), key=lambda d: result_dim_of[kept_dims[d]])
+        if order != list(range(len(kept_dims))):
             part = ops.Transpose(tuple(order))(part)
-        return ops.BroadcastInDim(n.shape, tuple(sorted(place[d] for d in kept)))(part)
+        return ops.BroadcastInDim(n.shape, tuple(sorted(result_dim_of[d] for d in kept_dims)))(part)
 
     def _component(self, indices: Node, axis: int, component: int) -> Affine | None:
         """One coordinate of an array of index vectors, over the other dimensions."""
@@ -216,25 +226,25 @@ class Positions:
     def _gather_counter(self, op: ops.Gather, x: Node, indices: Node) -> Node | None:
         """gather(start + step * iota, i) -> start + step * clamp(0, i, n - 1), of single elements"""
         form = self.form(x)
-        whole = (*op.collapsed_slice_dims, *op.operand_batching_dims)
-        if form is None or len(whole) != x.type.rank or (x.constant is not None and x.type.size == 1):
+        removed_dims = (*op.collapsed_slice_dims, *op.operand_batching_dims)
+        if form is None or len(removed_dims) != x.type.rank or (x.constant is not None and x.type.size == 1):
             return None
-        moving = [d for d, s in enumerate(form.steps) if not (isinstance(s, int) and s == 0)]
-        if len(moving) != 1 or moving[0] not in op.start_index_map:
+        varying_dims = [d for d, s in enumerate(form.steps) if not (isinstance(s, int) and s == 0)]
+        if len(varying_dims) != 1 or varying_dims[0] not in op.start_index_map:
             return None
-        (own,) = moving
+        (counter_dim,) = varying_dims
         axis = op.index_vector_dim
         if len(op.start_index_map) == 1 and axis == indices.type.rank:
             at = indices
         else:
-            component = op.start_index_map.index(own)
+            component = op.start_index_map.index(counter_dim)
             start = tuple(component if d == axis else 0 for d in range(indices.type.rank))
             limit = tuple(component + 1 if d == axis else s for d, s in enumerate(indices.shape))
             part = ops.Slice(start, limit, (1,) * indices.type.rank)(indices)
             at = ops.Reshape((*indices.shape[:axis], *indices.shape[axis + 1 :]))(part)
         at = ops.cast(at, i64)
-        at = ops.Clamp()(ops.full(at.shape, 0, i64), at, ops.full(at.shape, x.shape[own] - 1, i64))
-        y = ops.mul(at, ops.full(at.shape, form.steps[own], i64))
+        at = ops.Clamp()(ops.full(at.shape, 0, i64), at, ops.full(at.shape, x.shape[counter_dim] - 1, i64))
+        y = ops.mul(at, ops.full(at.shape, form.steps[counter_dim], i64))
         return ops.cast(ops.add(y, ops.full(at.shape, form.constant, i64)), x.dtype)
 
 
@@ -264,14 +274,14 @@ def _eq(low: DimLike | None, high: DimLike | None) -> bool | None:
 Decide = Callable[[DimLike | None, DimLike | None], bool | None]
 
 
-def _negated(rule: Decide) -> Decide:
+def _negate(rule: Decide) -> Decide:
     def decide(low: DimLike | None, high: DimLike | None) -> bool | None:
-        known = rule(low, high)
-        return None if known is None else not known
+        result = rule(low, high)
+        return None if result is None else not result
 
     return decide
 
 
 _DECIDE: dict[str, Decide] = {
-    "GE": _ge, "LT": _negated(_ge), "GT": _gt, "LE": _negated(_gt), "EQ": _eq, "NE": _negated(_eq),
+    "GE": _ge, "LT": _negate(_ge), "GT": _gt, "LE": _negate(_gt), "EQ": _eq, "NE": _negate(_eq),
 }  # fmt: skip

@@ -96,30 +96,35 @@ def find_transpose(
     """The transposition that the group's operands need, or None."""
     if lanes < 4 or lanes & (lanes - 1):
         return None
-    long = [d for d in range(len(shape)) if estimate(shape[d]) >= lanes]
-    result_dims = [d for d in long if all(lay.strides[d] == 1 for lay in outs)]
+    long_dims = [d for d in range(len(shape)) if estimate(shape[d]) >= lanes]
+    result_dims = [d for d in long_dims if all(lay.strides[d] == 1 for lay in outs)]
     if len(result_dims) != 1:
         return None
-    (out,) = result_dims
-    reads = read_strides(body, ins, buffers, shape, out, lanes)
+    (result_dim,) = result_dims
+    reads = read_strides(body, ins, buffers, shape, result_dim, lanes)
     if reads is None:
         return None
-    strided = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
-    transposed = {n: s for n, steps in strided.items() if len(steps) == 1 and (s := steps[0]) is not None}
-    if not transposed or len(transposed) < len(strided):
+    strided_reads = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
+    transposed = {n: s for n, steps in strided_reads.items() if len(steps) == 1 and (s := steps[0]) is not None}
+    if not transposed or len(transposed) < len(strided_reads):
         return None
-    for across in reversed(range(len(shape))):
-        extent = shape[across]
+    for operand_dim in reversed(range(len(shape))):
+        extent = shape[operand_dim]
         # contiguous rows of this size, which is not a multiple of a vector
         is_short = is_short_row(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
         height = extent if is_short and isinstance(extent, int) else lanes
-        if across == out or not (is_short or across in long):
+        if operand_dim == result_dim or not (is_short or operand_dim in long_dims):
             continue
-        other = read_strides(body, ins, buffers, shape, across, lanes)
+        operand_strides = read_strides(body, ins, buffers, shape, operand_dim, lanes)
         directions = [[1]] if is_short else [[1], [-1]]
-        if other is not None and all(other[n] in directions for n in transposed):
-            steps = {n: (strided, step) for n, strided in transposed.items() for step in other[n] if step is not None}
-            return Transposition(out, across, steps, lanes, height)
+        if operand_strides is not None and all(operand_strides[n] in directions for n in transposed):
+            steps = {
+                n: (result_step, step)
+                for n, result_step in transposed.items()
+                for step in operand_strides[n]
+                if step is not None
+            }
+            return Transposition(result_dim, operand_dim, steps, lanes, height)
     return None
 
 

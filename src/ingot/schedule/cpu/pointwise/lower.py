@@ -1,4 +1,4 @@
-"""Pointwise groups: every output element is an expression of the inputs; loops over the output, vectors along one axis.
+"""Pointwise groups: each output element is an expression of the inputs. Loops over the output, vectors along one axis.
 
 out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store(out, i*n+j, f(load a, load b), 16)
 """
@@ -41,15 +41,15 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.support.dataclass import dataclass
 
-STRIP_BYTES = 128  # of a row that transposing writes consecutively: memory takes cache lines in pairs
-PREFETCH_BLOCKS = 2  # distance in blocks of prefetches for transposing: each row of a block is in another page
+STRIP_BYTES = 128  # of a row that a transposition writes consecutively, as memory takes cache lines in pairs
+PREFETCH_BLOCKS = 2  # prefetch distance of transpositions, in blocks: each row of a block is in a different page
 
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have the same shape."""
     body, outs = _without_final_reshapes(body, outs)
     body, ins, _ = reshaped_inputs(body, ins)
-    collapsed = collapse_dims(body, ins, outs) or _with_last_dims_joined(body, ins, outs, machine)
+    collapsed = collapse_dims(body, ins, outs) or _with_last_dims_merged(body, ins, outs, machine)
     if collapsed is not None:
         body, ins, outs = collapsed
     operands, shape, lanes = Operands.of(body), body.outputs[0].shape, lanes_for(body, machine)
@@ -107,7 +107,7 @@ class _Loops:
 
     @property
     def size(self) -> int:
-        """Operations of a chunk."""
+        """The number of operations of a chunk."""
         return STREAMED_CHUNK_ELEMENTS if self.stream else CHUNK_ELEMENTS
 
     def write(self, emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
@@ -142,7 +142,7 @@ class _Loops:
         return interleave if estimate(self.shape[axis]) >= 4 * interleave * self.lanes else 1
 
     def short_lines(self, top: Block, chunk: k.Var, short: ShortLines) -> Expr:
-        """Vectors across as many short rows as they have lanes; remaining rows one at a time."""
+        """Full vectors over groups of as many short rows as a vector has lanes; remaining rows one at a time."""
         *outer, rows = self.shape[:-1]
         lanes, machine, write = self.lanes, self.machine, partial(self.write, Emitter(self.leaves))
 
@@ -151,12 +151,12 @@ class _Loops:
 
             def full_group(b: Block) -> None:
                 # bound in this branch, so that no load is hoisted out of it
-                own = (*index[:-1], first := b.fresh("first"))
+                group_index = (*index[:-1], first := b.fresh("first"))
                 b.stmts.append(Let(first, begin))
                 b.multiples[first.name] = lanes
-                for i, values in enumerate(short.vectors(b, own, lanes, self.body, self.leaves)):
+                for i, values in enumerate(short.vectors(b, group_index, lanes, self.body, self.leaves)):
                     for buffer, lay, value in zip(self.operands.outs, self.outs, values, strict=True):
-                        at = ix.linear((*own, integer(i * lanes)), lay.strides, lay.offset)
+                        at = ix.linear((*group_index, integer(i * lanes)), lay.strides, lay.offset)
                         store_at(b, buffer, k.ramp(at, lanes), value, stream=self.stream)
 
             def line(b: Block, row: Expr) -> None:
@@ -165,37 +165,37 @@ class _Loops:
 
             if isinstance(rows, int) and rows % lanes == 0:
                 return full_group(block)
-            fits = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
-            return block.when(fits, full_group, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
+            is_full_group = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
+            return block.when(is_full_group, full_group, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
         boxes, ops = (*outer, ceildiv(rows, lanes)), short.size * lanes
         return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, ops, chunk_operations=self.size)
 
     def transposed(self, top: Block, chunk: k.Var, plan: Transposition) -> Expr:
-        """Blocks that are transposed in registers, in strips along the results' rows."""
+        """Blocks transposed in registers, in strips along the rows of the results."""
         body, shape, strip = self.body, self.shape, self.strip(plan)
         blocks, prefetch = plan.blocks(shape), PREFETCH_BLOCKS if self.stream else 0
         strips = tuple(ceildiv(n, strip) if d == plan.result_dim else n for d, n in enumerate(blocks))
         plain = partial(self.write, Emitter(self.leaves))
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
-            def one(b: Block, at: Expr) -> None:
+            def transpose_block_at(b: Block, at: Expr) -> None:
                 emitter = _transposing_emitter(self.operands, body, self.ins, self.leaves, plan, prefetch)
                 transposed = partial(self.write, emitter)
-                own = tuple(at if d == plan.result_dim else e for d, e in enumerate(index))
-                _transposed_block(b, own, plan, shape, self.lanes, self.machine, transposed, plain)
+                block_index = tuple(at if d == plan.result_dim else e for d, e in enumerate(index))
+                _transposed_block(b, block_index, plan, shape, self.lanes, self.machine, transposed, plain)
 
             begin = block.let(ix.mul(index[plan.result_dim], integer(strip)), "s")
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[plan.result_dim])), "e")
             if not any(self.strip_scratch_bytes(plan)):
-                return block.loop("s", begin, end, 1, one)
+                return block.loop("s", begin, end, 1, transpose_block_at)
             return _if_full_block(
                 block,
                 index,
                 {**plan.sides, plan.result_dim: strip * plan.side},
                 shape,
                 lambda b, start: self._full_strip(b, index, start, plan, prefetch),
-                lambda b: b.loop("s", begin, end, 1, one),
+                lambda b: b.loop("s", begin, end, 1, transpose_block_at),
             )
 
         work = plan.side * plan.height * strip
@@ -227,14 +227,14 @@ class _Loops:
 
         def write(number: int, emitter: Emitter, rows: Iterator[int], b: Block, at: Index, mask: Expr | None) -> None:
             row = next(rows) * last * side
-            for root, own, buffer, lay in zip(self.body.outputs, scratch, self.operands.outs, self.outs, strict=True):
+            for root, strip, buffer, lay in zip(self.body.outputs, scratch, self.operands.outs, self.outs, strict=True):
                 value, flat = emitter.value(b, root, at, mask), ix.linear(at, lay.strides, lay.offset)
                 if number < last:
-                    held = k.bitcast(k.splat(value, side), own.dtype)
-                    b.store(own, integer(row + number * side), held)
+                    bits = k.bitcast(k.splat(value, side), strip.dtype)
+                    b.store(strip, integer(row + number * side), bits)
                     continue
                 for i in range(last):
-                    part = k.bitcast(k.load(own, integer(row + i * side), side), root.dtype)
+                    part = k.bitcast(k.load(strip, integer(row + i * side), side), root.dtype)
                     store_at(b, buffer, ix.add(flat, integer((i - last) * side)), part, stream=True)
                 store_at(b, buffer, flat, value, stream=True)
 
@@ -266,8 +266,8 @@ def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
     min_side = lanes_for(body, machine)
     max_side = machine.vector_bits // min((8 * n.dtype.nbytes for n in body.inputs if n.dtype != boolean), default=32)
     sides = [min_side << i for i in range(8) if min_side << i <= max_side]
-    fits = [n for n in sides if sum(d % n == 0 or d >= 8 * n for d in map(estimate, shape)) > 1]
-    return [*sorted({*fits, min_side}, reverse=True)]
+    fitting_sides = [n for n in sides if sum(d % n == 0 or d >= 8 * n for d in map(estimate, shape)) > 1]
+    return [*sorted({*fitting_sides, min_side}, reverse=True)]
 
 
 def _transposing_emitter(
@@ -327,18 +327,18 @@ def _if_full_block(
         start: dict[int, Expr] = {}
         for d, e in begin.items():
             # bound in this branch, so that no load is hoisted out of it
-            own = start[d] = b.fresh("t")
-            b.stmts.append(Let(own, e))
-            b.multiples[own.name] = sides[d]
+            origin = start[d] = b.fresh("t")
+            b.stmts.append(Let(origin, e))
+            b.multiples[origin.name] = sides[d]
         full(b, start)
 
-    fits = [
+    conditions = [
         k.binary("le", k.add(e, integer(sides[d])), dim_expr(shape[d]))
         for d, e in begin.items()
         if not isinstance(extent := shape[d], int) or extent % sides[d]
     ]
-    if fits:
-        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), full_branch, partial_block)
+    if conditions:
+        block.when(conditions[0] if len(conditions) == 1 else k.binary("and", *conditions), full_branch, partial_block)
     else:
         full_branch(block)
 
@@ -434,11 +434,11 @@ def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape:
     return sorted(range(len(shape)), key=lambda d: -steps[d])
 
 
-def _with_last_dims_joined(
+def _with_last_dims_merged(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
 ) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
-    """The group with a short last dimension joined to the previous one, if vectors across both are cheaper: stacked
-    values are interleaved then. None otherwise."""
+    """The group with its short last dimension merged into the previous one, if vectors over both are cheaper, as where
+    stacked values are interleaved; else None."""
     if body.outputs[0].type.rank < 2 or not all(lay.is_contiguous for lay in outs):
         return None
     *outer, long, short = body.outputs[0].shape
@@ -446,11 +446,11 @@ def _with_last_dims_joined(
     if not isinstance(short, int) or not 1 < short < lanes or ShortLines.of(body, ins, outs, operands.ins, lanes):
         return None
     flat = (*outer, long * short)
-    joined = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
+    merged = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
     layouts = tuple(Layout.contiguous(flat) for _ in outs)
     _, separate_cost = _vector_axis(body, operands, ins, outs, machine)
-    axis, cost = _vector_axis(joined, operands, ins, layouts, machine)
-    return (joined, ins, layouts) if axis == len(flat) - 1 and cost < separate_cost else None
+    axis, cost = _vector_axis(merged, operands, ins, layouts, machine)
+    return (merged, ins, layouts) if axis == len(flat) - 1 and cost < separate_cost else None
 
 
 def _vector_axis(

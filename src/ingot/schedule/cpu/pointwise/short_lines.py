@@ -1,4 +1,4 @@
-"""Pointwise groups with a short innermost dimension: full vectors across as many of its lines as a vector has lanes.
+"""Pointwise groups with a short innermost dimension: full vectors over as many of its lines as a vector has lanes.
 
     x[n, 3] + b[3]   ->   for 16 lines at once: 3 vectors of x, plus b0 b1 b2 b0 ... b0, b1 b2 b0 ... b1, b2 b0 ... b2
 
@@ -43,7 +43,7 @@ class ShortLines:
     def of(
         body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], buffers: tuple[Buffer, ...], lanes: int
     ) -> ShortLines | None:
-        """The short lines of a group, if it is best computed this way, else None."""
+        """The short lines of a group, or None if it should not be computed this way."""
         shape = body.outputs[0].shape
         if len(shape) < 2:
             return None
@@ -56,11 +56,11 @@ class ShortLines:
         lines = estimate(rows)
         if not is_dense or not is_short_row(size, lanes) or (lines % lanes and lines < 8 * lanes):
             return None
-        along, across = (read_strides(body, ins, buffers, shape, len(shape) - i, lanes) for i in (1, 2))
-        if along is None or across is None or any(n.dtype == boolean for n in body.outputs):
+        line_strides, across_strides = (read_strides(body, ins, buffers, shape, len(shape) - i, lanes) for i in (1, 2))
+        if line_strides is None or across_strides is None or any(n.dtype == boolean for n in body.outputs):
             return None
-        is_strided = any(step not in (0, 1) for steps in along.values() for step in steps)
-        is_contiguous = all(step in (0, 1) for steps in across.values() for step in steps)
+        is_strided = any(step not in (0, 1) for steps in line_strides.values() for step in steps)
+        is_contiguous = all(step in (0, 1) for steps in across_strides.values() for step in steps)
         return ShortLines(size, is_transposed=True) if is_strided and is_contiguous else None
 
     def vectors(
@@ -71,7 +71,9 @@ class ShortLines:
         if self.is_transposed:
             em, rows, positions = Emitter(leaves), k.ramp(row, lanes), range(self.size)
             columns = ([em.value(block, n, (*outer, rows, integer(j))) for j in positions] for n in body.outputs)
-            yield from zip(*(store_order(block, [k.splat(v, lanes) for v in own]) for own in columns), strict=True)
+            yield from zip(
+                *(store_order(block, [k.splat(v, lanes) for v in values]) for values in columns), strict=True
+            )
             return
         shape = body.outputs[0].shape
         for i in range(self.size):
@@ -83,7 +85,7 @@ class ShortLines:
 
 
 def _dense(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> bool:
-    """Whether the values of the box are contiguous, and all others are the same for every line."""
+    """Whether operands of the full shape are contiguous, and all others are the same for every line."""
     shape = body.outputs[0].shape
     dense = len(shape) == 2
     for n, lay in zip((*body.inputs, *body.outputs), (*ins, *outs), strict=True):
@@ -98,7 +100,7 @@ def _is_plain(n: Node) -> bool:
 
 
 def _varies_by_line(node: Node) -> bool:
-    """Whether a broadcast to the box differs between lines."""
+    """Whether a broadcast to the full shape differs between lines."""
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.BroadcastInDim)
     return any(d == 0 and size != 1 for d, size in zip(op.dims, x.shape, strict=True))

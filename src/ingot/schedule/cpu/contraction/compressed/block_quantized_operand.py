@@ -1,5 +1,5 @@
-"""The packs of a constant B of levels, and how kernels read them. They are a function of the weight and the machine
-alone, so that all kernels that read a weight share them: products of one row and of many, and lookups of its rows."""
+"""Packing of a constant block-quantized B. Packs depend on the weight and the machine alone, so that all kernels that
+read a weight share them: products of one row and of many, and lookups of its rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 
-_LEVELS_AT_ONCE = 1 << 18  # bytes that caches hold
+_LEVELS_AT_ONCE = 1 << 18  # bytes that fit in caches
 Packed = tuple[BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]
 
 
 @dataclass(frozen=True)
 class Dims:
-    """What the dimensions of levels are to a product: its column, the blocks of its sum, and the places in a block."""
+    """The roles of the dimensions of levels in a product: its column, the blocks of its sum, and the place in a
+    block."""
 
     column: int
     blocks: tuple[int, ...]
@@ -39,7 +40,7 @@ class Dims:
 
 
 def block_quantized_operand(g: ContractionGroup, widths: Sequence[int]) -> Packed:
-    """B of a product, the kernel's parameters and packs. widths: the columns of its panels."""
+    """(B of a product, the kernel's parameters, the packs). widths: the columns of each panel."""
     w, op = g.anchor.inputs[1], g.anchor.op
     assert isinstance(op, ops.DotGeneral)
     (column,) = op.free(g.anchor.inputs[0].type.rank, w.type.rank)[1]
@@ -48,7 +49,7 @@ def block_quantized_operand(g: ContractionGroup, widths: Sequence[int]) -> Packe
 
 
 def packed_levels(body: Graph, w: Node, ins: tuple[Layout, ...], dims: Dims, widths: Sequence[int]) -> Packed:
-    """The weight form `w`, the kernel's parameters and packs. widths: the columns of its panels, whole vectors."""
+    """(the weight form `w`, the kernel's parameters, the packs). widths: the columns of each panel, full vectors."""
     levels, *parameters = w.inputs
     bits, zero = levels.dtype.bits, k.lit(0.0, f32)
     if isinstance(w.op, ops.DequantizeBlocks):
@@ -66,13 +67,13 @@ def packed_levels(body: Graph, w: Node, ins: tuple[Layout, ...], dims: Dims, wid
 
     words = add("b", _pack_levels(*operand_memory(body, levels, ins), dims, planes, bias, widths))
 
-    def read(name: str, p: Node, moved: int = 0) -> Factor:
+    def read(name: str, p: Node, shift: int = 0) -> Factor:
         if p.constant is not None and p not in body.inputs:
-            return Factor(k.lit(float(p.constant.value.reshape(()).item()) + moved, f32))
+            return Factor(k.lit(float(p.constant.value.reshape(()).item()) + shift, f32))
         index, layout = operand_memory(body, p, ins)
         layout = layout.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
         rows, blocks = _rows(layout, dims)
-        return Factor(add(name, _pack_factor(p, index, layout, rows, dims, moved, widths)), prod(rows), blocks)
+        return Factor(add(name, _pack_factor(p, index, layout, rows, dims, shift, widths)), prod(rows), blocks)
 
     if isinstance(w.op, ops.DequantizeBlocks):
         parts = [tuple(read(f"{name}{i}", p) for i, p in enumerate(part)) for name, part in
@@ -80,30 +81,30 @@ def packed_levels(body: Graph, w: Node, ins: tuple[Layout, ...], dims: Dims, wid
         zeros = Factor(k.lit(zero.value + bias, f32))
         form = BlockQuantized(words, planes, zeros, parts[0], parts[1] if len(parts) > 1 else (), True, bias)
         return form, tuple(params), tuple(packs)
-    exact = parameters[0].dtype.is_integer
-    zeros = read("zeros", parameters[0], bias if exact else 0)
-    form = BlockQuantized(words, planes, zeros, (read("scales", parameters[1]),), (), exact, bias)
+    has_integer_zeros = parameters[0].dtype.is_integer
+    zeros = read("zeros", parameters[0], bias if has_integer_zeros else 0)
+    form = BlockQuantized(words, planes, zeros, (read("scales", parameters[1]),), (), has_integer_zeros, bias)
     return form, tuple(params), tuple(packs)
 
 
 def _rows(layout: Layout, dims: Dims) -> tuple[tuple[int, ...], int]:
-    """The extents of the blocks along which zeros or factors vary, and how many blocks share each."""
+    """(the extents of the block dimensions along which zeros or factors vary, the number of blocks that share each)"""
     extents, strides = (static_shape(tuple(of[d] for d in dims.blocks)) for of in (layout.shape, layout.strides))
     varying = max((i + 1 for i, (n, s) in enumerate(zip(extents, strides, strict=True)) if n != 1 and s), default=0)
     return extents[:varying], prod(extents[varying:])
 
 
 def _pack_factor(
-    p: Node, index: int, layout: Layout, rows: tuple[int, ...], dims: Dims, moved: int, widths: Sequence[int]
+    p: Node, index: int, layout: Layout, rows: tuple[int, ...], dims: Dims, shift: int, widths: Sequence[int]
 ) -> Pack:
-    """[panel][rows][columns]; integer zeros are moved to be unsigned, as bytes."""
+    """[panel][rows][columns]. `shift` is added to integer zeros, which are then stored as unsigned bytes."""
     steps = static_shape(tuple(layout.strides[d] for d in (*dims.blocks[: len(rows)], dims.column)))
     columns, offset = static_shape((layout.shape[dims.column], layout.offset))
-    dtype = u8 if moved or p.dtype.bits < 8 else p.dtype
+    dtype = u8 if shift or p.dtype.bits < 8 else p.dtype
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         if dtype != p.dtype:
-            array = (array.astype(np.int16) + moved).astype(np.uint8)
+            array = (array.astype(np.int16) + shift).astype(np.uint8)
         dense = strided_view(array, offset, (*rows, columns), steps).reshape(-1, columns)
         start = 0
         for width in widths:
@@ -112,7 +113,7 @@ def _pack_factor(
             panel[:, : part.shape[1]] = part
             start += width
 
-    key = f"factor {rows}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} + {moved}"
+    key = f"factor {rows}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} + {shift}"
     return Pack(index, key, dtype, prod(rows) * sum(widths), write)
 
 
@@ -134,14 +135,14 @@ def _pack_levels(
         n = -(-len(levels) // width)
         panels = out[start * count : (start + n * width) * count].reshape(n, lines, sum(rows), width)
         place = row = 0
-        for bits, own in zip(planes, rows, strict=True):
+        for bits, plane_rows in zip(planes, rows, strict=True):
             words = _words(levels, place, bits, is_whole=len(planes) == 1 and not bias)
             if len(levels) == n * width:
-                words = words.reshape(n, width, lines, own).transpose(0, 2, 3, 1)
-                panels[:, :, row : row + own] = words
+                words = words.reshape(n, width, lines, plane_rows).transpose(0, 2, 3, 1)
+                panels[:, :, row : row + plane_rows] = words
             else:
-                panels[0, :, row : row + own, : len(levels)] = words.transpose(1, 2, 0)
-            place, row = place + bits, row + own
+                panels[0, :, row : row + plane_rows, : len(levels)] = words.transpose(1, 2, 0)
+            place, row = place + bits, row + plane_rows
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         dense = strided_view(array, offset, (*blocks, block, columns), steps)
@@ -161,7 +162,7 @@ def _pack_levels(
             write_panels(array_rows(start, stop).reshape(stop - start, lines, block), out, start, width)
             start = stop
 
-    # a row of the array is a column
+    # whether each row of the array is a column of B
     is_by_row = offset == 0 and steps == (*(Layout.contiguous((*blocks, block)).strides), lines * block)
     key = f"quads {blocks}x{block}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} {planes} + {bias}"
     return Pack(index, key, u32, count * sum(widths), write, write_rows=write_rows if is_by_row else None)
@@ -178,8 +179,10 @@ def _words(levels: np.ndarray, place: int, bits: int, *, is_whole: bool) -> np.n
         return quads
     if not is_whole:
         quads = (quads >> np.uint32(place)) & np.uint32(((1 << bits) - 1) * 0x01010101)
-    each = per_word // 4
-    return reduce(np.bitwise_or, (quads[..., q::each] << np.uint32(q * bits) for q in range(each)))
+    levels_per_byte = per_word // 4
+    return reduce(
+        np.bitwise_or, (quads[..., q::levels_per_byte] << np.uint32(q * bits) for q in range(levels_per_byte))
+    )
 
 
 __all__ = ["Dims", "Packed", "block_quantized_operand", "packed_levels"]

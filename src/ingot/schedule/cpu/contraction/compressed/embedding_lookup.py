@@ -1,5 +1,5 @@
-"""Rows of a constant table, read where products store it, so that a table that is the output of a language model, too,
-is in memory once: from the panels of levels (`block_quantized_operand.py`), or those of plain numbers.
+"""Lookups of rows in a constant table that is packed for products, so that a table tied to the output layer of a
+language model is in memory once: from panels of levels (`block_quantized_operand.py`), or of plain numbers.
 
     for id in the chunk:    a column of a panel
         for block, word:    y[id, block, 0..8] = ((splat(words[block, column]) >> (0, 4, ...) & 15) - zero) * scale
@@ -38,7 +38,7 @@ from ingot.support.dataclass import dataclass
 def lower_embedding_lookup(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """One kernel; a chunk is one row of the result, with the pointwise ops behind it."""
+    """One kernel. A chunk is one row of the result, with the fused pointwise epilogue."""
     (anchor,) = (n for n in body.nodes() if isinstance(n.op, ops.EmbeddingLookup))
     if isinstance(anchor.inputs[0].op, ops.LEVEL_FORMS):
         return _Lookup(body, ins, outs, anchor, machine).of_levels()
@@ -59,7 +59,7 @@ class _Lookup:
         top = self.top
         self.place = tuple(top.let(e, "i") for e in ix.delinearize(self.chunk, self.ids.shape, top.multiples))
         (self.rows,) = static_shape(self.table.shape[:1])
-        self.row = top.let(_wrapped(k.cast(self.em.value(top, self.ids, self.place), i64), self.rows), "n")
+        self.row = top.let(_wrap_index(k.cast(self.em.value(top, self.ids, self.place), i64), self.rows), "n")
 
     def of_levels(self) -> Lowered:
         lanes, table = self.machine.lanes(f32), self.table
@@ -68,9 +68,9 @@ class _Lookup:
         b, params, packs = packed_levels(self.body, table, self.ins, dims, widths)
         *blocks, levels = static_shape(table.shape[1:])
         column = _Column.of(self.top, self.row, widths)
-        each = 32 // b.planes[0]
+        levels_per_word = 32 // b.planes[0]
 
-        def turn(x: Block, t: Expr) -> None:
+        def store_block(x: Block, t: Expr) -> None:
             scale = column.term(x, t, b.scale)
             minimum = column.term(x, t, b.minimum) if b.minimum else None
             at = tuple(x.let(e, "t") for e in ix.delinearize(t, tuple(blocks), x.multiples))
@@ -81,17 +81,17 @@ class _Lookup:
                     value = column.values(y, b, (prod(blocks), levels), t, (w, first), count)
                     value = k.mul(value, k.splat(scale, count))
                     value = value if minimum is None else k.add(value, k.splat(minimum, count))
-                    self._store(y, (*at, _span(add(mul(w, integer(each)), integer(first)), count)), value)
+                    self._store(y, (*at, _span(add(mul(w, integer(levels_per_word)), integer(first)), count)), value)
 
-            x.loop("w", 0, levels // each, 1, lambda y, w: word(y, w, each))
-            if levels % each:
-                word(x, integer(levels // each), levels % each)
+            x.loop("w", 0, levels // levels_per_word, 1, lambda y, w: word(y, w, levels_per_word))
+            if levels % levels_per_word:
+                word(x, integer(levels // levels_per_word), levels % levels_per_word)
 
-        self.top.loop("t", 0, prod(blocks), 1, turn)
+        self.top.loop("t", 0, prod(blocks), 1, store_block)
         return self._lowered(params, packs)
 
     def of_panels(self) -> Lowered:
-        """From the panels of a product with the table's last dimension."""
+        """Read from the panels of a product that contracts the table's last dimension."""
         table, index = self.table, self.body.inputs.index(self.table)
         panel, (columns,) = self.ins[index].panel, static_shape(table.shape[1:])
         lanes = self.machine.lanes(f32)
@@ -99,12 +99,12 @@ class _Lookup:
         c = Contraction((), (Axis(1),), (cols,), (reduce,), f32, table.dtype, f32, level_bits=0, panel=panel)
         plan = _plan(panel, self.machine)
         pack = pack_panels(index, c, plan)
-        buffer, each = Buffer("b", pack.dtype), c.k_per_lane
+        buffer, k_per_lane = Buffer("b", pack.dtype), c.k_per_lane
         column = _Column.of(self.top, self.row, panel_widths(self.rows, plan))
         start = self.top.let(mul(column.first, dim_expr(c.padded_k)), "bp")
 
         def part(x: Block, first: Expr, count: int) -> None:
-            at, count_in_lane = _span(first, count), k.lit(each, i64, count)
+            at, count_in_lane = _span(first, count), k.lit(k_per_lane, i64, count)
             line = k.binary("mul", k.binary("div", at, count_in_lane), k.splat(column.width, count))
             flat = k.binary("mul", k.binary("add", line, k.splat(column.column, count)), count_in_lane)
             flat = k.binary("add", k.binary("add", flat, k.binary("rem", at, count_in_lane)), k.splat(start, count))
@@ -117,7 +117,7 @@ class _Lookup:
         return self._lowered(((buffer, Arg("pack", 0)),), (pack,))
 
     def _store(self, block: Block, index: Index, value: Expr) -> None:
-        """The results for part of a row, `index` in the table."""
+        """Store the results for a part of a row. index: its position in the row of the table."""
         bind_result(self.em, block, self.anchor, block.let(value, "v"))
         at = result_index(block, self.body.outputs[0], self.anchor, (*self.place, *index))
         store_results(self.em, block, self.body, self.operands.outs, self.outs, at, None)
@@ -143,20 +143,20 @@ def _span(first: Expr, count: int) -> Expr:
 
 
 def _plan(panel: int, machine: Machine) -> Plan:
-    """A plan with panels of so many columns."""
+    """A plan with panels of `panel` columns."""
     lanes = machine.lanes(f32)
     return Plan(lanes, 1, 1, panel // lanes, 1, 1, 1, 1, machine.masks)
 
 
-def _wrapped(row: Expr, rows: int) -> Expr:
-    """A row of the table: negative ones count from the end, others beyond it are the nearest."""
+def _wrap_index(row: Expr, rows: int) -> Expr:
+    """The row index, where negative ones count from the end, clamped to the table."""
     row = k.select(k.binary("lt", row, ZERO), add(row, integer(rows)), row)
     return k.binary("max", k.binary("min", row, integer(rows - 1)), ZERO)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a panel. first: the panel's first column. column: within the panel. width: the panel's."""
+    """A column of a panel. first: the panel's first column. column: the position in the panel. width: the panel's."""
 
     first: Expr
     column: Expr
@@ -184,20 +184,20 @@ class _Column:
     def values(
         self, block: Block, b: BlockQuantized, shape: tuple[int, int], t: Expr, place: tuple[Expr, int], count: int
     ) -> Expr:
-        """level - zero of `count` levels of block `t`, from `place` on: a word, and a level in it. shape: blocks, and
-        the levels of each."""
+        """level - zero for `count` levels of block `t` from `place` on, which is (word, level in the word). shape:
+        (blocks, levels per block)."""
         w, first = place
         blocks, rows = shape[0], b.word_rows(shape[1])
-        each, first_row, low_bit, parts = 32 // b.planes[0], 0, 0, list[Expr]()
+        levels_per_word, first_row, low_bit, parts = 32 // b.planes[0], 0, 0, list[Expr]()
         panel = mul(self.first, integer(blocks * sum(rows)))
         line = block.let(add(panel, mul(t, mul(self.width, integer(sum(rows))))), "bw")
         for bits, own_rows in zip(b.planes, rows, strict=True):
             shared = b.planes[0] // bits  # words of the lowest plane whose other bits share a word of this one
             row = add(k.binary("div", w, integer(shared)), integer(first_row))
             word = block.let(k.load(b.words, add(add(line, mul(row, self.width)), self.column)), "w")
-            shift = mul(k.binary("rem", w, integer(shared)), integer(each // 4 * bits))
+            shift = mul(k.binary("rem", w, integer(shared)), integer(levels_per_word // 4 * bits))
             field = k.binary("lshr", k.splat(word, count), k.splat(k.cast(shift, u32), count))
-            field = k.binary("lshr", field, _bit(first, count, bits))
+            field = k.binary("lshr", field, _bit_offset(first, count, bits))
             field = k.binary("and", field, k.lit((1 << bits) - 1, u32, count))
             parts.append(k.binary("shl", field, k.lit(low_bit, u32, count)) if low_bit else field)
             first_row, low_bit = first_row + own_rows, low_bit + bits
@@ -206,8 +206,8 @@ class _Column:
         return k.sub(level if b.has_integer_zeros else k.sub(level, k.lit(float(b.bias), f32, count)), zero)
 
 
-def _bit(first: int, count: int, bits: int) -> Expr:
-    """Where in a word the levels from `first` on start, those of a plane of so many bits."""
+def _bit_offset(first: int, count: int, bits: int) -> Expr:
+    """The bit offsets in a word of the levels from `first` on, in a plane of `bits` bits."""
     level = k.binary("add", k.ramp(ZERO, count), k.lit(first, i64, count)) if count > 1 else integer(first)
     byte, field = (k.binary(fn, level, k.lit(4, i64, count)) for fn in ("rem", "div"))
     byte, field = (k.binary("mul", x, k.lit(n, i64, count)) for x, n in ((byte, 8), (field, bits)))

@@ -1,8 +1,8 @@
-"""Rows of a contraction's A rounded to bytes (`ops.RoundToBytes`), as a chunk computes them in scratch.
+"""Rows of a contraction's A, rounded to bytes (`ops.RoundToBytes`) by each chunk in its scratch.
 
     [block 0: levels | scale | a sum for each part][block 1 ...
 
-A part is what one block of B's levels covers. The sum of a part's levels multiplies B's zeros and minima.
+A part is as long as a block of B's levels. The sum of its levels is multiplied by B's zeros and minima.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ def rounded_levels(a: Node) -> int:
 
 
 def rounded_loops(loops: Loops, c: Contraction) -> Loops:
-    """`loops` over rows of bytes in scratch: of an odd number of cache lines, so that they do not map to the same cache
-    sets."""
+    """`loops` over rows of bytes in scratch. A row has an odd number of cache lines, so that rows do not map to the
+    same cache sets."""
     form = Rounded.of(c)
     (blocks,) = static_shape((product(x.extent for x in c.reduce),))
     lines = -(-blocks // form.levels * form.nbytes // CACHE_LINE_BYTES)
-    joined = join_rows(loops, len(loops.rows), (lines | 1) * CACHE_LINE_BYTES)
-    return replace(joined, reduce=tuple(replace(x, a=1) for x in loops.reduce))
+    row_loops = join_rows(loops, len(loops.rows), (lines | 1) * CACHE_LINE_BYTES)
+    return replace(row_loops, reduce=tuple(replace(x, a=1) for x in loops.reduce))
 
 
 def rounded_rows(c: Contraction, x: Operand, loops: Loops, machine: Machine) -> ComputedA:
-    """The rows of `x`, f32 with the strides of `loops`, rounded."""
+    """The rounded rows of `x`, which is f32 with the strides of `loops`."""
     form, row_bytes = Rounded.of(c), c.rows[-1].a
     *blocks, place = merge_axes(loops.reduce)
     rows = loops.rows
 
     def fill(block: Block, batch: Index, span: tuple[Expr, Expr], out: Buffer) -> None:
         def row(b: Block, r: Expr) -> None:
-            at = delinearize(r, tuple(a.extent for a in rows), b.multiples)
-            start = b.let(add(dim_expr(x.offset), linear(at, tuple(a.a for a in rows))), "x")
+            row_index = delinearize(r, tuple(a.extent for a in rows), b.multiples)
+            start = b.let(add(dim_expr(x.offset), linear(row_index, tuple(a.a for a in rows))), "x")
             target = b.let(mul(k.sub(r, span[0]), dim_expr(row_bytes)), "to")
             count = static_shape((product(a.extent for a in loops.reduce),))[0] // form.levels
             b.loop("g", 0, count, 1, lambda y, g: _round_block(y, form, source(start), g, out, target, machine))
@@ -94,7 +94,7 @@ def rounded_rows(c: Contraction, x: Operand, loops: Loops, machine: Machine) -> 
 
 @dataclass(frozen=True)
 class _Source:
-    """A row of floats, in parts of the elements of `place`, one for each position in `blocks`."""
+    """A row of floats: for each position in `blocks` a part, whose elements lie along `place`."""
 
     buffer: Buffer
     start: Expr
@@ -102,7 +102,7 @@ class _Source:
     place: Axis
 
     def part(self, block: Block, index: Expr) -> Expr:
-        """Where a part starts."""
+        """The offset of a part."""
         if not self.blocks:
             return self.start
         at = delinearize(index, tuple(a.extent for a in self.blocks), block.multiples)
@@ -127,25 +127,25 @@ def _round_block(block: Block, form: Rounded, x: _Source, g: Expr, out: Buffer, 
     for p, first in pieces:
         value = k.unary("abs", x.load(starts[p], first, lanes))
         block.store(largest, integer(0), k.binary("max", k.load(largest, integer(0)), value))
-    most = block.let(k.load(largest, integer(0)), "most")
-    most = block.let(k.reduce("max", most) if lanes > 1 else most, "most")
+    largest_value = block.let(k.load(largest, integer(0)), "most")
+    largest_value = block.let(k.reduce("max", largest_value) if lanes > 1 else largest_value, "most")
     limit = k.lit(127.0, f32)
-    to = block.let(add(target, mul(g, integer(form.nbytes))), "to")
-    factor = block.let(k.splat(k.binary("div", limit, most), lanes), "f")
+    target_block = block.let(add(target, mul(g, integer(form.nbytes))), "to")
+    factor = block.let(k.splat(k.binary("div", limit, largest_value), lanes), "f")
     sums: dict[int, Expr] = {}
     for p, first in pieces:
         value = block.let(k.mul(x.load(starts[p], first, lanes), factor), "v")
-        # false for NaN, too
-        fits = k.binary("lt", k.unary("abs", value), k.lit(128.0, f32, lanes))
-        value = k.select(fits, k.unary("round_even", value), k.lit(0.0, f32, lanes))
+        # false for NaN as well
+        is_in_range = k.binary("lt", k.unary("abs", value), k.lit(128.0, f32, lanes))
+        value = k.select(is_in_range, k.unary("round_even", value), k.lit(0.0, f32, lanes))
         level = block.let(k.cast(value, i32), "l")
         sums[p] = level if p not in sums else block.let(k.add(sums[p], level), "s")
-        block.store(out, add(to, integer(p * form.part + first)), k.cast(level, i8))
+        block.store(out, add(target_block, integer(p * form.part + first)), k.cast(level, i8))
 
     def store(at: int, value: Expr) -> None:
-        block.store(out, add(to, integer(at)), k.bitcast(value, i8))
+        block.store(out, add(target_block, integer(at)), k.bitcast(value, i8))
 
-    store(form.levels, block.let(k.binary("div", most, limit), "d"))
+    store(form.levels, block.let(k.binary("div", largest_value, limit), "d"))
     for p, total in sums.items():
         total = block.let(k.reduce("add", total) if lanes > 1 else total, "s")
         store(form.levels + 4 + 4 * p, total)

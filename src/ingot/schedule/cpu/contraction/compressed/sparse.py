@@ -1,19 +1,19 @@
-"""Products with constant weights of which only blocks are kept (`ops.Densify`).
+"""Products with block-sparse constant weights (`ops.Densify`).
 
     out[row, column] = sum over the blocks of the column of A[row, block's k] * value
 
-Vectors run along the rows, for which A is turned first: blocks of rows as [k][rows]. So a block of weights is `height`
-scalars at one k, times vectors of A that are loaded once (Elsen et al., "Fast Sparse ConvNets", 2020):
+Vectors run along the rows, so A is first transposed: blocks of rows as [k][rows]. A block of weights is then `height`
+scalars at one k, multiplied by vectors of A that are loaded once (Elsen et al., "Fast Sparse ConvNets", 2020):
 
     for panel of columns, for group of `height` columns:       one chunk: a block of rows, a run of panels
         acc[height][vectors] = 0
         for block of the group:
             acc[j][v] += splat(values[block, j]) * turned[columns[block], v]
-    turn the panel in scratch, and write it row by row         the epilogue
+    transpose the panel in scratch, and write it row by row    the epilogue
 
-Zero times infinity or NaN is NaN, in a dense product as well: a block of rows that holds any of them is multiplied by
-all the weights of a group, zeros included, spread in scratch. So results are those of the dense product up to the order
-of their sums. Products of bytes, which have neither, are in `sparse_bytes.py`.
+In a dense product, zero times infinity or NaN is NaN. A block of rows that contains any of them is therefore multiplied
+by all weights of a group, zeros included, expanded in scratch, so that results equal those of the dense product up to
+the order of the sums. Products of bytes, which have neither, are in `sparse_bytes.py`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Place = tuple[Buffer, Expr]
 
 
 class SparseProducts:
-    """A group's kernels: one that turns A, unless each chunk does, and one for the products.
+    """A group's kernels: one that transposes A, unless each chunk does that itself, and one for the products.
 
-    stored: the type of A; summed: of the sums.
+    stored: the type of A. summed: the type of the sums.
     """
 
     stored: ClassVar[DType] = f32
@@ -77,13 +77,13 @@ class SparseProducts:
         return Lowered((self._turning(temps), self._products(temps)), sizes)
 
     def _made(self) -> tuple[tuple[str, DType, int], ...]:
-        """What turning makes of a block of rows: name, type and elements of buffers; that of A comes first."""
+        """(name, type, elements) of the buffers that transposing fills for a block of rows; the first holds A."""
         return ("turned", f32, self.wide * self.k), ("odd", f32, self.wide)
 
-    # Turning A
+    # Transposing A
 
     def _turning(self, temps: Sequence[Param]) -> Step:
-        """A chunk for each vector of rows."""
+        """The step that transposes A, with a chunk for each vector of rows."""
         chunk, top = k.var("chunk"), Block()
         vectors, g = self.wide // self.turned_at_once, self.g
         block, vector = (top.let(e, "c") for e in delinearize(chunk, (self.row_blocks, vectors), top.multiples))
@@ -94,12 +94,12 @@ class SparseProducts:
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
     def _row_of(self, lane: int) -> int:
-        """Which row of a vector that is turned becomes its lane."""
+        """The row of A that goes to this lane of a transposed vector."""
         return lane
 
     def _turn(self, block: Block, vector: Expr, made: Sequence[Place]) -> None:
-        """made[0][at + k * rows] = a vector of rows of A, for each k. Rows behind the last are copies of it."""
-        (out, at), lanes, last = made[0], self.turned_at_once, dim_expr(self.rows - 1)
+        """made[0][at + k * rows] = a vector of rows of A, for each k. Rows past the last are copies of it."""
+        (transposed, at), lanes, last = made[0], self.turned_at_once, dim_expr(self.rows - 1)
         first = block.let(mul(vector, integer(lanes)), "r")
         strides, extents = tuple(x.a for x in self.row_axes), tuple(x.extent for x in self.row_axes)
         bases = [
@@ -115,40 +115,40 @@ class SparseProducts:
         ]
         note, finish = self._noted(block, made)
 
-        def place(kk: Expr) -> Expr:
+        def address_of(kk: Expr) -> Expr:
             return add(at, mul(kk, integer(self.wide)))
 
-        def keep(b: Block, columns: list[Expr], kk: Expr, step: DimLike) -> None:
+        def store_columns(b: Block, columns: list[Expr], kk: Expr, step: DimLike) -> None:
             for j, column in enumerate(columns):
-                b.store(out, place(add(kk, mul(integer(j), dim_expr(step)))), column)
+                b.store(transposed, address_of(add(kk, mul(integer(j), dim_expr(step)))), column)
                 note(b, column, j)
 
-        def whole(b: Block, a: Expr, kk: Expr, step: DimLike, count: int) -> None:
+        def vector_of_k(b: Block, a: Expr, kk: Expr, step: DimLike, count: int) -> None:
             mask = None if count == lanes else b.let(k.binary("lt", k.ramp(ZERO, lanes), integer(count)), "mask")
             rows = [b.let(k.load(self.g.a.buffer, add(base, a), lanes, mask), "x") for base in bases]
-            keep(b, transpose_block(b, rows)[:count], kk, step)
+            store_columns(b, transpose_block(b, rows)[:count], kk, step)
 
-        def one(b: Block, a: Expr, kk: Expr) -> None:
+        def scalar_k(b: Block, a: Expr, kk: Expr) -> None:
             for i, base in enumerate(bases):
-                b.store(out, add(place(kk), integer(i)), k.load(self.g.a.buffer, add(base, a)))
-            note(b, b.let(k.load(out, place(kk), lanes), "x"), 0)
+                b.store(transposed, add(address_of(kk), integer(i)), k.load(self.g.a.buffer, add(base, a)))
+            note(b, b.let(k.load(transposed, address_of(kk), lanes), "x"), 0)
 
         def nest(b: Block, axes: tuple[Axis, ...], a: Expr, kk: Expr) -> None:
             x, inner = axes[0], axes[1:]
 
-            def inside(c: Block, i: Expr) -> tuple[Expr, Expr]:
+            def offsets_at(c: Block, i: Expr) -> tuple[Expr, Expr]:
                 return c.let(add(a, mul(i, dim_expr(x.a))), "a"), c.let(add(kk, mul(i, dim_expr(x.b))), "k")
 
             if inner:
-                b.loop("k", 0, x.extent, 1, lambda c, i: nest(c, inner, *inside(c, i)))
+                b.loop("k", 0, x.extent, 1, lambda c, i: nest(c, inner, *offsets_at(c, i)))
                 return
             (extent,) = static_shape((x.extent,))
-            done = extent // lanes * lanes if x.a == 1 else 0
-            b.loop("k", 0, done, lanes, lambda c, i: whole(c, *inside(c, i), x.b, lanes))
-            if x.a == 1 and self.masks and done < extent:
-                whole(b, *inside(b, integer(done)), x.b, extent - done)
+            vector_end = extent // lanes * lanes if x.a == 1 else 0
+            b.loop("k", 0, vector_end, lanes, lambda c, i: vector_of_k(c, *offsets_at(c, i), x.b, lanes))
+            if x.a == 1 and self.masks and vector_end < extent:
+                vector_of_k(b, *offsets_at(b, integer(vector_end)), x.b, extent - vector_end)
             else:
-                b.loop("k", done, extent, 1, lambda c, i: one(c, *inside(c, i)))
+                b.loop("k", vector_end, extent, 1, lambda c, i: scalar_k(c, *offsets_at(c, i)))
 
         nest(block, self.reduce, ZERO, ZERO)
         finish()
@@ -156,8 +156,8 @@ class SparseProducts:
     def _noted(
         self, block: Block, made: Sequence[Place]
     ) -> tuple[Callable[[Block, Expr, int], None], Callable[[], None]]:
-        """What is done with each vector of a k, and at the end: made[1] becomes NaN for rows that are not finite,
-        otherwise 0."""
+        """(called with the vector of each k, called at the end): they set made[1] to NaN for rows with elements that
+        are not finite, else to 0."""
         (odd, at), lanes = made[1], self.lanes
         sums = block.alloc("odd", f32, 2, lanes=lanes)
         for i in range(2):
@@ -179,33 +179,34 @@ class SparseProducts:
         chunk, top = k.var("chunk"), Block()
         panels = -(-self.n // plan.columns)
         extents = self.row_blocks, -(-panels // plan.panels)
-        rows, run = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
+        rows, panel_run = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
         tile = plan.columns * self.wide
         sums = (("sums", self.summed, tile), ("lines", self.summed, tile), *self._scratch())
-        wanted = (*sums, *(() if temps else self._made()))
-        places = [0]
-        for _, dtype, size in wanted:
-            places.append(places[-1] + -(-size * dtype.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
-        own = [
-            top.alloc(name, dtype, size, scratch=at) for (name, dtype, size), at in zip(wanted, places, strict=False)
+        scratch_specs = (*sums, *(() if temps else self._made()))
+        scratch_offsets = [0]
+        for _, dtype, size in scratch_specs:
+            scratch_offsets.append(scratch_offsets[-1] + -(-size * dtype.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
+        scratch_buffers = [
+            top.alloc(name, dtype, size, scratch=at)
+            for (name, dtype, size), at in zip(scratch_specs, scratch_offsets, strict=False)
         ]
-        (self.sums, self.lines), self.scratch = own[:2], own[2 : len(sums)]
+        (self.sums, self.lines), self.scratch = scratch_buffers[:2], scratch_buffers[2 : len(sums)]
         if temps:
             made = [
                 (buffer, top.let(mul(rows, integer(size)), "t"))
                 for (buffer, _), (_, _, size) in zip(temps, self._made(), strict=True)
             ]
         else:
-            made = [(buffer, ZERO) for buffer in own[len(sums) :]]
+            made = [(buffer, ZERO) for buffer in scratch_buffers[len(sums) :]]
             vectors, lanes = self.wide // self.turned_at_once, integer(self.turned_at_once)
 
-            def turn(b: Block, v: Expr) -> None:
+            def transpose_rows(b: Block, v: Expr) -> None:
                 self._turn(b, add(mul(rows, integer(vectors)), v), [(x, add(at, mul(v, lanes))) for x, at in made])
 
-            top.loop("v", 0, vectors, 1, turn)
+            top.loop("v", 0, vectors, 1, transpose_rows)
         self.turned, self.at = made[0]
         self._begin(top, made)
-        low = top.let(mul(run, integer(plan.panels)), "p")
+        low = top.let(mul(panel_run, integer(plan.panels)), "p")
         high = top.let(k.binary("min", add(low, integer(plan.panels)), integer(panels)), "p")
 
         def panel(b: Block, p: Expr) -> None:
@@ -215,84 +216,88 @@ class SparseProducts:
 
         top.loop("p", low, high, 1, panel)
         params = [*g.params((self.values, Arg("in", g.b_input))), *temps]
-        return g.step("sparse", g.contraction(self.loops), params, chunk, dim_expr(product(extents)), top, places[-1])
+        return g.step(
+            "sparse", g.contraction(self.loops), params, chunk, dim_expr(product(extents)), top, scratch_offsets[-1]
+        )
 
     def _scratch(self) -> tuple[tuple[str, DType, int], ...]:
-        """Name, type and elements of what else a chunk needs."""
+        """(name, type, elements) of further scratch buffers of a chunk."""
         return (("group", f32, self.k * self.height),)
 
     def _begin(self, top: Block, made: Sequence[Place]) -> None:
-        """What all groups ask of a block of rows: whether it is finite."""
+        """Emit what all groups of a block of rows share: whether the rows are finite."""
         odd, at = made[1]
         vectors = [k.load(odd, add(at, integer(v * self.lanes)), self.lanes) for v in range(self.plan.vectors)]
         total = top.let(k.reduce("add", reduce(k.add, vectors)), "odd")
         self.finite = top.let(k.binary("eq", total, k.lit(0.0, f32)), "finite")
 
     def _span(self, block: Block, group: Expr, own: Expr) -> tuple[Expr, Expr, Expr]:
-        """The first block of a group of columns, the one behind its last, and where the sums of the group, the `own`-th
-        of its panel, begin."""
+        """(first block of a group of columns, end of its blocks, offset of its sums). own: the number of the group in
+        its panel."""
         ends = [k.load(self.starts, k.binary("min", add(group, integer(i)), integer(self.groups))) for i in (0, 1)]
         begin, end = (block.let(k.cast(e, i64), "q") for e in ends)
         return begin, end, block.let(mul(own, integer(self.height * self.wide)), "o")
 
     def _group(self, block: Block, group: Expr, own: Expr) -> None:
-        """The sums of a group of columns."""
+        """Emit the sums of a group of columns."""
         begin, end, out = self._span(block, group, own)
-        spread_out = self.scratch[0]
+        dense_group = self.scratch[0]
 
         def column(b: Block, q: Expr) -> Expr:
             return b.let(k.cast(k.load(self.columns, q), i64), "k")
 
-        def spread(b: Block) -> None:
+        def sum_dense(b: Block) -> None:
             zero = k.lit(0.0, f32)
-            b.loop("i", 0, self.k * self.height, 1, lambda c, i: c.store(spread_out, i, zero))
+            b.loop("i", 0, self.k * self.height, 1, lambda c, i: c.store(dense_group, i, zero))
 
-            def block_of(c: Block, q: Expr) -> None:
+            def scatter_block(c: Block, q: Expr) -> None:
                 at, value = mul(column(c, q), integer(self.height)), mul(q, integer(self.height))
                 for j in range(self.height):
-                    c.store(spread_out, add(at, integer(j)), k.load(self.values, add(value, integer(j))))
+                    c.store(dense_group, add(at, integer(j)), k.load(self.values, add(value, integer(j))))
 
-            b.loop("q", begin, end, 1, block_of)
-            self._sum(b, spread_out, ZERO, integer(self.k), lambda c, q: q, out)
+            b.loop("q", begin, end, 1, scatter_block)
+            self._sum(b, dense_group, ZERO, integer(self.k), lambda c, q: q, out)
 
-        block.when(self.finite, lambda b: self._sum(b, self.values, begin, end, column, out), spread)
+        block.when(self.finite, lambda b: self._sum(b, self.values, begin, end, column, out), sum_dense)
 
     def _sum(self, block: Block, values: Buffer, begin: Expr, end: Expr, column: Column, out: Expr) -> None:
-        """sums[out + row of the block] = its blocks from `begin` to `end`, times their columns of A."""
+        """sums[out + row of the block] = the sum over the blocks begin ... end - 1 of values times columns of A."""
         for low in range(0, self.height, self.plan.own):
             self._rows_of(block, values, (begin, end), column, out, low)
 
     def _rows_of(
         self, block: Block, values: Buffer, span: tuple[Expr, Expr], column: Column, out: Expr, low: int
     ) -> None:
-        """The rows of blocks from `low` on that registers hold."""
-        own, vectors, lanes = self.plan.own, self.plan.vectors, self.lanes
-        zero, long = k.lit(0.0, f32, lanes), self.k > MAX_TERMS
-        acc = block.alloc("acc", f32, own * vectors, lanes=lanes)
-        places = [add(out, integer((low + j) * self.wide + v * lanes)) for j in range(own) for v in range(vectors)]
+        """Emit the sums of as many rows of the blocks, from row `low` on, as registers hold."""
+        rows, vectors, lanes = self.plan.own, self.plan.vectors, self.lanes
+        zero, is_long = k.lit(0.0, f32, lanes), self.k > MAX_TERMS
+        acc = block.alloc("acc", f32, rows * vectors, lanes=lanes)
+        sum_offsets = [
+            add(out, integer((low + j) * self.wide + v * lanes)) for j in range(rows) for v in range(vectors)
+        ]
 
         def products(b: Block, q: Expr) -> None:
             start = b.let(add(self.at, mul(column(b, q), integer(self.wide))), "a")
             x = [b.let(k.load(self.turned, add(start, integer(v * lanes)), lanes), "x") for v in range(vectors)]
             first = b.let(add(mul(q, integer(self.height)), integer(low)), "w")
-            for j in range(own):
+            for j in range(rows):
                 value = b.let(k.splat(k.load(values, add(first, integer(j))), lanes), "s")
                 for v in range(vectors):
                     i = integer(j * vectors + v)
                     b.store(acc, i, k.fma(value, x[v], k.load(acc, i)))
 
         def part(b: Block, first: Expr, last: Expr) -> None:
-            for i in range(len(places)):
+            for i in range(len(sum_offsets)):
                 b.store(acc, integer(i), zero)
             b.loop("q", first, last, 1, products)
-            for i, at in enumerate(places):
+            for i, at in enumerate(sum_offsets):
                 sums = k.load(acc, integer(i))
-                b.store(self.sums, at, k.add(k.load(self.sums, at, lanes), sums) if long else sums)
+                b.store(self.sums, at, k.add(k.load(self.sums, at, lanes), sums) if is_long else sums)
 
-        if not long:
+        if not is_long:
             part(block, *span)
             return
-        for at in places:  # long sums in parts: see blocked_sums.py
+        for at in sum_offsets:  # long sums are split: see blocked_sums.py
             block.store(self.sums, at, zero)
         begin, end = span
         block.loop(
@@ -304,23 +309,23 @@ class SparseProducts:
         )
 
     def _write(self, block: Block, rows: Expr, panel: Expr) -> None:
-        """A panel's sums, row by row, to the epilogue."""
+        """Pass the sums of a panel to the epilogue, row by row."""
         plan, lanes, n = self.plan, self.lanes, self.n
         first = block.let(mul(panel, integer(plan.columns)), "n")
         start = block.let(mul(rows, integer(self.wide)), "r")
         if isinstance(first, k.Var):
             block.multiples[first.name] = plan.columns
 
-        def turn(b: Block, v: Expr, c: Expr) -> None:
-            from_, to = mul(v, integer(lanes)), mul(c, integer(lanes))
-            at = b.let(add(from_, mul(c, integer(lanes * self.wide))), "s")
+        def transpose_tile(b: Block, v: Expr, c: Expr) -> None:
+            first_row, first_column = mul(v, integer(lanes)), mul(c, integer(lanes))
+            at = b.let(add(first_row, mul(c, integer(lanes * self.wide))), "s")
             lines = [b.let(k.load(self.sums, add(at, integer(i * self.wide)), lanes), "x") for i in range(lanes)]
-            at = b.let(add(mul(from_, integer(plan.columns)), to), "t")
+            at = b.let(add(mul(first_row, integer(plan.columns)), first_column), "t")
             for i, line in enumerate(transpose_block(b, lines)):
                 b.store(self.lines, add(at, integer(i * plan.columns)), line)
 
         parts = plan.columns // lanes
-        block.loop("v", 0, plan.vectors, 1, lambda b, v: b.loop("c", 0, parts, 1, lambda x, c: turn(x, v, c)))
+        block.loop("v", 0, plan.vectors, 1, lambda b, v: b.loop("c", 0, parts, 1, lambda x, c: transpose_tile(x, v, c)))
         epilogue = self.g.epilogue(self.loops)
 
         def write(b: Block, place: Index, value: Expr, mask: Expr | None) -> None:
@@ -332,10 +337,10 @@ class SparseProducts:
             if isinstance(at, k.Var):
                 b.multiples[at.name] = lanes
 
-            def all_of(x: Block) -> None:
+            def write_full(x: Block) -> None:
                 write(x, (place, k.ramp(at, lanes)), value, None)
 
-            def some(x: Block) -> None:
+            def write_partial(x: Block) -> None:
                 if not self.masks:
                     write_scalars(x, (place,), at, value, n, write)
                     return
@@ -343,19 +348,19 @@ class SparseProducts:
                 write(x, (place, k.ramp(at, lanes)), value, mask)
 
             if n % lanes == 0:
-                all_of(b)
+                write_full(b)
             else:
-                b.when(k.binary("le", add(at, integer(lanes)), integer(n)), all_of, some)
+                b.when(k.binary("le", add(at, integer(lanes)), integer(n)), write_full, write_partial)
 
-        here: Expr = integer(plan.columns)
+        column_end: Expr = integer(plan.columns)
         if n % plan.columns:
-            here = block.let(k.binary("min", here, k.sub(integer(-(-n // lanes) * lanes), first)), "n")
+            column_end = block.let(k.binary("min", column_end, k.sub(integer(-(-n // lanes) * lanes), first)), "n")
 
         def row(b: Block, r: Expr) -> None:
-            b.loop("c", ZERO, here, lanes, lambda x, c: vector(x, r, c))
+            b.loop("c", ZERO, column_end, lanes, lambda x, c: vector(x, r, c))
 
-        left = k.sub(dim_expr(self.rows), start)
-        end = block.let(k.binary("min", left, integer(self.wide)), "rows")
+        remaining_rows = k.sub(dim_expr(self.rows), start)
+        end = block.let(k.binary("min", remaining_rows, integer(self.wide)), "rows")
         block.loop("r", ZERO, end, 1, row)
 
 

@@ -1,14 +1,14 @@
-"""Products of bytes with constant weights of which only blocks are kept: `sparse.py` with dot instructions.
+"""Products of bytes with block-sparse constant weights: `sparse.py` with dot instructions.
 
-Blocks lie in runs of four (`ops.Densify`), which a lane of a dot instruction sums at once. Their four k lie anywhere,
-so the vectors of A that they meet are interleaved in registers, for all the outputs of the run:
+Blocks come in runs of four (`ops.Densify`), which a lane of a dot instruction sums at once. Their four k are arbitrary,
+so the vectors of A at these k are interleaved in registers, once for all outputs of the run:
 
     for run of the group:
         x[4] = interleave(turned[columns[run, 0]], ..., turned[columns[run, 3]])     4 bytes of a row in each lane
         acc[j][v] += dot(x[v], splat(values[run, j]))
 
-Sums are exact in i32, and zeros are nothing else than zeros. Interleaving keeps to segments of vectors, which permutes
-rows; they are turned in an order in which that puts them right.
+Sums are exact in i32, and zero weights contribute nothing. Interleaving stays within segments of vectors, so it
+permutes rows; A is transposed with rows in the order that this permutation undoes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SparseBytes(SparseProducts):
 
     def _row_of(self, lane: int) -> int:
         segment = min(SEGMENT_BYTES, self.turned_at_once)
-        own = segment // 4  # of the lanes of sums
-        at, (vector, place) = lane // segment, divmod(lane % segment, own)
-        return vector * self.lanes + at * own + place
+        lanes_per_segment = segment // 4  # of the lanes of sums
+        segment_index, (vector, place) = lane // segment, divmod(lane % segment, lanes_per_segment)
+        return vector * self.lanes + segment_index * lanes_per_segment + place
 
     def _noted(
         self, block: Block, made: Sequence[Place]
@@ -57,20 +57,20 @@ class SparseBytes(SparseProducts):
             self._dots(block, begin, end, out, low)
 
     def _dots(self, block: Block, begin: Expr, end: Expr, out: Expr, low: int) -> None:
-        """The sums of the outputs from `low` on that registers hold."""
-        own, lanes, height = self.plan.own, self.lanes, self.height
-        acc = block.alloc("acc", i32, own * 4, lanes=lanes)
-        for i in range(own * 4):
+        """Emit the sums of as many outputs, from output `low` on, as registers hold."""
+        rows, lanes, height = self.plan.own, self.lanes, self.height
+        acc = block.alloc("acc", i32, rows * 4, lanes=lanes)
+        for i in range(rows * 4):
             block.store(acc, integer(i), k.lit(0, i32, lanes))
 
         def run(b: Block, q: Expr) -> None:
             first = mul(q, integer(4))
-            places = [b.let(k.cast(k.load(self.columns, add(first, integer(i))), i64), "k") for i in range(4)]
-            starts = [b.let(add(self.at, mul(p, integer(self.wide))), "a") for p in places]
+            ks = [b.let(k.cast(k.load(self.columns, add(first, integer(i))), i64), "k") for i in range(4)]
+            starts = [b.let(add(self.at, mul(p, integer(self.wide))), "a") for p in ks]
             x = [b.let(k.load(self.turned, start, self.turned_at_once), "x") for start in starts]
             x = interleave_segments(b, x)
             weight = b.let(mul(add(mul(q, integer(height)), integer(low)), integer(4)), "w")
-            for j in range(own):
+            for j in range(rows):
                 word = k.bitcast(k.load(self.values, add(weight, integer(4 * j)), 4), u32)
                 value = b.let(k.bitcast(k.splat(word, lanes), i8), "s")
                 for v in range(4):
@@ -78,7 +78,7 @@ class SparseBytes(SparseProducts):
                     b.store(acc, i, k.dot(x[v], value, k.load(acc, i)))
 
         block.loop("q", begin, end, 1, run)
-        for j in range(own):
+        for j in range(rows):
             for v in range(4):
                 at = add(out, integer((low + j) * self.wide + v * lanes))
                 block.store(self.sums, at, k.load(acc, integer(j * 4 + v)))

@@ -1,12 +1,12 @@
-"""What a product with sparse weights costs by each height of blocks, beside a dense one, and how its loops are cut.
+"""Cost model of products with block-sparse weights, compared with dense ones, and the tiling of their loops.
 
-    cycles = turning A + blocks * row blocks * max(multiply-adds, loads, latency) + writing the results
+    cycles = transposing A + blocks * row blocks * max(multiply-adds, loads, latency) + writing the results
 
-Bytes are turned and multiplied four times as many at once, and interleaved for that (`sparse_bytes.py`):
+Bytes are transposed and multiplied four at a time, and interleaved for that (`sparse_bytes.py`):
 
     cycles = ... runs of four blocks * row blocks * max(dots + shuffles, loads, latency) ...
 
-The constants were set by measured products; `python -m benchmarks.sparse` prints both side by side.
+The constants are fitted to measured products; `python -m benchmarks.sparse` prints the model next to measurements.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from ingot.schedule.dimension_numbers import flat_rows, loops_of, rows_in_memory
 from ingot.support.dataclass import dataclass
 
 HEIGHTS = (1, 4, 16)  # of blocks, in outputs
-TURN, TURN_BYTES, WRITE = 6.0, 10.0, 9.0  # cycles for each vector of A, of results
-SHUFFLES = 8  # that interleave four vectors of bytes
-LAUNCH = 3000.0  # cycles of a further kernel
-WORTH = 0.9  # of the dense product's cycles at most
-WINOGRAD = 0.5  # of the direct convolution's cycles, where it covers a shape
-PANEL = 64  # columns of a panel at most
-CHUNK = 60_000  # cycles of a chunk
+TURN, TURN_BYTES, WRITE = 6.0, 10.0, 9.0  # cycles per vector: of A, of bytes of A, of results
+SHUFFLES = 8  # to interleave four vectors of bytes
+LAUNCH = 3000.0  # cycles of an additional kernel
+WORTH = 0.9  # the largest fraction of the dense product's cycles at which sparse is chosen
+WINOGRAD = 0.5  # fraction of the direct convolution's cycles, for shapes that it supports
+PANEL = 64  # the most columns of a panel
+CHUNK = 60_000  # target cycles of a chunk
 
 
 @dataclass(frozen=True)
 class SparsePlan:
-    """height: of blocks. vectors: of rows in a block of rows. own: rows of a block that are in registers at once.
-    columns: of a panel; panels: of a chunk. local: each chunk turns its rows of A, and has all panels."""
+    """height: of blocks of weights. vectors: vectors of rows in a block of rows. own: rows of a block of weights whose
+    sums are in registers at once. columns: of a panel. panels: of a chunk. local: whether each chunk transposes its own
+    rows of A and computes all panels."""
 
     height: int
     vectors: int
@@ -50,51 +51,68 @@ class SparsePlan:
 def plan_sparse(
     rows: DimLike, k: int, n: int, blocks: int, height: int, machine: Machine, stored: DType = f32
 ) -> SparsePlan:
-    """The plan with the fewest modelled cycles. stored: the type of A, f32 or u8. blocks: or runs of them."""
+    """The plan with the fewest predicted cycles. blocks: the number of blocks, or of runs of four for bytes. stored:
+    the type of A, f32 or u8."""
     lanes, m = machine.lanes(f32), estimate(rows)
-    vectors, own = min(
-        _tiles(height, k, machine, stored), key=lambda t: _products(m, blocks, height, *t, machine, stored)
+    vectors, rows_at_once = min(
+        _register_tiles(height, k, machine, stored),
+        key=lambda t: _product_cycles(m, blocks, height, *t, machine, stored),
     )
     columns = max(lanes, height)
     while columns < n and 4 * columns * vectors * lanes * f32.nbytes <= machine.l1 and columns < PANEL:
         columns *= 2  # longer lines to write
     row_blocks, panels = -(-m // (vectors * lanes)), -(-n // columns)
-    cycles = _products(m, blocks, height, vectors, own, machine, stored) + m * n / lanes * WRITE
-    each = cycles / (row_blocks * panels)
+    cycles = _product_cycles(m, blocks, height, vectors, rows_at_once, machine, stored) + m * n / lanes * WRITE
+    cycles_per_tile = cycles / (row_blocks * panels)
     local = row_blocks >= 4 * machine.threads
-    run = panels if local else max(1, min(round(CHUNK / each), row_blocks * panels // (4 * machine.threads), panels))
-    return SparsePlan(height, vectors, own, columns, run, local)
+    run = (
+        panels
+        if local
+        else max(1, min(round(CHUNK / cycles_per_tile), row_blocks * panels // (4 * machine.threads), panels))
+    )
+    return SparsePlan(height, vectors, rows_at_once, columns, run, local)
 
 
-def _tiles(height: int, k: int, machine: Machine, stored: DType) -> list[tuple[int, int]]:
-    """(vectors, rows of a block) whose sums are in registers, with the vectors of A and one weight."""
-    if stored == u8:  # the four vectors that four blocks are interleaved to
-        return [(4, own) for own in (1, 2, 4, 8, 16) if height % own == 0 and own * 4 + 6 <= machine.registers]
+def _register_tiles(height: int, k: int, machine: Machine, stored: DType) -> list[tuple[int, int]]:
+    """(vectors of rows, rows of a block) whose sums fit in registers beside the vectors of A and one weight."""
+    if stored == u8:  # a run of four blocks is interleaved into four vectors
+        return [
+            (4, rows_at_once)
+            for rows_at_once in (1, 2, 4, 8, 16)
+            if height % rows_at_once == 0 and rows_at_once * 4 + 6 <= machine.registers
+        ]
     bytes_of = k * machine.vector_bits // 8
-    found = [
-        (vectors, own)
-        for own in (1, 2, 4, 8, 16)
+    tiles = [
+        (vectors, rows_at_once)
+        for rows_at_once in (1, 2, 4, 8, 16)
         for vectors in (1, 2, 3, 4, 6, 8)
-        if height % own == 0 and own * vectors + (vectors if own > 1 else 0) + 1 <= machine.registers
+        if height % rows_at_once == 0
+        and rows_at_once * vectors + (vectors if rows_at_once > 1 else 0) + 1 <= machine.registers
     ]
-    return [t for t in found if t[0] * bytes_of <= machine.l2 // 2] or [t for t in found if t[0] == 1]
+    return [t for t in tiles if t[0] * bytes_of <= machine.l2 // 2] or [t for t in tiles if t[0] == 1]
 
 
-def _products(m: int, blocks: int, height: int, vectors: int, own: int, machine: Machine, stored: DType = f32) -> float:
+def _product_cycles(
+    m: int, blocks: int, height: int, vectors: int, rows_at_once: int, machine: Machine, stored: DType = f32
+) -> float:
     row_blocks = -(-m // (vectors * machine.lanes(f32)))
     shuffles, columns = (SHUFFLES, 4) if stored == u8 else (0, 1)
-    arithmetic = (own * vectors + shuffles) / machine.fma_per_cycle
-    loads = (vectors + own + columns) / machine.loads_per_cycle
+    arithmetic = (rows_at_once * vectors + shuffles) / machine.fma_per_cycle
+    loads = (vectors + rows_at_once + columns) / machine.loads_per_cycle
     stream = vectors * machine.vector_bits / 8 / (2 * machine.l2_rate)
-    each = max(arithmetic, loads, stream, float(machine.dot_latency if stored == u8 else machine.fma_latency)) + 1
-    return blocks * (height // own) * row_blocks * each
+    cycles_per_block = (
+        max(arithmetic, loads, stream, float(machine.dot_latency if stored == u8 else machine.fma_latency)) + 1
+    )
+    return blocks * (height // rows_at_once) * row_blocks * cycles_per_block
 
 
 def sparse_cycles(m: int, k: int, n: int, blocks: int, height: int, machine: Machine, stored: DType = f32) -> float:
     lanes, count = machine.lanes(f32), blocks if stored == f32 else -(-blocks // 4)
-    products = min(_products(m, count, height, *t, machine, stored) for t in _tiles(height, k, machine, stored))
-    turned = -(-m // machine.lanes(stored)) * k  # vectors
-    return LAUNCH + turned * (TURN if stored == f32 else TURN_BYTES) + -(-m // lanes) * n * WRITE + products
+    products = min(
+        _product_cycles(m, count, height, *t, machine, stored) for t in _register_tiles(height, k, machine, stored)
+    )
+    transposed_vectors = -(-m // machine.lanes(stored)) * k  # vectors
+    return LAUNCH + transposed_vectors * (TURN if stored == f32 else TURN_BYTES) + -(-m // lanes) * n * WRITE + products
 
 
 def dense_cycles(n: Node, machine: Machine) -> float:
@@ -102,13 +120,13 @@ def dense_cycles(n: Node, machine: Machine) -> float:
     loops = flat_rows(rows_in_memory_order(loops_of(n, a, b)))
     x, w = (i.dtype for i in n.inputs)
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, x, w, n.dtype)
-    faster = WINOGRAD if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
-    return faster * min_cycles(c, machine)
+    winograd_factor = WINOGRAD if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
+    return winograd_factor * min_cycles(c, machine)
 
 
 def sparse_height(n: Node, blocks: Callable[[int], int], machine: Machine) -> int:
-    """The height of blocks by which the product `n` is fastest; 0: it is dense. blocks: how many there are of
-    a height."""
+    """The height of blocks with which the product `n` is fastest; 0 if the dense product is. blocks: from a height to
+    the number of blocks."""
     a, b = (Layout.contiguous(x.shape) for x in n.inputs)
     loops = loops_of(n, a, b)
     m, k, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.reduce, loops.cols))
