@@ -1,9 +1,9 @@
-"""The view that a row of the ONNX import table has of a node: one node's inputs, attributes and opset version.
+"""What a row of the ONNX import table sees of a node: its inputs, attributes and opset version.
 
     @onnx_op("Softmax", since=13)
     def softmax(c: Call) -> Result: ...
 
-A row holds from its `since` version to the next row's of the same name.
+A row applies from its `since` version up to that of the next row with the same name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_WINDOW_OFFSET = 1 << 31
 
 
 class Value:
-    """One ONNX value: a node, a symbolic value, or both; each is made from the other when it is asked for."""
+    """One ONNX value: a node, a symbolic value, or both; each is built from the other on demand."""
 
     __slots__ = ("_known", "_load", "_node", "_sym")
 
@@ -70,7 +70,7 @@ class Value:
 
     @property
     def sym(self) -> Sym | None:
-        """As known elements: those that were tracked, or those of a small constant; else None."""
+        """The known elements: those that were tracked, or those of a small constant; else None."""
         if not self._known:
             self._known = True
             op = self.node.op
@@ -87,8 +87,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Sequence_:
-    """An ONNX sequence whose length is known: its members; or an optional that is absent. One that holds something is
-    what it holds."""
+    """The members of an ONNX sequence of known length; or an absent optional. A present optional is represented by its
+    content."""
 
     items: tuple[Value, ...]
     is_absent: bool = False
@@ -101,12 +101,12 @@ class Missing:
 
 AnyValue = Value | Sequence_ | Missing
 Result = Node | Value | Sequence_ | Sequence[Node | Value | Sequence_ | None]
-# None: the row leaves this use of the op to the body that ONNX defines the op by
+# None: the row leaves this use of the op to ONNX's function body for it
 Row = Callable[["Call"], Result | None]
 
 
 def materialize(sym: Sym | None) -> Node:
-    """A symbolic value as a tensor: a constant, or sizes read at run time and put together."""
+    """A symbolic value as a tensor: a constant, or sizes read at run time and stacked."""
     assert sym is not None
     if sym.is_constant:
         return const(sym.to_array())
@@ -133,8 +133,8 @@ def materialize(sym: Sym | None) -> Node:
 
 
 class Equation(Exception):
-    """A symbol turns out to stand for another size, a multiple of itself (`16*n`) among them: the import starts again
-    with that."""
+    """A symbol must be replaced by another size, possibly a multiple of itself (`16*n`): the import starts again with
+    that."""
 
     def __init__(self, symbol: str, size: DimLike) -> None:
         super().__init__(f"{symbol} is {size}")
@@ -144,11 +144,11 @@ class Equation(Exception):
 def seek_multiple(
     holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
 ) -> None:
-    """Raise Equation with the first of `factors`, and of `names` the first, for which `holds` is true of the sizes."""
-    for of in factors:
+    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `holds` true."""
+    for factor in factors:
         for name in names:
-            if holds(*(substitute(d, {name: of * symbol(name)}) for d in sizes)):
-                raise Equation(name, of * symbol(name))
+            if holds(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
+                raise Equation(name, factor * symbol(name))
 
 
 class Importer(Protocol):
@@ -160,25 +160,25 @@ class Importer(Protocol):
     def run(
         self, graph: GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
     ) -> list[AnyValue]:
-        """The outputs of a subgraph of `call`; outer values that it reads go through `capture`."""
+        """The outputs of a subgraph of `call`; outer values that it reads are mapped by `capture`."""
         ...
 
     def random_key(self, seed: int | None) -> Node:
-        """The key of a new draw of random numbers, from the model's seed or from `seed`."""
+        """A fresh random key, from the model's seed or from `seed`."""
         ...
 
     @property
     def found(self) -> Found:
-        """The sizes that the run finds in the graph that is being made."""
+        """The run-time sizes of the graph that is being built."""
         ...
 
     def assume(self, size: DimLike) -> bool:
-        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""
+        """Require `size` >= 0 by a bound of its symbol; returns whether such a bound exists."""
         ...
 
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
-        `what` where that is never so."""
+        `what` where it can never hold."""
         ...
 
     def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
@@ -186,13 +186,13 @@ class Importer(Protocol):
         ...
 
     def wish(self, node: Node, *, exact: bool) -> bool:
-        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Whether that
-        can be: not where a loop changes them."""
+        """Record that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Returns
+        whether that is possible: not where a loop changes them."""
         ...
 
     def computed_sizes(self, node: Node) -> Sym | None:
-        """The elements of `node` as sizes that come from other sizes, or that the run finds; None where there are too
-        many, or no integers."""
+        """The elements of `node` as sizes, computed from other sizes or found at run time; None where there are too
+        many, or where they are no integers."""
         ...
 
     def checkpoint(self) -> tuple[object, ...]:
@@ -200,16 +200,16 @@ class Importer(Protocol):
         ...
 
     def roll_back(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `checkpoint`."""
+        """Discard all requirements and refusals since `checkpoint`."""
         ...
 
     def decide(self, node: Node, what: str) -> bool | None:
-        """What a condition is that a row must know. It becomes one of the call where sizes say it; None where only the
-        run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
+        """The value of a condition that a row must know; None where it is known only at run time. Where sizes decide
+        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it."""
         ...
 
     def note_capture(self, inner: Node, outer: Node) -> None:
-        """`inner` is what a body's graph calls `outer`."""
+        """Record that `inner` is an input of a body's graph that stands for the outer value `outer`."""
         ...
 
 
@@ -272,8 +272,8 @@ class Call:
         return len(self.shape(i))
 
     def sym(self, i: int, *, exact: bool = False) -> Sym:
-        """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
-        symbols for them would not do."""
+        """Input `i`'s known elements. Raises Unsupported where they are known only at run time; exact: numbers are
+        needed, symbols are not enough."""
         elements = self.value(i).sym
         if elements is None and not self.importer.wish(self.x(i), exact=exact) and not exact:
             elements = self.importer.computed_sizes(self.x(i))
@@ -294,16 +294,16 @@ class Call:
 
     def ints(self, i: int) -> tuple[int, ...]:
         """Input `i` as plain integers, flattened."""
-        out = self.dims(i, exact=True)
-        if any(isinstance(d, Dim) for d in out):
+        dims = self.dims(i, exact=True)
+        if any(isinstance(d, Dim) for d in dims):
             self.importer.wish(self.x(i), exact=True)
             raise Unsupported(
-                f"its input {self.proto.input[i]!r} depends on a dynamic size: [{', '.join(map(str, out))}]"
+                f"its input {self.proto.input[i]!r} depends on a dynamic size: [{', '.join(map(str, dims))}]"
             )
-        return tuple(int(d) for d in out)
+        return tuple(int(d) for d in dims)
 
     def array(self, i: int) -> np.ndarray:
-        """Input `i` as a constant of any size. Raises Unsupported where it is none."""
+        """Input `i` as a constant of any size. Raises Unsupported where it is not constant."""
         op = self.x(i).op
         if not isinstance(op, Const):
             self.importer.wish(self.x(i), exact=True)
@@ -325,7 +325,7 @@ class Call:
         return None
 
     def _sane(self, name: str, value: Attribute) -> Attribute:
-        """`value`, unless windows have no size or lie farther apart than positions can be counted."""
+        """`value`, checked: windows must have a size, and strides and dilations must fit the integer range."""
         numbers = value if isinstance(value, tuple) else (value,)
         if name in _POSITIVE_ATTRIBUTES and any(isinstance(v, int) and v < 1 for v in numbers):
             raise ImportModelError(f"the attribute {name!r}", expected="1 or more", got=value, where=self.loc)
@@ -351,7 +351,7 @@ class Call:
         return float(self._typed(name, default, (int, float)))
 
     def flag(self, name: str, default: int = 0) -> bool:
-        """Raises ImportModelError for anything but 0 and 1, which ONNX gives no meaning."""
+        """An attribute that is 0 or 1. Raises ImportModelError for other numbers, which ONNX does not define."""
         value = self.int(name, default)
         if value not in (0, 1):
             raise ImportModelError(f"the attribute {name!r}", expected="0 or 1", got=value, where=self.loc)
@@ -365,7 +365,7 @@ class Call:
         return tuple(int(v) for v in values)
 
     def int_list_of(self, name: str, count: int, default: int) -> tuple[int, ...]:
-        """`count` integers, by default all `default`. Raises ImportModelError for another number of them."""
+        """`count` integers, by default all equal to `default`. Raises ImportModelError for another count."""
         values = self.int_list(name, (default,) * count)
         if len(values) != count:
             raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=values, where=self.loc)
@@ -460,13 +460,13 @@ def register(name: str, row: Row, *, since: int = 1, domain: str = "") -> None:
 
 
 def find_row(domain: str, name: str, version: int) -> Row | None:
-    """The row that holds for `name` in opset `version`."""
+    """The row that applies to `name` in opset `version`."""
     rows = ROWS.get((domain, name), [])
     return next((row for since, row in rows if since <= version), None) or _registered_row(domain, name)
 
 
 def _registered_row(domain: str, name: str) -> Row | None:
-    """Of an op that the user registered: its inputs are the operands, its attributes keep their names."""
+    """A row for an op that the user registered: its inputs are the operands, its attributes keep their names."""
     registration = custom.find("onnx", f"{domain}::{name}")
     if registration is None:
         return None

@@ -1,6 +1,6 @@
-"""ONNX ops on symbolic values: which ops are computed at import when all that they read is known.
+"""ONNX ops on symbolic values: the ops that are evaluated at import when all their inputs are known.
 
-A rule takes the call and its inputs' known elements and gives the results' elements. `Shape`, `Size` and the sequence
+A rule takes the call and its inputs' known elements and returns the results' elements. `Shape`, `Size` and the sequence
 ops need only types and lengths.
 """
 
@@ -45,7 +45,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def fold_node(c: Call) -> list[Sym | Value] | None:
-    """The results of a node where they are known at import; None where it must be a node. Raises Unknown likewise."""
+    """The results of a node where they are known at import; returns None or raises Unknown where it must be a node."""
     kind = c.proto.op_type
     if kind == "Constant":
         return [_constant(c)]
@@ -54,23 +54,23 @@ def fold_node(c: Call) -> list[Sym | Value] | None:
     rule = RULES.get(kind)
     if rule is None or not c.inputs:
         return None
-    known: list[Sym] = []
+    operands: list[Sym] = []
     for v in c.inputs:
         if v is None:
             continue
-        # the size first: asking for the elements of a weight would read it
+        # the size is checked first: `sym` of a weight would read the weight
         if not isinstance(v, Value) or not _small(v) or v.sym is None:
             return None
-        known.append(v.sym)
+        operands.append(v.sym)
     try:
-        symbolic = rule(c, known)
+        symbolic = rule(c, operands)
     except (IndexError, ValueError):
         # malformed: the node's own row reports it
         return None
-    out = symbolic if isinstance(symbolic, list) else [symbolic]
-    if any(s.items.size > MAX_ELEMENTS for s in out):
+    results = symbolic if isinstance(symbolic, list) else [symbolic]
+    if any(s.items.size > MAX_ELEMENTS for s in results):
         return None
-    return list(out)
+    return list(results)
 
 
 def _small(v: Value) -> bool:
@@ -112,15 +112,15 @@ def _arithmetic(c: Call, xs: Sequence[Sym]) -> Sym:
         raise Unknown
     if c.proto.op_type == "Div" and dtype.is_integer:
         return Sym(dtype, rounded(dtype, elementwise(lambda a, b: _quotient(c, a, b), xs[0].items, xs[1].items)))
-    out = xs[0].items
+    items = xs[0].items
     for x in xs[1:]:
-        out = rounded(dtype, elementwise(lambda a, b: fn(dtype.is_float, a, b), out, x.items))
-    return Sym(dtype, out)
+        items = rounded(dtype, elementwise(lambda a, b: fn(dtype.is_float, a, b), items, x.items))
+    return Sym(dtype, items)
 
 
 def _quotient(c: Call, a: Element, b: Element) -> Element:
-    """a / b of integers. A size minus something may be negative, where truncation and floor differ: a model that
-    divides such a size is only meant for sizes where it is not."""
+    """a / b of integers. A difference of sizes may be negative, where truncation and floor differ: a model that divides
+    one is taken to be meant for sizes where it is not negative."""
     if isinstance(a, Dim) and isinstance(b, int) and b > 0 and c.importer.assume(a):
         return floordiv(a, b)
     return ARITHMETIC["Div"](False, a, b)
@@ -148,8 +148,8 @@ for _name in UNARY:
 
 @_rule("And", "Or")
 def _logic(c: Call, xs: Sequence[Sym]) -> Sym:
-    both = c.proto.op_type == "And"
-    return Sym(T.boolean, elementwise(lambda a, b: a and b if both else a or b, xs[0].items, xs[1].items))
+    is_and = c.proto.op_type == "And"
+    return Sym(T.boolean, elementwise(lambda a, b: a and b if is_and else a or b, xs[0].items, xs[1].items))
 
 
 @_rule("Cast")
@@ -168,10 +168,10 @@ def _where(c: Call, xs: Sequence[Sym]) -> Sym:
 
 
 def _numbers(x: Sym) -> tuple[int, ...]:
-    out = x.dims()
-    if any(isinstance(d, Dim) for d in out):
+    dims = x.dims()
+    if any(isinstance(d, Dim) for d in dims):
         raise Unknown
-    return tuple(int(d) for d in out)
+    return tuple(int(d) for d in dims)
 
 
 @_rule("Gather")
@@ -228,7 +228,7 @@ def _slice(c: Call, xs: Sequence[Sym]) -> Sym:
     cut = [slice(None)] * len(x.shape)
     for a, s, e, step in zip(axes, starts, ends, steps, strict=True):
         size = x.shape[normal_axis(a, len(x.shape))]
-        # ONNX's "to the end" going backwards is a number below -size
+        # with a negative step, ONNX writes "to the end" as a number below -size
         stop = None if step < 0 and e < -size else e
         start = None if step < 0 and s >= size else s
         cut[normal_axis(a, len(x.shape))] = slice(start, stop, step)
@@ -300,8 +300,8 @@ def _split(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     sizes = _numbers(xs[1]) if c.has(1) else c.int_list("split", ())
     if not sizes:
         count = c.int("num_outputs", c.result_count)
-        each = -(-x.shape[axis] // count)
-        sizes = tuple(min(each, x.shape[axis] - i * each) for i in range(count))
+        part_size = -(-x.shape[axis] // count)
+        sizes = tuple(min(part_size, x.shape[axis] - i * part_size) for i in range(count))
     if sum(sizes) != x.shape[axis]:
         raise Unknown
     return [Sym(x.dtype, part) for part in np.split(x.items, np.cumsum(sizes)[:-1], axis=axis)]
@@ -321,15 +321,15 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
         raise Unknown
     kept_axes = [i for i in range(len(x.shape)) if i not in which]
     lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
-    out = np.empty(lines.shape[:-1], object)
+    results = np.empty(lines.shape[:-1], object)
     step = ARITHMETIC[_REDUCTIONS[c.proto.op_type]]
     floats = x.dtype.is_float
-    for at in np.ndindex(*out.shape):
-        line = list(lines[at])
-        out[at] = reduce_elements(line[1:], lambda a, b: step(floats, a, b), line[0])
+    for index in np.ndindex(*results.shape):
+        line = list(lines[index])
+        results[index] = reduce_elements(line[1:], lambda a, b: step(floats, a, b), line[0])
     if c.int("keepdims", 1):
-        out = np.expand_dims(out, which)
-    return Sym(x.dtype, rounded(x.dtype, out))
+        results = np.expand_dims(results, which)
+    return Sym(x.dtype, rounded(x.dtype, results))
 
 
 @_rule("NonZero")

@@ -1,4 +1,4 @@
-"""Functions: the order of a graph's nodes, which of them are needed, and the bodies that ONNX defines ops by."""
+"""The order of a graph's nodes, which of them are needed, and the function bodies by which ONNX defines ops."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FLOAT = TensorProto.FLOAT
 
 
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
-    """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
-    cannot be."""
+    """The nodes in topological order, which ONNX requires and some tools do not keep; unchanged where they already are
+    in order, or have a cycle."""
     producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     dependencies = {i: {producers[name] for name in reads(node) if name in producers} for i, node in enumerate(nodes)}
-    if all(j < i for i, others in dependencies.items() for j in others):
+    if all(j < i for i, predecessors in dependencies.items() for j in predecessors):
         return nodes
     try:
         return [nodes[i] for i in TopologicalSorter(dependencies).static_order()]
@@ -50,29 +50,29 @@ def reads(node: NodeProto) -> Iterable[str]:
 
 
 def resolved(proto: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
-    """`proto` with references to the attributes of the function around it replaced by their values."""
+    """`proto` with references to attributes of the enclosing function replaced by their values."""
     if not any(a.ref_attr_name for a in proto.attribute):
         return proto
-    out = NodeProto()
-    out.CopyFrom(proto)
-    del out.attribute[:]
+    copy = NodeProto()
+    copy.CopyFrom(proto)
+    del copy.attribute[:]
     for a in proto.attribute:
         attribute = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
         if attribute is not None:
-            out.attribute.add().CopyFrom(attribute)
-            out.attribute[-1].name = a.name
-    return out
+            copy.attribute.add().CopyFrom(attribute)
+            copy.attribute[-1].name = a.name
+    return copy
 
 
 def newest_opset() -> int:
-    """That the installed onnx package knows."""
+    """The newest opset that the installed onnx package knows."""
     import onnx
 
     return onnx.defs.onnx_opset_version()
 
 
 def schema_of(op_type: str, version: int, domain: str) -> Any:
-    """ONNX's definition of an op, of which the package's stubs do not list the functions; None where it has none."""
+    """ONNX's definition of an op, None where it has none. Any, as the package's stubs lack the definition's methods."""
     import onnx
 
     return onnx.defs.get_schema(op_type, version, domain) if onnx.defs.has(op_type, version, domain) else None
@@ -81,7 +81,7 @@ def schema_of(op_type: str, version: int, domain: str) -> Any:
 def schema_body(
     proto: NodeProto, domain: str, version: int, inputs: tuple[AnyValue | None, ...]
 ) -> FunctionProto | None:
-    """The body that ONNX defines the op by, if it does; some bodies depend on the inputs' types."""
+    """ONNX's function body of the op, if it has one; some bodies depend on the inputs' types."""
     schema = schema_of(proto.op_type, version, domain)
     if schema is None:
         return None
@@ -97,14 +97,14 @@ def schema_body(
         text = proto.SerializeToString()
         try:
             body = schema.get_context_dependent_function_with_opset_version(max(versions), text, types)
-        except RuntimeError as error:  # of its parser: names that its text cannot hold
+        except RuntimeError as error:  # of its parser: names that its text format cannot hold
             raise Unsupported(f"onnx cannot write its function out: {error}") from None
         return FunctionProto.FromString(body)
     return None
 
 
 def _type_proto(v: AnyValue | None) -> TypeProto:
-    """The type of a value that a body may depend on; onnx takes no sequence without a type."""
+    """The type of a value, on which a body may depend; onnx does not accept an untyped sequence."""
     from onnx import helper
 
     if isinstance(v, Sequence_):

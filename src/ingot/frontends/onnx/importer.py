@@ -1,4 +1,5 @@
-"""From an ONNX model to a graph: the file, what is asked for about its inputs, and one walk over its nodes (`walk`)."""
+"""From an ONNX model to a graph: reading the file, the caller's requests about inputs, and one walk over the nodes
+(`walk`)."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def import_onnx(
 
     outputs: names of values, made by nodes of the main graph, that are outputs beside the model's.
 
-    An input of integers that sizes depend on (a Reshape's shape) says so by its elements; the sizes stay dynamic.
+    An input of integers that sizes depend on (a Reshape's shape) has symbols as its elements; the sizes stay dynamic.
 
     An output that is a sequence (of known length) becomes one output per member: "name.0", "name.1", ...
 
@@ -87,15 +88,15 @@ def import_onnx(
 
 
 def open_axes(source: str | os.PathLike[str] | ModelProto) -> dict[str, list[int]]:
-    """By input, the axes whose sizes are symbols of the model alone."""
+    """By input, the axes whose sizes are single symbols of the model."""
     graph = read_model(source)[0].graph
     return {info.name: open_axes_of(info) for info in graph.input}
 
 
 def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
-    known = {o.name for o in model.graph.output}
-    made = {name for node in model.graph.node for name in node.output if name} - known
-    added = [ValueInfoProto(name=name) for name in dict.fromkeys(names) if name in made]
+    declared = {o.name for o in model.graph.output}
+    computed = {name for node in model.graph.node for name in node.output if name} - declared
+    added = [ValueInfoProto(name=name) for name in dict.fromkeys(names) if name in computed]
     if not added:
         return model
     changed = ModelProto()
@@ -105,8 +106,8 @@ def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
 
 
 def inner_values(source: str | os.PathLike[str] | ModelProto) -> list[str]:
-    """The names of the tensors that nodes of the main graph make, in their order. Sequences and optionals are left out,
-    and what is known to be none."""
+    """The names of the tensors that nodes of the main graph compute, in order, without sequences, optionals and values
+    that are known not to be tensors."""
     import onnx
 
     model = read_model(source)[0]
@@ -127,7 +128,7 @@ def _check_supported(walk: Walk, outputs: Iterable[ValueInfoProto], where: str) 
 
 
 def _results(infos: Iterable[ValueInfoProto], outputs: Iterable[AnyValue]) -> tuple[list[Node], list[str]]:
-    """The graph's results and their names: of a sequence its members'."""
+    """The graph's results and their names; a sequence has one for each member."""
     results: list[Node] = []
     names: list[str] = []
     for info, v in zip(infos, outputs, strict=True):

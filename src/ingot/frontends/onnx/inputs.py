@@ -1,4 +1,4 @@
-"""A model's inputs: their declared shapes as sizes, and what a caller asks for about them."""
+"""A model's inputs: their declared shapes as sizes, and a caller's requests about them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Dynamic = Mapping[str, Bound | Mapping[int, Bound]] | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of the caller about inputs, and facts that the import finds out about them.
+    """Requests of the caller about inputs, and facts about them that the import discovers.
 
-    equations: symbols of the model that stand for sizes of the graph: multiples, sums, other symbols, numbers.
+    equations: symbols of the model and the sizes that replace them: multiples, sums, other symbols, numbers.
     told: inputs whose elements are sizes.
     """
 
@@ -41,15 +41,15 @@ class Requests:
     told: frozenset[str] = frozenset()
 
     def with_equation(self, name: str, size: DimLike) -> Requests:
-        """The requests with one more symbol that stands for a size; the size may hold the symbol itself."""
-        known = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
-        return replace(self, equations={name: size, **known})
+        """The requests with one more symbol replaced by a size, which may contain the symbol itself."""
+        equations = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
+        return replace(self, equations={name: size, **equations})
 
     def with_told(self, names: Set[str]) -> Requests:
         return replace(self, told=self.told | names)
 
     def bounds(self, shapes: Mapping[str, Shape], names: Set[str]) -> Iterator[tuple[str, Bound, DimLike]]:
-        """(what was asked, as text; the size or bounds; which of the model's sizes is to have them)."""
+        """(the request as text; its size or bounds; the size of the model that it is for)."""
         for name, bound in self.dynamic.items() if isinstance(self.dynamic, Mapping) else ():
             if not isinstance(bound, Mapping):
                 yield f"dynamic[{name!r}]", bound, symbol(name) if name in names else dim_of_name(name)
@@ -65,7 +65,7 @@ class Requests:
 def bind_inputs(
     walk: Walk, scope: Scope, graph: GraphProto, cuts: Mapping[int, np.ndarray], requests: Requests
 ) -> list[Node]:
-    """Bind initializers, constants and inputs in `scope`; the graph's inputs.
+    """Bind initializers, constants and inputs in `scope`; returns the graph's inputs.
 
     Raises InputError for requests that do not fit them.
     """
@@ -115,7 +115,7 @@ def bind_inputs(
 
 
 def check_names(what: str, names: Sequence[str], where: str) -> None:
-    """Raise ImportModelError where two are equal: calls name them."""
+    """Raise ImportModelError for duplicate names: calls refer to inputs and outputs by name."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ImportModelError(f"{what} share a name", expected="each its own", got=twice, where=where)
@@ -158,7 +158,7 @@ def _shape(info: ValueInfoProto, given_sizes: Sequence[int | str] | None) -> Sha
 
 
 def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]) -> dict[str, DimLike]:
-    """What the model's symbols, `names`, stand for. The bounds asked for become the walk's."""
+    """The size that replaces each of the model's symbols `names`. Requested bounds become the walk's limits."""
     sizes: dict[str, DimLike] = dict(requests.equations)
     ranges: list[tuple[str, tuple[int, int | None], DimLike]] = []
     for what, bound, d in requests.bounds(shapes, names):
@@ -189,13 +189,13 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
 
 
 def open_axes_of(info: ValueInfoProto) -> list[int]:
-    """The axes of an input whose sizes are symbols alone."""
+    """The axes of an input whose sizes are single symbols."""
     dims = info.type.tensor_type.shape.dim
     return [i for i, d in enumerate(dims) if _symbol_name(_model_dim(d, f"{info.name}_{i}")) is not None]
 
 
 def _symbol_name(d: DimLike) -> str | None:
-    """The symbol that a size is."""
+    """The symbol of a size that is a single symbol, else None."""
     if isinstance(d, int) or len(d.terms) != 1:
         return None
     (mono, count), *_ = d.terms
@@ -205,22 +205,22 @@ def _symbol_name(d: DimLike) -> str | None:
 def _elements(name: str, kind: TensorType) -> Shape:
     """Symbols for the elements of an input that may hold sizes."""
     count = kind.size
-    few = isinstance(count, int) and count <= MAX_ELEMENTS and kind.dtype.is_integer
-    return tuple(symbol(f"{_word(name)}.{i}") for i in range(count)) if few else ()
+    is_size_like = isinstance(count, int) and count <= MAX_ELEMENTS and kind.dtype.is_integer
+    return tuple(symbol(f"{_word(name)}.{i}") for i in range(count)) if is_size_like else ()
 
 
 def check_dynamic(dynamic: object) -> None:
-    """Raise InputError unless it is what `import_onnx` says of it."""
+    """Raise InputError unless it has the form that `import_onnx` documents."""
     if dynamic is not None and not isinstance(dynamic, bool | Mapping):
         raise InputError("dynamic", expected="a bool, or sizes by name: {'batch': 1}", got=repr(dynamic))
     for name, bound in dynamic.items() if isinstance(dynamic, Mapping) else ():
         if not isinstance(bound, Mapping):
             _check_bound(f"dynamic[{name!r}]", bound)
             continue
-        for axis, one in bound.items():
+        for axis, axis_bound in bound.items():
             if not isinstance(axis, int):
                 raise InputError(f"dynamic[{name!r}]", expected="sizes by axis: {0: 1}", got=repr(axis))
-            _check_bound(f"dynamic[{name!r}][{axis}]", one)
+            _check_bound(f"dynamic[{name!r}][{axis}]", axis_bound)
 
 
 def _check_bound(what: str, bound: object) -> None:
@@ -234,7 +234,7 @@ def _check_bound(what: str, bound: object) -> None:
 def _model_dim(dim: TensorShapeProto.Dimension, fresh: str) -> DimLike:
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return dim.dim_value
-    # "?" and the like are no names: each such size is its own
+    # "?" and the like are no names: each such size is an independent symbol
     return dim_of_name(dim.dim_param if re.search(r"\w", dim.dim_param) else fresh)
 
 
@@ -245,7 +245,7 @@ _RESERVED = ("max", "min")
 def dim_of_name(text: str) -> DimLike:
     """A dim_param as a size: an expression over symbols ("2*s0", "past + length") or one symbol of that name, with
     characters that no name may hold replaced by `_` ("batch-size" -> batch_size)."""
-    text = re.sub(r"[.$]", "_", text.strip())  # what marks symbols that are told by data
+    text = re.sub(r"[.$]", "_", text.strip())  # these mark symbols that data determines
     if _NAME_PATTERN.match(text) and text not in _RESERVED:
         return symbol(text)
     # a hyphen without spaces belongs to a name
@@ -260,6 +260,6 @@ def dim_of_name(text: str) -> DimLike:
 
 
 def _word(text: str) -> str:
-    """A name of the letters, digits and underscores in `text`."""
+    """A name from the letters, digits and underscores of `text`."""
     name = re.sub(r"\W", "_", text)
     return name if _NAME_PATTERN.match(name) and name not in _RESERVED else f"d_{name}"

@@ -1,4 +1,4 @@
-"""Nodes of opsets 1 to 6 as opset 7 writes them, so that rows and folding rules know one form.
+"""Nodes of opsets 1 to 6 rewritten as in opset 7, so that rows and folding rules see one form.
 
 Add(a, b, axis=1, broadcast=1)   ->   Add(a, b reshaped to [C, 1, 1])
 Reshape(x, shape=[2, 3])         ->   Reshape(x, [2, 3])
@@ -22,13 +22,13 @@ OPSET = 7
 
 
 def modern(c: Call) -> Call:
-    """The call as one of opset 7. Raises Unsupported for what has no such form."""
+    """The call as one of opset 7. Raises Unsupported where it has no such form."""
     upgrade = _UPGRADES.get(c.proto.op_type)
     return c if upgrade is None else upgrade(c)
 
 
 def _changed_call(c: Call, inputs: Sequence[AnyValue | None] | None = None, **attributes: object) -> Call:
-    """The call with other inputs, and some attributes set."""
+    """The call with `inputs` in place of its own, and with some attributes set."""
     from onnx import helper
 
     proto = NodeProto()
@@ -50,7 +50,7 @@ def _reshaped(v: Value, shape: Shape) -> Value:
 
 
 def _aligned(c: Call, axis: int) -> Call:
-    """The second operand's first axis is the first one's `axis`."""
+    """The call with its second operand reshaped so that its first axis lines up with `axis` of the first."""
     trailing = c.rank(0) - axis - c.rank(1)
     if trailing < 0:
         raise Unsupported(f"operands {c.type(0)} and {c.type(1)} aligned at axis {axis}")
@@ -73,12 +73,12 @@ def _reshape(c: Call) -> Call:
 
 
 def _cast(c: Call) -> Call:
-    to = c.attr("to")
-    if not isinstance(to, str):
+    type_name = c.attr("to")
+    if not isinstance(type_name, str):
         return c
-    code = dict(TensorProto.DataType.items()).get(to.upper())
+    code = dict(TensorProto.DataType.items()).get(type_name.upper())
     if code is None:
-        raise Unsupported(f"element type {to!r}")
+        raise Unsupported(f"element type {type_name!r}")
     return _changed_call(c, to=code)
 
 

@@ -1,5 +1,5 @@
-"""ONNX's messages, as its package defines them, without the package around them: it imports 150 modules, which takes
-as long as compiling a small model. What else of it is needed (schemas, helpers) is imported where it is used."""
+"""ONNX's protobuf classes without the rest of the onnx package, which imports 150 modules, as slow as compiling a small
+model. Other parts of it (schemas, helpers) are imported where they are used."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 else:
 
     def _messages() -> ModuleType:
-        """The module of generated classes, on its own: protobuf makes each class once, so they are those of the package
-        whichever comes first."""
+        """The module of generated classes alone: protobuf creates each class once, so they are the package's classes,
+        whichever is imported first."""
         spec = None if "onnx" in sys.modules else find_spec("onnx")
         generated = Path(spec.origin or "").with_name("onnx_ml_pb2.py") if spec is not None else None
         if generated is None or not generated.is_file():
             import onnx
 
             return onnx
-        alone = spec_from_file_location("ingot.frontends.onnx._messages", generated)
-        module = module_from_spec(alone)
-        alone.loader.exec_module(module)
+        messages_spec = spec_from_file_location("ingot.frontends.onnx._messages", generated)
+        module = module_from_spec(messages_spec)
+        messages_spec.loader.exec_module(module)
         return module
 
     _made = _messages()

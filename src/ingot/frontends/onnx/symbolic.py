@@ -5,7 +5,7 @@
 
 Exporters compute shapes with tensor ops (Shape, Gather, Concat, Reshape, ...). Each rule here is one such op on known
 elements, so that a shape stays an expression over the model's symbols and never becomes run-time work. A rule raises
-`Unknown` where the answer depends on sizes that only the run knows; the op is then imported as an ordinary node.
+`Unknown` where the result depends on sizes that are known only at run time; the op is then imported as a plain node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """num / den, den > 0: what a size becomes in float arithmetic, before it is rounded to a size again."""
+    """num / den, den > 0: a size in float arithmetic, before it is rounded to a size again."""
 
     num: DimLike
     den: DimLike
@@ -70,12 +70,12 @@ class Sym:
     def of_array(array: np.ndarray) -> Sym:
         """From a constant."""
         flat = array.reshape(-1)
-        out = np.empty(array.size, object)
-        out[:] = (flat.astype(np.float64) if T.dtype_of(array).is_float else flat).tolist()
-        return Sym.of(T.dtype_of(array), out.reshape(array.shape))
+        items = np.empty(array.size, object)
+        items[:] = (flat.astype(np.float64) if T.dtype_of(array).is_float else flat).tolist()
+        return Sym.of(T.dtype_of(array), items.reshape(array.shape))
 
     def to_array(self) -> np.ndarray:
-        """The constant that it is. Only where `is_constant`."""
+        """As a constant array. Only where `is_constant`."""
         flat = np.array(self.items.reshape(-1).tolist(), np.float64 if self.dtype.is_float else None)
         return flat.astype(self.dtype.numpy).reshape(self.items.shape)
 
@@ -216,12 +216,12 @@ def _pow(floats: bool, a: Element, b: Element) -> Element:
     if not (_is_number(a) and _is_number(b)) or (not floats and b < 0):
         raise Unknown
     try:
-        out = a**b
+        power = a**b
     except (ZeroDivisionError, OverflowError):
         raise Unknown from None
-    if isinstance(out, complex):
+    if isinstance(power, complex):
         raise Unknown
-    return out
+    return power
 
 
 ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
@@ -230,7 +230,7 @@ ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
 
 
 def equal(a: Element, b: Element) -> bool:
-    """Whether a == b for all values of the symbols. Raises Unknown where it differs."""
+    """Whether a == b for all values of the symbols. Raises Unknown where it depends on them."""
     if (_is_number(a) and _is_number(b)) or a == b:
         return bool(a == b)
     return sign_of(_sub(True, a, b)) == 0
@@ -307,16 +307,16 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
         raise Unknown from None
     if math.prod(shape) > MAX_ELEMENTS:
         raise Unknown
-    out = np.empty(shape, object)
+    results = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
-    flat = out.reshape(-1)
+    flat = results.reshape(-1)
     for i, items in enumerate(zip(*flat_arrays, strict=True)):
         flat[i] = fn(*items)
     return flat.reshape(shape)
 
 
 def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
-    """Plain elements as `dtype` holds them: floats rounded, integers wrapped. Dims and ratios stay."""
+    """Numbers as `dtype` represents them: floats rounded, integers wrapped. Dims and ratios are unchanged."""
 
     def one(v: Element) -> Element:
         if isinstance(v, Dim | Ratio):
@@ -371,7 +371,7 @@ def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
 
 def fold(items: Sequence[Element], step: Callable[[Element, Element], Element], initial: Element) -> Element:
     """A reduction over elements."""
-    out = initial
+    total = initial
     for v in items:
-        out = step(out, v)
-    return out
+        total = step(total, v)
+    return total

@@ -46,7 +46,7 @@ DTYPES: dict[int, DType] = {
 }
 CODES: dict[DType, int] = {v: k for k, v in DTYPES.items()}
 
-# numpy dtype of each typed field's items and how an element is stored in it
+# by typed field: the numpy dtype of its items and how an element is stored in them
 _WORD_FIELDS = {
     "int32_data": np.int32,
     "int64_data": np.int64,
@@ -90,9 +90,9 @@ def type_text(declared: TypeProto) -> str:
 
 
 class ExternalData:
-    """The files that a model's weights lie in, mapped once each; only files inside the model's folder are opened.
+    """The files with a model's external weights, each mapped once; only files inside the model's folder are opened.
 
-    model: the model's file; None for a model without one.
+    model: the model's file; None for a model in memory.
     """
 
     def __init__(self, model: Path | None):
@@ -145,9 +145,9 @@ class ExternalData:
             raise ImportModelError("external data has no usable location", got=repr(location), where=where)
         path = Path(location)
         folders = list(folders_of(self.model))
-        # where the model is a link, its data may be beside what it leads to
+        # where the model is a symbolic link, its data may be in the folder of the link's target
         folder = next((f for f in folders if os.path.lexists(f / path)), folders[0])
-        # with links resolved, so that one out of the folder is caught as well as `..`
+        # links are resolved, so that a link out of the folder is caught as `..` is
         escapes = path.is_absolute() or "\\" in location or ".." in path.parts or not is_inside(folder / path, folder)
         real = Path(os.path.realpath(folder / path))
         if escapes:

@@ -1,7 +1,7 @@
-"""An ONNX model for training: parameters become inputs, and what inference fixed moves again.
+"""An ONNX model for training: parameters become inputs, and layers are switched to training mode.
 
-Batch norms normalize by their batch and keep running statistics, dropout drops; the model that users get back is their
-own with other initializers.
+Batch norms normalize by batch statistics and update running ones, and dropout is active. Users get their model back
+with new initializers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingot.support.errors import select_trainable
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _MIN_IR_VERSION = 4  # the first version of files whose initializers need not be inputs
-# operands that say how an op works and are nothing that it learns
+# operands that configure an op and are not learned
 _SETTING_OPERANDS = {
     "Resize": (1, 2), "Upsample": (1,), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "Clip": (1, 2),
     "Pad": (2,), "Pow": (1,), "Dropout": (1,), "Range": (0, 1, 2), "OneHot": (2,), "BatchNormalization": (3, 4),
@@ -36,8 +36,8 @@ _OPS_WITH_SCALAR_WEIGHTS = frozenset(
 
 @dataclass(frozen=True)
 class TrainableModel:
-    """graph: its inputs are the model's, then parameters, then buffers, each under its own name; its outputs the
-    buffers' next values, then the model's."""
+    """graph: its inputs are the model's, then parameters, then buffers, by their names; its outputs are the buffers'
+    next values, then the model's outputs."""
 
     graph: Graph
     parameters: Mapping[str, np.ndarray]
@@ -50,7 +50,7 @@ def import_trainable(
 ) -> TrainableModel:
     """patterns: of the names of initializers to train; by default all floats that no op takes as a setting.
 
-    Raises what `import_onnx` raises, and InputError for patterns that fit nothing or integers.
+    Raises as `import_onnx` does, and InputError for patterns that match nothing, or integers.
     """
     model, arrays = _loaded(source)
     buffers = _training(model)
@@ -73,11 +73,11 @@ def import_trainable(
     graph = import_onnx(changed, dynamic=dynamic)  # type: ignore[arg-type]  # checked there
 
     def restore(values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-        out, _ = _loaded(source)
-        for t in out.graph.initializer:
+        restored, _ = _loaded(source)
+        for t in restored.graph.initializer:
             if t.name in values:
                 t.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values[t.name]), t.name))
-        return out
+        return restored
 
     parameters = {name: arrays[name] for name in learned}
     return TrainableModel(graph, parameters, {name: arrays[name] for name in buffers}, restore)
@@ -104,7 +104,7 @@ def _loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.Mode
 
 
 def _lift_constants(model: onnx.ModelProto, arrays: dict[str, np.ndarray], external: ExternalData) -> None:
-    """Constant nodes as initializers, in a file that has all its weights in these, as PaddlePaddle's and OpenVINO's."""
+    """Turn Constant nodes into initializers, in a file that stores all its weights so (PaddlePaddle, OpenVINO)."""
     kept_nodes: list[onnx.NodeProto] = []
     for n in model.graph.node:
         t = n.attribute[0].t if n.op_type == "Constant" and n.attribute[0].name == "value" else None
@@ -118,9 +118,9 @@ def _lift_constants(model: onnx.ModelProto, arrays: dict[str, np.ndarray], exter
 
 
 def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
-    """Give each reader of what an exporter merged a tensor of its own. Exporters store equal tensors once, and in a net
-    that has not learned yet all scales and variances are ones, all shifts and means zeros. Running statistics follow
-    the inputs of their own norm, so that no two norms share them."""
+    """Give each reader of a tensor that an exporter deduplicated a tensor of its own. Exporters store equal tensors
+    once, and in an untrained net all scales and variances are ones, all shifts and means zeros. Running statistics
+    follow the inputs of their own norm, so no two norms share them."""
     tensors = {t.name for t in model.graph.initializer}
     floats = {t.name for t in model.graph.initializer if t.data_type in _FLOATS}
     copies = _copies(model.graph, tensors)
@@ -128,9 +128,7 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
     reads = [r for r in reads if r[2] in floats and r[0].output[0] not in copies]
     merged = _merged(reads, arrays)
     names_in_use: set[str] = set()
-    by_layer: dict[
-        tuple[str, int, str], str
-    ] = {}  # what a layer reads in a place, by the tensor that it was merged with
+    by_layer: dict[tuple[str, int, str], str] = {}  # the copies, by deduplicated tensor, layer and operand index
     for n, i, source in reads:
         if source not in merged and not _is_statistic(n, i):
             continue
@@ -153,18 +151,22 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _merged(reads: Sequence[tuple[onnx.NodeProto, int, str]], arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """The tensors of one repeated number, where the file tells that no layer which is called twice reads them: some
-    serve in several roles, or nothing else is read twice, and then it is those that layers begin with."""
-    one = {name for _, _, name in reads if _is_one_number(arrays[name])}
-    roles = {name: {(n.op_type, i) for n, i, source in reads if source == name} for name in one}
+    """The tensors of one repeated number that were deduplicated, rather than read by a layer that is called twice:
+    there are some in several roles; or nothing else is read twice, and they have the initial values 0 or 1."""
+    repeated = {name for _, _, name in reads if _is_one_number(arrays[name])}
+    roles = {name: {(n.op_type, i) for n, i, source in reads if source == name} for name in repeated}
     if any(len(r) > 1 for r in roles.values()):
-        return one
-    others = [name for _, _, name in reads if name not in one and arrays[name].size > 1]
-    return {name for name in one if arrays[name].flat[0] in (0, 1)} if len(others) == len({*others}) else set()
+        return repeated
+    others_read = [name for _, _, name in reads if name not in repeated and arrays[name].size > 1]
+    return (
+        {name for name in repeated if arrays[name].flat[0] in (0, 1)}
+        if len(others_read) == len({*others_read})
+        else set()
+    )
 
 
 def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
-    """Initializers by the results of Identity that are the same, as some exporters write what they merged."""
+    """Initializers by the results of Identity nodes that copy them, as some exporters write deduplicated tensors."""
     sources: dict[str, str] = {}
     for n in graph.node:
         if n.op_type == "Identity" and sources.get(n.input[0], n.input[0]) in tensors:
@@ -173,8 +175,8 @@ def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
 
 
 def _layer(model: onnx.ModelProto, n: onnx.NodeProto, name: str) -> str | None:
-    """The layer that reads a tensor, where PyTorch's exporters tell, so that one which is called twice stays one: the
-    module that a norm's metadata name, or the tensor's name where all that was merged is an Identity of its own."""
+    """The layer that reads a tensor, as far as PyTorch's exporters record it, so that a layer called twice keeps one
+    tensor: the module in a norm's metadata, or the tensor's name where each deduplicated tensor has its Identity."""
     metadata = {p.key: p.value for p in n.metadata_props}
     classes = metadata.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
     scopes, _, operation = metadata.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
@@ -200,17 +202,18 @@ def _add(model: onnx.ModelProto, name: str, a: np.ndarray) -> None:
 
 
 def _training(model: onnx.ModelProto) -> dict[str, str]:
-    """Batch norms and dropout of the main graph as in training; running statistics and names of their next values."""
+    """Switch batch norms and dropout of the main graph to training; returns the names of running statistics' next
+    values by those of the statistics."""
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     constants = {t.name for t in model.graph.initializer}
     next_names: dict[str, str] = {}
     for n in model.graph.node:
         if n.op_type == "Dropout" and n.domain == "" and version >= 12:
-            on = f"{n.output[0]}.training"
-            model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), on))
+            flag = f"{n.output[0]}.training"
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), flag))
             ratio = n.input[1] if len(n.input) > 1 else ""
             del n.input[1:]
-            n.input.extend([ratio, on])
+            n.input.extend([ratio, flag])
         elif n.op_type == "Dropout" and n.domain == "":
             n.attribute.append(helper.make_attribute("training_mode", 1))
         if n.op_type != "BatchNormalization" or not constants.issuperset(n.input[3:5]):
@@ -249,12 +252,12 @@ def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:
 
 
 def _is_mask(a: np.ndarray) -> bool:
-    """Whether some number stands for minus infinity: no weight is that large."""
+    """Whether some element stands for minus infinity: no weight is that large."""
     return bool((~(np.abs(a) < ml_dtypes.finfo(a.dtype).max)).any())
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[tuple[str, str, int]]:
-    """(what is read, by an op of which type, as which operand), in this graph and those inside."""
+    """(value read, type of the reading op, operand index), in this graph and its subgraphs."""
     for n in graph.node:
         yield from ((name, n.op_type, i) for i, name in enumerate(n.input) if name)
         for a in n.attribute:

@@ -1,4 +1,4 @@
-"""One walk over the nodes of a model: values by name, an op's row or function for each node.
+"""One walk over the nodes of a model, which imports each by its op's row or function; values are bound by name.
 
 initializers, inputs  ->  values by name
 node                  ->  a symbolic value (rules in `fold`), the row of its op (tables in `rows`), or its
@@ -54,19 +54,19 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_time, max_run_time_size, spend_node
 
 _MIN_OPSET = 1
-_KNOWN_OPSET = 22  # to the oldest onnx package that is supported; a newer one is asked for what is newer
+_KNOWN_OPSET = 22  # of the oldest supported onnx package; a newer package is asked about newer opsets
 _SPARSE_LIMIT = {"bytes": 1 << 30}
-# deeper nesting than any exporter writes; a self-referencing function would never end
+# deeper nesting than any exporter writes; bounds the inlining of recursive functions
 _MAX_DEPTH = 64
-# of domains
+# why a domain's ops are refused
 _REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it optimized up to ORT_ENABLE_EXTENDED"}
-# ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
+# ops of com.microsoft that equal ONNX's of this version, unless they have attributes that ONNX's lack
 _PREVIEW_OPSETS = {"CausalConvWithState": 27, "LinearAttention": 27}
-# sizes of one node that are taken for equal, one after another
+# the most pairs of sizes that are equated for one node
 _MAX_EQUATIONS = 8
-# of a shape, or of pads, that the run computes
+# the most elements of a shape, or of pads, that are computed at run time
 _MAX_COMPUTED = 32
-# of sizes that networks halve time and again
+# the largest factor of sizes that networks halve repeatedly
 _MAX_FACTOR = 128
 
 
@@ -82,11 +82,11 @@ def opsets(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
     version = versions.get("")
     if version is None or _MIN_OPSET <= version <= _KNOWN_OPSET:
         return versions
-    known = newest_opset()
-    if not _MIN_OPSET <= version <= known:
+    newest = newest_opset()
+    if not _MIN_OPSET <= version <= newest:
         raise ImportModelError(
             "unsupported opset",
-            expected=f"ai.onnx {_MIN_OPSET} to {known} (the newest in the installed onnx package)",
+            expected=f"ai.onnx {_MIN_OPSET} to {newest} (the newest in the installed onnx package)",
             got=version,
             where=where,
             fix="convert the model with onnx.version_converter, or upgrade the onnx package",
@@ -96,7 +96,7 @@ def opsets(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Scope:
-    """Values by name, in one graph or function; `parent` is the graph around it."""
+    """Values by name, in one graph or function; parent: the scope of the enclosing graph."""
 
     versions: Mapping[str, int]
     parent: Scope | None
@@ -126,7 +126,7 @@ class Walk:
         self.where = where
         self.refused: list[UnsupportedOp] = []
         self.symbols: frozenset[str] = frozenset()
-        # bounds of symbols beside (1, None)
+        # bounds of symbols that are not (1, None)
         self.limits: dict[str, Interval] = {}
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
@@ -134,7 +134,7 @@ class Walk:
         self.sizes = Sizes()
         self._draws = 0
         self.wishes = Wishes()
-        # what symbols are in an example call
+        # the values of symbols in an example call
         self.example: Mapping[str, int] | None = None
 
     def random_key(self, seed: int | None) -> Node:
@@ -208,7 +208,7 @@ class Walk:
             self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
             results = [Missing()] * len(proto.output)
         except ShapeError as e:
-            # sizes that data tells fit for some data: the program is then one for each
+            # sizes determined by data fit only some data: the values must then be known, one program for each
             values = [v for v in inputs if isinstance(v, Value)]
             sizes = [d for v in values for d in (*v.type.shape, *(v.sym.items.flat if v.sym else ()))]
             sized = [ops.DimValue(d)() for d in sizes if isinstance(d, Dim) and told_symbols(d)]
@@ -218,11 +218,11 @@ class Walk:
                 return
             if loc in str(e):
                 raise
-            # the node says more than the operand that the error was put down to
+            # the node's location says more than the operand's that the error has
             text = str(e).removesuffix(f" at {e.where}")
             raise ShapeError(text, where=f"{loc} ({_full_name(proto)})") from e
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            # rows take a node to be as ONNX defines it: no operand too few, an axis for each size
+            # rows do not check that a node is well-formed (number of operands, axes in range)
             raise ImportModelError(
                 "a node is malformed",
                 got=f"{type(e).__name__}: {e}",
@@ -234,7 +234,7 @@ class Walk:
                 scope.values[name] = v
 
     def _is_known(self, proto: NodeProto, scope: Scope) -> bool:
-        """Whether there is a way to import the op at all, whatever its inputs are."""
+        """Whether the op can be imported at all, for some inputs."""
         domain = _domain(proto.domain)
         version = scope.versions.get(domain, 1)
         if (domain, proto.op_type) in self.functions or find_row(domain, proto.op_type, version) is not None:
@@ -256,8 +256,7 @@ class Walk:
     def _import_with_equal_sizes(
         self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
     ) -> Sequence[AnyValue | None]:
-        """Import a node; sizes that would have to be equal and have other names are taken for equal, which calls
-        check."""
+        """Import a node; where sizes must be equal but have different symbols, they are equated, which calls check."""
         for _ in range(_MAX_EQUATIONS):
             try:
                 return self._import(proto, scope, loc, inputs)
@@ -266,14 +265,14 @@ class Walk:
         return self._import(proto, scope, loc, inputs)
 
     def _with_equal(self, e: ShapeError, inputs: tuple[AnyValue | None, ...], loc: str) -> tuple[AnyValue | None, ...]:
-        """The operands written with one of the two sizes that have to be equal. Raises Equation where one is solved
-        for a symbol of the inputs, and `e` where they are never equal or where an input's data tells them."""
+        """The operands with one of the two sizes of `e` replaced by the other. Raises Equation where they can be solved
+        for a symbol of the inputs, and `e` where they are never equal or an input's data determines them."""
         sizes = tuple(d for d in e.sizes or () if isinstance(d, int | Dim))
         if len(sizes) != 2 or any(map(told_symbols, sizes)):
             raise e
         _equal_for_multiples(e)
         kept_size, other = sizes
-        # of two names the first stays; a number stands for a name
+        # of two symbols the first is kept; a number replaces a symbol
         solved = solve_equal(other, kept_size) or solve_equal(kept_size, other)
         if solved is not None and solved[0] in self.symbols:
             raise Equation(*solved)
@@ -281,14 +280,14 @@ class Walk:
             self.require_equal(kept_size, other, "")
         except Unsupported:
             raise e from None
-        new = tuple(
+        rewritten = tuple(
             Value(_written(v.node, other, kept_size)) if isinstance(v, Value) and other in v.type.shape else v
             for v in inputs
         )
-        written = [a for a, b in zip(new, inputs, strict=True) if a is not b]
-        if not written:
+        changed = [a for a, b in zip(rewritten, inputs, strict=True) if a is not b]
+        if not changed:
             raise e
-        return new
+        return rewritten
 
     def _import(
         self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
@@ -348,8 +347,8 @@ class Walk:
         return [inner.get(name) for name in function.output]
 
     def assume(self, size: DimLike) -> bool:
-        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists. Numbers that data tells, or that
-        the run finds, are left as they are: what they are must not be guessed."""
+        """Require `size` >= 0 by a bound of its symbol; returns whether such a bound exists. There is none for sizes
+        that data determines or that are found at run time: nothing must be assumed of them."""
         if told_symbols(size) or any(map(is_computed, symbols_of(size))):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
@@ -360,7 +359,7 @@ class Walk:
 
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
-        `what` where that is never so."""
+        `what` where it can never hold."""
         upper = bounds(size, self.limits)[1]
         if upper is not None and upper < 0:
             raise Unsupported(what)
@@ -369,16 +368,16 @@ class Walk:
 
     def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
         """Require that two sizes are equal; as `require`."""
-        for rest in (a - b, b - a):
-            upper = bounds(rest, self.limits)[1]
+        for difference in (a - b, b - a):
+            upper = bounds(difference, self.limits)[1]
             if upper is not None and upper < 0:
                 raise Unsupported(what)
-            if isinstance(rest, Dim):
-                self.conditions[rest] = None
+            if isinstance(difference, Dim):
+                self.conditions[difference] = None
 
     def computed_sizes(self, node: Node) -> Sym | None:
-        """The elements of `node` as sizes that come from other sizes, or that the run finds; None where there are too
-        many, or no integers."""
+        """The elements of `node` as sizes, computed from other sizes or found at run time; None where there are too
+        many, or where they are no integers."""
         count = node.type.size
         if not node.dtype.is_integer or not isinstance(count, int) or count > _MAX_COMPUTED:
             return None
@@ -398,12 +397,12 @@ class Walk:
         return self.limits, dict(self.conditions), list(self.refused)
 
     def roll_back(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `checkpoint`."""
+        """Discard all requirements and refusals since `checkpoint`."""
         self.limits, self.conditions, self.refused = mark  # type: ignore[assignment]
 
     def decide(self, node: Node, what: str) -> bool | None:
-        """What a condition is that a row must know. It becomes one of the call where sizes say it; None where only the
-        run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
+        """The value of a condition that a row must know; None where it is known only at run time. Where sizes decide
+        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it."""
         if not self.wishes.comes_from_sizes(node):
             if self.wishes.add(node, exact=True):
                 raise Unsupported(what)
@@ -418,30 +417,30 @@ class Walk:
         return bool(value)
 
     def wish(self, node: Node, *, exact: bool) -> bool:
-        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Whether that
-        can be: not where a loop changes them."""
+        """Record that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Returns
+        whether that is possible: not where a loop changes them."""
         return self.wishes.add(node, exact)
 
     def note_capture(self, inner: Node, outer: Node) -> None:
-        """`inner` is what a body's graph calls `outer`."""
+        """Record that `inner` is an input of a body's graph that stands for the outer value `outer`."""
         self.wishes.captured[inner] = outer
 
 
 def _parts(node: Node, count: int) -> Sequence[Node]:
-    """The elements of a tensor, one by one, as they were put together: what bounds one need not bound the others."""
+    """The elements of a tensor as scalars, traced back to their own computations, so that each has its own bounds."""
     if count == 1:
         return (node,)
-    whole = node
-    while isinstance(whole.op, ops.Reshape):
-        (whole,) = whole.inputs
-    if isinstance(whole.op, ops.Concat) and whole.op.dimension == 0:
-        return [part for x in whole.inputs if isinstance(n := x.type.size, int) for part in _parts(x, n)]
-    if isinstance(whole.op, ops.BroadcastInDim) and whole.inputs[0].type.size == 1:
-        return whole.inputs * count
-    if category(whole.op) is Category.ELEMENTWISE:
-        columns = ([ops.reshape(part, ()) for part in _parts(x, count)] for x in whole.inputs)
-        return [whole.op(*values) for values in zip(*columns, strict=True)]
-    line = ops.reshape(whole, (count,))
+    source = node
+    while isinstance(source.op, ops.Reshape):
+        (source,) = source.inputs
+    if isinstance(source.op, ops.Concat) and source.op.dimension == 0:
+        return [part for x in source.inputs if isinstance(n := x.type.size, int) for part in _parts(x, n)]
+    if isinstance(source.op, ops.BroadcastInDim) and source.inputs[0].type.size == 1:
+        return source.inputs * count
+    if category(source.op) is Category.ELEMENTWISE:
+        columns = ([ops.reshape(part, ()) for part in _parts(x, count)] for x in source.inputs)
+        return [source.op(*values) for values in zip(*columns, strict=True)]
+    line = ops.reshape(source, (count,))
     return [ops.index_axis(line, 0, i) for i in range(count)]
 
 
@@ -449,19 +448,19 @@ def _is_adopted(proto: NodeProto, domain: str) -> bool:
     version = _PREVIEW_OPSETS.get(proto.op_type, 0)
     if domain != "com.microsoft" or not 0 < version <= newest_opset():
         return False
-    known = schema_of(proto.op_type, version, "").attributes
-    return all(a.name in known for a in proto.attribute)
+    attributes = schema_of(proto.op_type, version, "").attributes
+    return all(a.name in attributes for a in proto.attribute)
 
 
 def _written(x: Node, old: DimLike, new: DimLike) -> Node:
-    """`x` with sizes `old` written as `new`, which they are equal to."""
+    """`x` with sizes `old` rewritten as the equal size `new`."""
     shape = tuple(new if d == old else d for d in x.shape)
     return x if shape == x.shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def _equal_for_multiples(e: ShapeError) -> None:
-    """Raise Equation where the sizes that differ are equal for all multiples of a number: an image cut in half several
-    times and enlarged again meets itself."""
+    """Raise Equation where the sizes that differ are equal for all multiples of a number, such as those of an image
+    that is halved several times, enlarged again and added to itself."""
     sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
     if len(sizes) == 2:
         names = sorted(symbols_of(sizes[0]) & symbols_of(sizes[1]))
@@ -482,5 +481,5 @@ def _fold(call: Call) -> list[AnyValue | None] | None:
 
 
 def _values(result: Result) -> list[AnyValue | None]:
-    many = result if isinstance(result, Sequence) else (result,)
-    return [Value(v) if isinstance(v, Node) else v for v in many]
+    values = result if isinstance(result, Sequence) else (result,)
+    return [Value(v) if isinstance(v, Node) else v for v in values]

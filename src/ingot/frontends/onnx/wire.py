@@ -1,8 +1,8 @@
 """Reading an ONNX file without reading its weights.
 
-A `ModelProto` is mapped into memory and walked at the level of protobuf's wire format. The large `raw_data` fields of
-the graph's initializers are cut out, what remains (a few hundred kilobytes) is parsed as usual, and the cut ranges are
-handed back as views of the mapping:
+A `ModelProto` is mapped into memory and scanned at the level of protobuf's wire format. The large `raw_data` fields of
+the graph's initializers are cut out, the rest (a few hundred kilobytes) is parsed as usual, and the cut ranges are
+returned as views of the mapping:
 
     [.. graph: [.. initializer: [dims name RAW] ..] ..]   ->   [.. graph: [.. initializer: [dims name] ..] ..], RAW
 
@@ -16,7 +16,7 @@ from ingot.frontends.shared.wire import BYTES, Source, fields
 MODEL_GRAPH = 7
 GRAPH_INITIALIZER = 5
 TENSOR_RAW_DATA = 9
-# smaller payloads stay in the parsed message: a view of the mapping would not pay
+# smaller payloads stay in the parsed message, where they cost less than a view of the mapping
 MIN_CUT_BYTES = 256
 
 
@@ -26,37 +26,37 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
     Raises ImportModelError where `data` is not a well-formed message, such as in a truncated file.
     """
     source = Source("ONNX", "a protobuf ModelProto", path)
-    out: list[bytes | memoryview] = []
+    chunks: list[bytes | memoryview] = []
     cuts: dict[int, tuple[int, int]] = {}
     copied_end = 0
     for field, kind, begin, start, end in fields(data, 0, len(data), source):
         if field != MODEL_GRAPH or kind != BYTES:
-            out.append(data[begin:end])
+            chunks.append(data[begin:end])
             continue
         parts: list[bytes | memoryview] = []
-        for inner, inner_kind, at, tensor, stop in fields(data, start, end, source):
+        for inner, inner_kind, record, tensor, stop in fields(data, start, end, source):
             if inner != GRAPH_INITIALIZER or inner_kind != BYTES:
-                parts.append(data[at:stop])
+                parts.append(data[record:stop])
                 continue
             raw = None
             if stop - tensor > MIN_CUT_BYTES:
                 kept_bytes, raw = _cut_tensor(data, tensor, stop, source)
                 parts.append(_record(GRAPH_INITIALIZER, kept_bytes))
             else:
-                parts.append(data[at:stop])
+                parts.append(data[record:stop])
             if raw is not None:
                 cuts[copied_end] = raw
             copied_end += 1
-        out.append(_record(MODEL_GRAPH, b"".join(parts)))
-    return b"".join(out), cuts
+        chunks.append(_record(MODEL_GRAPH, b"".join(parts)))
+    return b"".join(chunks), cuts
 
 
 def _cut_tensor(data: memoryview, start: int, end: int, source: Source) -> tuple[bytes, tuple[int, int] | None]:
     pieces: list[memoryview] = []
     raw = None
-    for field, kind, begin, at, stop in fields(data, start, end, source):
-        if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= MIN_CUT_BYTES:
-            raw = (at, stop)
+    for field, kind, begin, payload, stop in fields(data, start, end, source):
+        if field == TENSOR_RAW_DATA and kind == BYTES and stop - payload >= MIN_CUT_BYTES:
+            raw = (payload, stop)
         else:
             pieces.append(data[begin:stop])
     return b"".join(pieces), raw

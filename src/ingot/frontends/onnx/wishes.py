@@ -1,8 +1,8 @@
 """Inputs whose values a model's sizes, ranks or axes depend on.
 
-A row that needs an operand's elements at import wishes for them. If the operand comes from small integer inputs, the
-import starts again with symbols for their elements (`shape.0`), told by each call's data: sizes stay dynamic. Where
-numbers are needed (axes, modes, a rank), or symbols did not do, the values themselves have to be known.
+A row that needs an operand's elements at import wishes for them. If the operand is computed from small integer inputs,
+the import starts again with symbols for their elements (`shape.0`), which each call's data sets: sizes stay dynamic.
+Where numbers are needed (axes, modes, a rank), or symbols were not enough, the values themselves must be known.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ingot.support.dataclass import dataclass
 
 
 def told_symbols(size: DimLike) -> frozenset[str]:
-    """The symbols of a size that data tells."""
+    """The symbols of a size that are elements of an input."""
     return frozenset(name for name in symbols_of(size) if "." in name)
 
 
 @dataclass(slots=True)
 class Wishes:
-    """inputs: the graph's. sizes: whether an example is to tell their sizes. elements: inputs whose elements are to be
-    symbols. values: whose values are to be known. captured: what a body's graph calls an outer value -> that value."""
+    """inputs: of the graph. sizes: whether an example must give their sizes. elements: inputs whose elements must be
+    symbols. values: inputs whose values must be known. captured: an input of a body's graph -> its outer value."""
 
     inputs: dict[str, Node] = field(default_factory=dict)
     captured: dict[Node, Node] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Wishes:
     values: set[str] = field(default_factory=set)
 
     def add(self, node: Node, exact: bool) -> bool:
-        """Wish for the inputs that `node` comes from, if all of them are small enough to be asked for; whether so."""
+        """Wish for the inputs that `node` is computed from, if all of them are small; returns whether they are."""
         roots = self._roots(node)
         if not roots or not all(map(_is_small, roots)):
             return False
@@ -44,7 +44,7 @@ class Wishes:
         return True
 
     def comes_from_sizes(self, node: Node) -> bool:
-        """Whether the inputs' sizes alone say what a value is."""
+        """Whether the inputs' sizes alone determine a value."""
         nodes = topological((node,))
         names = [s for n in nodes for d in attribute_dims(n.op) for s in symbols_of(d)]
         return not any(isinstance(n.op, Input) or n.op.bodies for n in nodes) and not any(
@@ -52,7 +52,7 @@ class Wishes:
         )
 
     def _roots(self, node: Node) -> set[Node]:
-        """The graph's inputs that a value comes from; none where a loop changes it."""
+        """The graph's inputs that a value is computed from; none where a loop changes it."""
         tellers = {s: n for n in self.inputs.values() for d in size_elements(n) for s in symbols_of(d)}
         roots: set[Node] = set()
         stack, visited = [node], {node}
@@ -60,7 +60,7 @@ class Wishes:
             n = stack.pop()
             symbols = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
             if not tellers.keys() >= set(symbols):
-                return set()  # the run finds it
+                return set()  # known only at run time
             needs = [*n.inputs, *(tellers[s] for s in symbols)]
             if isinstance(n.op, Input):
                 needs = [self.captured[n]] if n in self.captured else []
@@ -83,8 +83,8 @@ def _may_tell(node: Node) -> bool:
 
 
 def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLike]:
-    """Sizes that are not negative where a test of sizes has this outcome: the test's own, or all that equal the
-    example's for one that is no comparison of two."""
+    """Sizes that are not negative exactly where a test of sizes has this outcome: from a comparison's operands; for
+    other tests, sizes that fix all symbols to the example's."""
     op = node.op
     if isinstance(op, ops.Not):
         return tested(node.inputs[0], not outcome, example)
@@ -94,7 +94,7 @@ def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLik
     if a is None or b is None or not isinstance(op, ops.Compare):
         names = {s for n in topological((node,)) for d in attribute_dims(n.op) for s in symbols_of(d)}
         pairs = [(symbol(name), example[name]) for name in sorted(names)]
-        return [rest for one, other in pairs for rest in (one - other, other - one)]
+        return [difference for one, other in pairs for difference in (one - other, other - one)]
     direction = op.direction if outcome else _OPPOSITE_DIRECTION[op.direction]
     if direction in ("GT", "GE"):
         a, b, direction = b, a, {"GT": "LT", "GE": "LE"}[direction]
@@ -109,7 +109,7 @@ _OPPOSITE_DIRECTION = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE
 
 
 def _size(node: Node) -> DimLike | None:
-    """The size that an integer scalar is."""
+    """The value of an integer scalar as a size, None where it is none."""
     if not node.dtype.is_integer or node.type.size != 1:
         return None
     if isinstance(node.op, ops.DimValue):

@@ -1,10 +1,11 @@
-"""Branches and loops whose values have sizes that only the run knows.
+"""Branches and loops whose values have sizes that are known only at run time.
 
     case(f32[3], f32[n])            ->   (f32[max(3, n)], 3 or n), cut to that size
     while(f32[k]; f32[k + 2])       ->   while((f32[room], k); (f32[room], k + 2)), cut to the last size
 
-What a body finds (places, members) is a size of its graph. A value that leaves it with such a size, or with another one
-than it has in the other branch or came in with, has room for the most that it can be, and its size goes beside it.
+A size that a body computes (a number of true elements, of unique ones) is a size of the body's graph. A value that
+leaves the body with such a size, or whose size differs between branches or iterations, is padded to the maximum of its
+size (its room), and its actual size is one more result.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from ingot.support.dataclass import dataclass
 from ingot.support.limits import max_turns
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
-Place = tuple[int, int]  # a value and one of its axes
-_MAX_ROUNDS = 4  # until no other size turns out to change
+Place = tuple[int, int]  # the index of a value, and one of its axes
+_MAX_ROUNDS = 4  # of tracing a loop's body until no further size changes
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The results of a body, and the sizes that it finds."""
+    """The results of a body, and the sizes that it computes."""
 
     outputs: Sequence[Node]
     sizes: Sizes
 
     def max_size(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
-        """The most that a size of the body can be, in sizes outside and those in `kept_symbols`. Raises Unsupported
-        where it isn't known."""
+        """The maximum of a size of the body, in terms of outer sizes and of `kept_symbols`. Raises Unsupported where
+        it is not known."""
         for name, (_, max_size) in reversed(self.sizes.items()):
             if name not in symbols_of(d) - kept_symbols:
                 continue
@@ -60,7 +61,7 @@ class _Outcome:
         )
 
     def roomy(self, rooms: Mapping[Place, DimLike]) -> list[Node]:
-        """The outputs with room, then the sizes that those axes have."""
+        """The outputs, padded to their rooms, then the actual sizes of the padded axes."""
         wide = [
             ops.pad(x, (0,) * x.type.rank, tuple(rooms.get((k, a), d) - d for a, d in enumerate(x.shape)))
             if any(place == k for place, _ in rooms)
@@ -75,20 +76,20 @@ def _outcome_of(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
         return _Outcome(tuple(body()), sizes)
 
 
-def _outer_inputs(outcomes: Iterable[_Outcome], own_inputs: Sequence[Node]) -> list[Node]:
-    """Inputs of the graphs outside that bodies read."""
-    known = set(own_inputs)
+def _outer_inputs(outcomes: Iterable[_Outcome], inner_inputs: Sequence[Node]) -> list[Node]:
+    """Inputs of outer graphs that bodies read."""
+    inner_inputs_set = set(inner_inputs)
     roots = [n for o in outcomes for n in (*o.outputs, *(value for value, _ in o.sizes.values()))]
-    return [n for n in topological(roots) if isinstance(n.op, Input) and n not in known]
+    return [n for n in topological(roots) if isinstance(n.op, Input) and n not in inner_inputs_set]
 
 
 def _cut_to_size(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
-    """Values with room, behind which their sizes stand, at these sizes."""
+    """Padded values, cut to their actual sizes, which follow them in `values`."""
     count = len(values) - len(rooms)
-    out = list(values[:count])
+    results = list(values[:count])
     for ((k, a), room), size in zip(rooms.items(), values[count:], strict=True):
-        out[k] = first(out[k], a, found.size(size, room, "rows"))
-    return out
+        results[k] = first(results[k], a, found.size(size, room, "rows"))
+    return results
 
 
 def _check_types(what: str, a: Sequence[Node], b: Sequence[Node]) -> None:
@@ -104,9 +105,9 @@ def case(
     found: Found, index: Node, branches: Sequence[Callable[[], Sequence[Node]]], inner: Sequence[Node],
     operands: Sequence[Node], loc: str = "",
 ) -> Sequence[Node]:  # fmt: skip
-    """The results of the branch that `index` says. inner: inputs of the branches' graphs, which are `operands`.
+    """The results of the branch with number `index`. inner: the inputs of the branches' graphs, bound to `operands`.
 
-    Raises Unsupported for branches that give other numbers, dtypes or ranks of results.
+    Raises Unsupported for branches whose results differ in number, dtype or rank.
     """
     outcomes = [_outcome_of(found, b) for b in branches]
     like = outcomes[0].outputs
@@ -130,7 +131,7 @@ def case(
 
 @dataclass
 class _Loop:
-    """rooms: of the values' axes whose sizes change."""
+    """rooms: maximum sizes of the axes whose sizes change between iterations."""
 
     found: Found
     starts: Sequence[Node]
@@ -139,7 +140,7 @@ class _Loop:
     rooms: dict[Place, DimLike] = field(default_factory=dict[Place, DimLike])
 
     def inputs(self) -> list[Node]:
-        """The inputs of the graphs: values with room, then sizes."""
+        """The inputs of the graphs: padded values, then their actual sizes."""
         types = [
             x.type.with_shape(tuple(self.rooms.get((k, a), d) for a, d in enumerate(x.shape)))
             for k, x in enumerate(self.starts)
@@ -166,7 +167,7 @@ class _Loop:
             ]
             if not new:
                 break
-            # a room of any size, as long as it is not known how the size grows
+            # a symbolic room until it is known how the size grows
             self.rooms |= {place: symbol(f"room.{place[0]}.{place[1]}") for place in new}
         else:
             raise Unsupported("a loop whose values' sizes change in each other's wake")
@@ -174,7 +175,7 @@ class _Loop:
         self.rooms = {place: self.room(place, before, outcome, carried) for place in self.rooms}
 
     def room(self, place: Place, carried_values: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
-        """carried: the sizes before an iteration of what changes its size."""
+        """carried: symbols of the sizes, before an iteration, of the values that change size."""
         k, a = place
         start, before = self.starts[k].shape[a], carried_values[k].shape[a]
         max_size = outcome.max_size(outcome.outputs[k].shape[a], carried)
@@ -192,8 +193,8 @@ def loop(
 ) -> Sequence[Node]:  # fmt: skip
     """body(...body(starts)) as long as cond holds.
 
-    outer: what the bodies read from outside, by the inputs that it is inside.
-    max_iterations: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
+    outer: outer values that the bodies read, by the input that stands for each inside.
+    max_iterations: an upper bound where one is known; else the configured limit, for values whose sizes grow.
     """
     state = _Loop(found, starts, max_turns() if max_iterations is None else max_iterations, loc)
     state.settle(body)
@@ -218,8 +219,8 @@ Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence
 def scan(
     found: Found, step: Step, xs: Sequence[Node], states: Sequence[Node], loc: str = "", stop: Node | None = None
 ) -> tuple[Sequence[Node], Sequence[Node]]:
-    """Each result of the steps as [S, ...], and the last states. step: (an element of each of xs[S, ...], states) ->
-    (results, states). stop: i64[], the number of steps that run; the results of the others are zeros."""
+    """The steps' results, stacked as [S, ...], and the final states. step: (an element of each of xs[S, ...], states)
+    -> (results, states). stop: i64[], the number of steps that run; the results of the remaining steps are zeros."""
     steps, zero = xs[0].shape[0], ops.scalar(0, i64)
     first = [ops.index_axis(x, 0, 0) for x in xs]
     results, last = step(first, states)
@@ -230,14 +231,14 @@ def scan(
     count = ops.scalar(steps, i64) if stop is None else ops.minimum(stop, ops.scalar(steps, i64))
 
     def body(values: Sequence[Node]) -> list[Node]:
-        at, sources = values[0], values[m:]
-        parts = [ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])) for x in sources]
-        results, new = step([ops.index_axis(part, 0, 0) for part in parts], values[n:m])
-        written = [
-            ops.DynamicUpdateSlice()(buffer, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
+        step_index, sources = values[0], values[m:]
+        parts = [ops.DynamicSlice((1, *x.shape[1:]))(x, step_index, *(zero for _ in x.shape[1:])) for x in sources]
+        results, new_states = step([ops.index_axis(part, 0, 0) for part in parts], values[n:m])
+        updated_buffers = [
+            ops.DynamicUpdateSlice()(buffer, ops.expand_dims(y, 0), step_index, *(zero for _ in y.shape))
             for buffer, y in zip(values[1:n], results, strict=True)
         ]
-        return [ops.add(at, 1), *written, *new, *sources]
+        return [ops.add(step_index, 1), *updated_buffers, *new_states, *sources]
 
     end = loop(found, [zero, *buffers, *states, *xs], lambda v: ops.compare("LT", v[0], count), body, loc, steps)
     return end[1:n], end[n:m]

@@ -1,4 +1,4 @@
-"""`dynamic=`, in the words of all frontends whose models declare their inputs.
+"""`dynamic=`, for all frontends whose models declare their inputs.
 
     {"batch": 1}  {"batch": (1, 64)}             a symbol's size, or its bounds
     {"x": {0: "batch", 1: 128, 2: (1, 512)}}     of an input's axes: a name, a size, bounds
@@ -23,8 +23,8 @@ Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
 
 @dataclass(frozen=True)
 class Requests:
-    """shapes: of the inputs by name, with symbols for open sizes. fixed: what symbols stand for: a size, or themselves
-    where they may be 0. spans: bounds."""
+    """shapes: of the inputs by name, with symbols for open sizes. fixed: the replacements of symbols: a size, or a
+    symbol that may be 0. spans: lower and upper bounds by symbol."""
 
     shapes: Mapping[str, tuple[DimLike, ...]]
     fixed: Mapping[str, DimLike]
@@ -33,24 +33,24 @@ class Requests:
 
     def limits(self, graph: Graph) -> tuple[tuple[str, int, int | None], ...]:
         """Bounds of the graph's symbols. Raises InputError where `dynamic` is False and it has symbols."""
-        known = graph.symbols()
-        if self.dynamic is False and known:
-            fix = f"give their sizes: dynamic={{{known[0]!r}: 1, ...}}"
-            raise InputError("the model has dynamic dimensions", got=list(known), fix=fix)
-        return tuple((k, *self.spans[k]) for k in sorted(self.spans) if k in known)
+        symbols = graph.symbols()
+        if self.dynamic is False and symbols:
+            fix = f"give their sizes: dynamic={{{symbols[0]!r}: 1, ...}}"
+            raise InputError("the model has dynamic dimensions", got=list(symbols), fix=fix)
+        return tuple((k, *self.spans[k]) for k in sorted(self.spans) if k in symbols)
 
 
 def with_sizes(
     dynamic: Dynamic, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[Any]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
-    """`dynamic` with these symbols' sizes; None where it tells bounds of one that rule its size out.
+    """`dynamic` with these symbols' sizes; None where its bounds of a symbol exclude the size.
 
     shapes: of a program's inputs by name; a size is a number, or has the names of symbols among its items.
     """
     requested = dict(dynamic) if isinstance(dynamic, Mapping) else {}
     for key, request in requested.items():
         of_axes = request.items() if isinstance(request, Mapping) else ()
-        spans = [(shapes[key][axis], one) for axis, one in of_axes] or [((key,), request)]
+        spans = [(shapes[key][axis], request_of_axis) for axis, request_of_axis in of_axes] or [((key,), request)]
         for size, span in spans:
             names = [] if isinstance(size, int) else [item for item in size if item in sizes]
             if isinstance(span, tuple) and any(not _within(sizes[name], span) for name in names):
@@ -65,8 +65,8 @@ def _within(size: int, span: tuple[int, int | None]) -> bool:
 def with_shapes(
     dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], given_shapes: Sequence[Sequence[int]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
-    """`dynamic` with what a call tells of all sizes that a program leaves open; None where it has words of its own,
-    of which it is not known whether they hold for the call.
+    """`dynamic` with a call's sizes for all axes that a program leaves open; None where `dynamic` already has entries,
+    which may not hold for the call.
 
     shapes: of the program's inputs by name, as in `with_sizes`.
     """
@@ -75,8 +75,8 @@ def with_shapes(
     return {
         name: {
             axis: size
-            for axis, (size, known) in enumerate(zip(sizes, shape, strict=True))
-            if not isinstance(known, int)
+            for axis, (size, declared_size) in enumerate(zip(sizes, shape, strict=True))
+            if not isinstance(declared_size, int)
         }
         for (name, shape), sizes in zip(shapes.items(), given_shapes, strict=False)
     }
@@ -85,8 +85,7 @@ def with_shapes(
 def with_axes(
     dynamic: Dynamic, sizes: Mapping[str, Mapping[int, int]], open_axes: Mapping[str, Collection[int]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
-    """`dynamic` with sizes of inputs' axes; None where the model has numbers for them or `dynamic` has words of its
-    own."""
+    """`dynamic` with sizes of inputs' axes; None where the model fixes those sizes or `dynamic` already has entries."""
     is_open = all(axis in open_axes.get(name, ()) for name, axes in sizes.items() for axis in axes)
     return None if dynamic is False or dynamic or not is_open else dict(sizes)
 
@@ -95,9 +94,9 @@ def requests(
     dynamic: Dynamic, declared: Mapping[str, Sequence[DimLike | None] | None], *, reopen: bool = False
 ) -> Requests:
     """declared: shapes of the inputs by name, None for an open size; None for an input that is no tensor. reopen:
-    whether sizes that the model fixes can be asked for, too.
+    whether sizes that the model fixes can be requested, too.
 
-    Raises InputError for what is no input, axis or symbol of the model, and for what is neither size nor bounds.
+    Raises InputError for an unknown input, axis or symbol, and for a request that is neither a size nor bounds.
     """
     axes: dict[str, dict[int, Any]] = {}
     requested: dict[str, Any] = {}
@@ -110,9 +109,9 @@ def requests(
     for label, shape in declared.items():
         label_axes = axes.get(label, {})
         shapes[label] = tuple(_size(label, i, d, label_axes.get(i), requested) for i, d in enumerate(shape or ()))
-    known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
-    if unknown := [k for k in requested if k not in known]:
-        raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(known)}", got=unknown)
+    symbols = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
+    if unknown := [k for k in requested if k not in symbols]:
+        raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(symbols)}", got=unknown)
     fixed: dict[str, DimLike] = {}
     spans: dict[str, tuple[int, int | None]] = {}
     for name, request in requested.items():
@@ -131,23 +130,23 @@ def requests(
 
 
 def _axes(
-    label: str, axes: Mapping[Any, Any], declared: Mapping[str, Sequence[DimLike | None] | None], reopen: bool
+    label: str, requests: Mapping[Any, Any], declared: Mapping[str, Sequence[DimLike | None] | None], reopen: bool
 ) -> dict[int, Any]:
     shape = declared.get(label)
     if shape is None:
         raise InputError("dynamic (--dim)", expected=f"an input of {list(declared)}", got=repr(label))
-    out: dict[int, Any] = {}
-    for axis, request in axes.items():
+    requests_by_axis: dict[int, Any] = {}
+    for axis, request in requests.items():
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
             raise InputError(f"dynamic[{label!r}]", expected=f"axes of {list(shape)}", got=repr(axis))
         if shape[axis] is not None and not reopen:
             raise InputError(f"dynamic[{label!r}]", expected=f"axes that {list(shape)} leaves open", got=axis)
-        out[axis % len(shape)] = request
-    return out
+        requests_by_axis[axis % len(shape)] = request
+    return requests_by_axis
 
 
 def _size(label: str, axis: int, declared: DimLike | None, request: Any, requested: dict[str, Any]) -> DimLike:
-    """The size of an axis; bounds and sizes of an open one are noted in `requested` by its symbol."""
+    """The size of an axis; a request for its size or bounds is recorded in `requested` by the axis's symbol."""
     if isinstance(request, str):
         return symbol(request)
     if request is None:

@@ -1,4 +1,4 @@
-"""Sizes that the run finds: how many elements are not 0, how many differ."""
+"""Sizes that are found at run time: how many elements are not 0, how many are distinct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sizes = dict[str, tuple[Node, DimLike]]
 
 
 def with_sizes(graph: Graph, found: Sizes) -> Graph:
-    """`graph` with what gives its sizes behind its outputs."""
+    """`graph` with the values of its sizes appended to its outputs."""
     values = tuple(node for node, _ in found.values())
     return replace(
         graph, outputs=(*graph.outputs, *values), sizes=tuple((name, max_size) for name, (_, max_size) in found.items())
@@ -24,9 +24,9 @@ def with_sizes(graph: Graph, found: Sizes) -> Graph:
 
 
 class Found:
-    """The found sizes of one graph: an i64 scalar for each, and the most that it may be.
+    """The run-time sizes of one graph: an i64 scalar and an upper bound for each.
 
-    equal: what some have to be, by name. The run compares them; what lies inside of branches and loops is not in it.
+    equal: values that some of them must have, by name, checked at run time; not for sizes inside branches and loops.
     """
 
     def __init__(self, equal: Mapping[str, DimLike] = MappingProxyType({})) -> None:
@@ -36,7 +36,7 @@ class Found:
         self._depth = 0
 
     def size(self, count: Node, max_size: DimLike, what: str) -> DimLike:
-        """The size that `count` says in the run. Equal values are one size."""
+        """The size whose value at run time is `count`. Equal nodes give one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
                 return self._known(name)
@@ -53,7 +53,7 @@ class Found:
 
     @contextmanager
     def within(self) -> Iterator[Sizes]:
-        """Sizes that are found meanwhile belong to an inner graph, which takes them from here."""
+        """Collect the sizes found meanwhile for an inner graph, which takes them from the yielded mapping."""
         outer, self.sizes = self.sizes, {}
         self._depth += 1
         try:
@@ -63,7 +63,7 @@ class Found:
             self._depth -= 1
 
     def added(self, graph: Graph) -> Graph:
-        """`graph` with what gives its sizes behind its outputs, and what these have to be among its conditions."""
+        """`graph` with the values of its sizes appended to its outputs, and their required values as conditions."""
         constraints: list[DimLike] = []
         for name, (_, max_size) in self.sizes.items():
             if (size := self._equal.get(name)) is not None:
@@ -84,16 +84,16 @@ class Found:
         return ops.stack(ops.coordinates(flat, x.shape), 1)
 
     def unique(self, x: Node) -> tuple[Node, Node, Node]:
-        """Of a vector the elements that differ, in the order in which they appear; where each of x's is among them,
-        and how often each of them is in x, both i64. NaN differs from itself."""
+        """The distinct elements of a vector in order of appearance, the index of each element of x among them, and
+        their counts in x, both i64. NaN differs from itself."""
         (n,) = x.shape
         groups = ops.equal_rows(ops.reshape(x, (n, 1)), by_appearance=True)
         size = self.size(groups.count, n, "unique")
-        at, counts = (first(v, 0, size) for v in (groups.first, groups.counts))
-        return ops.Take(0)(x, at), groups.inverse, counts
+        first_indices, counts = (first(v, 0, size) for v in (groups.first, groups.counts))
+        return ops.Take(0)(x, first_indices), groups.inverse, counts
 
 
 def first(x: Node, axis: int, count: DimLike) -> Node:
-    """The first `count` along an axis, which are there."""
+    """The first `count` elements along an axis, which must have that many."""
     shape = tuple(count if a == axis else d for a, d in enumerate(x.shape))
     return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)

@@ -1,7 +1,7 @@
 """Weights that a file stores as levels in blocks along the last axis: weight = (level - zero) * scale.
 
-As a matrix they are a `Dequantize` of deferred levels, which products read as they are; as a table, rows are gathered
-before they are dequantized (`EmbeddingLookup`). Nothing is decoded before it is packed into the program.
+As a matrix they are a `Dequantize` of deferred levels, which products read without dequantizing; of a table, rows
+are gathered before they are dequantized (`EmbeddingLookup`). Nothing is decoded before it is packed into the program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ingot.support.errors import ImportModelError
 
 @dataclass(frozen=True)
 class Levels:
-    """shape: of the weight, [..., columns]. levels: -> dtype[*shape[:-1], blocks, block]. zero: a level that all share,
-    or -> f32[*shape[:-1], blocks, 1], as `scale`."""
+    """shape: of the weight, [..., columns]. levels: -> dtype[*shape[:-1], blocks, block]. zero: one level for all
+    blocks, or -> f32[*shape[:-1], blocks, 1], as `scale`."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,15 +42,15 @@ class Levels:
 
     @cached_property
     def _weights(self) -> Node:
-        """Once: constants are equal where their arrays are the same objects, and what reads this weight twice shares
-        them."""
+        """Cached: constants are equal only where their arrays are the same object, so all readers of the weight share
+        one node."""
         zero = ops.scalar(self.zero, self.dtype) if isinstance(self.zero, int) else self._deferred(f32, 1, self.zero)
         levels, scale = self._deferred(self.dtype, self.block, self.levels), self._deferred(f32, 1, self.scale)
         return ops.Dequantize()(levels, zero, scale, loc=self.name)
 
-    def _deferred(self, dtype: DType, width: int, make: Callable[[], np.ndarray]) -> Node:
+    def _deferred(self, dtype: DType, width: int, decode: Callable[[], np.ndarray]) -> Node:
         shape = (*self.shape[:-1], self.shape[-1] // self.block, width)
-        return deferred_const(TensorType(dtype, shape), make, self.name)
+        return deferred_const(TensorType(dtype, shape), decode, self.name)
 
 
 def missing(name: str, names: Collection[str], where: str) -> ImportModelError:

@@ -1,4 +1,4 @@
-"""Nodes get their places in the user's model after they were made: builders do not pass it on."""
+"""Source locations in the user's model, given to nodes after they are built: builders do not pass locations on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ingot.ir.node import Node
 
 
 def next_id() -> int:
-    """Nodes made from here on have greater ids."""
+    """An id; nodes built later have greater ones."""
     return next(Node._ids)
 
 
 def locate(nodes: Iterable[Node], first: int, loc: str) -> None:
-    """Give `nodes`, and what they were made from since `first`, the place `loc` where they have none."""
+    """Set `loc` on `nodes` and on their ancestors built after id `first`, where they have no location."""
     stack = list(nodes)
     visited: set[Node] = set()
     while stack:

@@ -1,7 +1,7 @@
-"""Floats that come from sizes: what rounds them is exact in integers, and what bounds them bounds a size.
+"""Floats computed from sizes, as exact quotients: rounding one gives an exact size, and its bounds bound a size.
 
 int(ceil(float(n) / 512))            ->   (n + 511) floordiv 512
-int(round(min(32 / h, 48 / w) * h))  ->   only the run knows it; 33 at most
+int(round(min(32 / h, 48 / w) * h))  ->   known only at run time; 33 at most
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
 
 _MAX_DEPTH = 24
-_MAX_ENDS = 4
+_MAX_BOUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Quotient:
 
     @property
     def exact(self) -> bool:
-        """Whether floats have it as it is: wholes below 2**24, and binary fractions of small ones. Rounding a quotient
-        of two such numbers once does not take it to another whole number."""
+        """Whether a float holds it exactly: integers below 2**24, and binary fractions of small ones. Rounding a
+        quotient of two such numbers once does not take it to another integer."""
         return isinstance(self.by, int) and self.by <= 1024 and self.by & (self.by - 1) == 0
 
 
 def _reduced(of: DimLike, by: DimLike) -> Quotient:
-    whole = exact_quotient(of, by)
-    return Quotient(of, by) if whole is None else Quotient(whole)
+    quotient = exact_quotient(of, by)
+    return Quotient(of, by) if quotient is None else Quotient(quotient)
 
 
 def require_positive(by: DimLike) -> None:
@@ -47,7 +47,7 @@ def require_positive(by: DimLike) -> None:
 
 
 def towards_zero(a: DimLike, b: DimLike) -> DimLike:
-    """The whole part of a / b. Raises Unsupported for sizes that may be negative."""
+    """a / b, truncated to an integer. Raises Unsupported for sizes that may be negative."""
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     check_signs(a, b)
@@ -55,7 +55,7 @@ def towards_zero(a: DimLike, b: DimLike) -> DimLike:
 
 
 def check_signs(a: DimLike, b: DimLike) -> None:
-    """Rounding down is rounding towards zero only where nothing is negative."""
+    """Raises Unsupported where a or b may be negative: only without negatives is floor the same as truncation."""
     low = bounds(a)[0]
     if low is None or low < 0 or (bounds(b)[0] or 0) < 1:
         raise Unsupported(f"the quotient of sizes {a} and {b}, which may be negative")
@@ -92,7 +92,8 @@ _ARITHMETIC: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
 
 
 def computed(node: Node, operands: Iterable[object]) -> object:
-    """An element of `node`, of numbers and quotients. Raises Unsupported where it is no size rounded once."""
+    """An element of `node`, computed from elements of its operands, numbers and quotients. Raises Unsupported where it
+    is not a size that is rounded once."""
     values = [v if isinstance(v, Quotient) else _of_number(v) for v in operands]
     if isinstance(node.op, ops.Convert) and node.dtype.is_integer:
         (x,) = values
@@ -120,26 +121,30 @@ def _of_number(v: object) -> Quotient:
 # --- bounds
 
 Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
-_Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what is not less; all of them from zero on
+_Bounds = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bounds, none of them negative
 
 
 def upper_bound(elements: Elements, node: Node) -> DimLike | None:
-    """The upper bound of an element, None if it is unknown: a number rather than an expression."""
-    ends = [floordiv(q.of, q.by) + 1 for q in _ends(elements, node, 0)[1]]  # 1: for the roundings on the way
-    return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)
+    """The upper bound of an element, None if unknown: a number where there is one, else an expression."""
+    upper_bounds = [
+        floordiv(q.of, q.by) + 1 for q in _bounds_of(elements, node, 0)[1]
+    ]  # + 1: for intermediate roundings
+    return min(
+        (bound for bound in upper_bounds if isinstance(bound, int)), default=upper_bounds[0] if upper_bounds else None
+    )
 
 
-def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
+def _bounds_of(elements: Elements, node: Node, depth: int) -> _Bounds:
     try:
-        (known,) = elements(node).reshape(-1)
-        q = Quotient(known) if isinstance(known, Dim) else known if isinstance(known, Quotient) else _of_number(known)
+        (value,) = elements(node).reshape(-1)
+        q = Quotient(value) if isinstance(value, Dim) else value if isinstance(value, Quotient) else _of_number(value)
         low = bounds(q.of)[0]
         return ([q], [q]) if low is not None and low >= 0 else ([], [])
     except Unsupported:
         if depth > _MAX_DEPTH or any(i.type.size != 1 for i in node.inputs):
             return [], []
-    ends = [_ends(elements, i, depth + 1) for i in node.inputs]
-    lows, highs = [low for low, _ in ends], [high for _, high in ends]
+    operand_bounds = [_bounds_of(elements, i, depth + 1) for i in node.inputs]
+    lows, highs = [low for low, _ in operand_bounds], [high for _, high in operand_bounds]
     zero = [Quotient(0)] if all(lows) else []
     op = node.op
     if (isinstance(op, ops.Convert) and node.inputs[0].dtype.is_integer) or op.rearranges:
@@ -149,9 +154,9 @@ def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
     if isinstance(op, ops.Ceil | ops.RoundEven | ops.RoundAway):
         return zero, _pairs(_add, highs[0], [Quotient(1)])
     if isinstance(op, ops.Min):
-        return zero, [*highs[0], *highs[1]][:_MAX_ENDS]
+        return zero, [*highs[0], *highs[1]][:_MAX_BOUNDS]
     if isinstance(op, ops.Max):
-        return [*lows[0], *lows[1]][:_MAX_ENDS], _pairs(_greatest, *highs)
+        return [*lows[0], *lows[1]][:_MAX_BOUNDS], _pairs(_greatest, *highs)
     if isinstance(op, ops.Add):
         return _pairs(_add, *lows), _pairs(_add, *highs)
     if isinstance(op, ops.Sub):
@@ -170,4 +175,4 @@ def _pairs(
     for x, y in product(a, b):
         if rule is not _div or (bounds(y.of)[0] or 0) >= 1:
             quotients.append(rule(x, y))
-    return quotients[:_MAX_ENDS]
+    return quotients[:_MAX_BOUNDS]

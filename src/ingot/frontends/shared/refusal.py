@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class Unsupported(Exception):
-    """The importer gathers these into one UnsupportedOpError. Without a text: what was refused is listed already."""
+    """The importer collects these into one UnsupportedOpError. No message: the refused op is already listed."""

@@ -1,8 +1,8 @@
-"""Imports that begin again once they have shown what has to be known of the sizes.
+"""Imports that start again with each fact about sizes that the last attempt revealed.
 
-x: [x_0, 4], y: [y_0, 4], add(x, y)   ->   x_0 has to be y_0: begin again with y_0 for it
-where(x > 0): [$places0], y: [y_0]    ->   $places0 has to be y_0: begin again, and have the run compare them
-reshape(x, shape)                     ->   elements of `shape` are sizes: begin again with symbols for them
+x: [x_0, 4], y: [y_0, 4], add(x, y)   ->   x_0 must equal y_0: start again with y_0 in its place
+where(x > 0): [$places0], y: [y_0]    ->   $places0 must equal y_0: start again, with a check at run time
+reshape(x, shape)                     ->   elements of `shape` are sizes: start again with symbols for them
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """fixed: symbols that are other sizes. size_inputs: labels of inputs whose elements are sizes. found: sizes that
-    the run finds, and what they have to be."""
+    """fixed: symbols and the sizes to substitute for them. size_inputs: labels of inputs whose elements are sizes.
+    found: sizes that are found at run time, and the values that they must have."""
 
     fixed: Mapping[str, DimLike]
     size_inputs: frozenset[str] = frozenset()
@@ -35,14 +35,14 @@ class Known:
         type = TensorType(type.dtype, tuple(substitute(d, self.fixed) for d in type.shape))
         elements: tuple[DimLike, ...] = ()
         if label in self.size_inputs and isinstance(type.size, int):
-            # a dot in its name: the symbol may be any integer
+            # a dot in the name marks a symbol that may be any integer
             names = (f"{name_of(label)}.{i}" for i in range(type.size))
             elements = tuple(substitute(symbol(name), self.fixed) for name in names)
         return Input(label, type, elements)(loc=label)
 
     def equal(self, e: ShapeError) -> Known | None:
-        """With the two sizes equal that differ; None where they never are, or are no sizes. What the run finds last is
-        compared with the others, as no input can wait for it."""
+        """These facts, and that the two sizes of `e` are equal; None where they never are, or are no sizes. A size
+        found at run time is checked then, as no input's size can depend on it."""
         a, b = e.sizes or (0, 0)
         pair = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
         if pair is None or pair[0] in self.fixed or pair[0] in self.found:
@@ -55,7 +55,7 @@ class Known:
 
 def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
     """The result of `attempt`, repeated until it has all the facts that it needs. Raises ImportModelError for shapes
-    that do not fit at any size."""
+    that never match, whatever the sizes."""
     known = Known(fixed)
     while True:
         try:

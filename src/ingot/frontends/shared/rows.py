@@ -1,4 +1,4 @@
-"""Tables of rows: what imports an op, by the op's name.
+"""Tables of rows: functions that import ops, by op name.
 
 row = Table(lambda fn: fn)
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Table(Generic[R]):
-    """make: a row of a function and of the options beside the names. full: a name as the format has it."""
+    """make: builds a row from a function and the decorator's options. full: the format's full name of a short one."""
 
     def __init__(self, make: Callable[..., R], full: Callable[[str], str] = str) -> None:
         self.rows: dict[str, R] = {}
@@ -45,17 +45,17 @@ class Table(Generic[R]):
 
 
 @cache
-def _counts(fn: Callable[..., object]) -> tuple[int, float]:
-    """The least and the largest number of operands that a row takes behind its Call."""
+def _operand_counts(fn: Callable[..., object]) -> tuple[int, float]:
+    """The smallest and the largest number of operands that a row takes after its Call."""
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return sum(p.default is p.empty for p in positional), math.inf if many else len(positional)
+    is_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is p.empty for p in positional), math.inf if is_variadic else len(positional)
 
 
 def check_operands(fn: Callable[..., object], count: int) -> None:
-    """Raise Unsupported where `fn`, a row, does not take as many operands."""
-    min_count, max_count = _counts(fn)
+    """Raise Unsupported where the row `fn` does not take `count` operands."""
+    min_count, max_count = _operand_counts(fn)
     if not min_count <= count <= max_count:
         at_least = f"{min_count} or more" if max_count == math.inf else f"{min_count} to {max_count}"
         expected = min_count if min_count == max_count else at_least
@@ -63,10 +63,10 @@ def check_operands(fn: Callable[..., object], count: int) -> None:
 
 
 def merged(tables: Iterable[Table[R]]) -> dict[str, R]:
-    """All rows of `tables`. Raises ValueError where two of them have the same op."""
-    out: dict[str, R] = {}
+    """All rows of `tables`. Raises ValueError where two of them have a row for the same op."""
+    rows: dict[str, R] = {}
     for table in tables:
-        if twice := out.keys() & table.rows.keys():
+        if twice := rows.keys() & table.rows.keys():
             raise ValueError(f"two rows for {', '.join(sorted(twice))}")
-        out.update(table.rows)
-    return out
+        rows.update(table.rows)
+    return rows

@@ -2,8 +2,8 @@
 
     concatenate(reshape(get_dimension_size(x, 0) * 2), [5])   ->   (2*s0, 5)
 
-Shapes of dynamic ops come as tensors. A shape stays an expression over the inputs' sizes where every op on the way has
-a rule here; where one has none, only the run knows it.
+Shapes of dynamic ops are tensors. A shape stays an expression over the inputs' sizes where every op that computes it
+has a rule here; where one has none, the shape is known only at run time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_INPUT_ELEMENTS = 16  # and larger inputs
 
 
 def name_of(label: str) -> str:
-    """`label` in the characters that a symbol's name may hold."""
+    """`label`, with the characters that a symbol's name may not hold replaced."""
     word = re.sub(r"\W", "_", label)
     return word if re.match(r"[A-Za-z_]", word) else f"arg_{word}"
 
@@ -55,8 +55,8 @@ def symbol_of(label: str, axis: int) -> DimLike:
 
 
 def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None:
-    """Raise ShapeError for the first two sizes that have to be equal and are not: the importer tries again with symbols
-    for which they are."""
+    """Raise ShapeError for the first two sizes that must be equal and are not: the importer tries again with them
+    equated."""
     if len(a) != len(b):
         raise ShapeError(f"{what}: numbers of axes differ", expected=len(a), got=len(b))
     for x, y in zip(a, b, strict=True):
@@ -65,25 +65,27 @@ def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None
 
 
 def require_one_shape(nodes: Sequence[Node], what: str) -> None:
-    """As `require_equal`, of tensors of one rank."""
+    """As `require_equal`, for the shapes of tensors of one rank."""
     for n in nodes[1:]:
         if n.shape != nodes[0].shape and len(n.shape) == len(nodes[0].shape):
             require_equal(nodes[0].shape, n.shape, what)
 
 
 def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
-    """A symbol and its value in a = b, where that is linear in one; None where it is not, or never true. Where the run
-    finds sizes, it is the last of them."""
+    """A symbol and its value that solve a = b, where that is linear in one symbol; None where it is not, or has no
+    solution. Of symbols found at run time, the last is solved for."""
     difference = a - b
     names = symbols_of(difference)
-    if late := [s for s in names if is_computed(s)]:
-        names = [max(late, key=lambda s: int(s[len(s.rstrip(digits)) :] or 0))]  # their names end in their number
-    # rather an element of an input than a size of one
+    if run_time_names := [s for s in names if is_computed(s)]:
+        names = [
+            max(run_time_names, key=lambda s: int(s[len(s.rstrip(digits)) :] or 0))
+        ]  # names end in a running number
+    # prefer an element of an input (a dot in its name) to an input's size
     for name in sorted(names, key=lambda s: ("." in s, s), reverse=True):
-        at = [substitute(difference, {name: n}) for n in range(3)]
-        slope = at[1] - at[0]
-        if isinstance(slope, int) and slope != 0 and at[2] - at[1] == slope:
-            value = exact_quotient(-at[0], slope) if slope > 0 else exact_quotient(at[0], -slope)
+        values = [substitute(difference, {name: n}) for n in range(3)]
+        slope = values[1] - values[0]
+        if isinstance(slope, int) and slope != 0 and values[2] - values[1] == slope:
+            value = exact_quotient(-values[0], slope) if slope > 0 else exact_quotient(values[0], -slope)
             if value is not None:
                 return name, value
     return None
@@ -98,7 +100,7 @@ class SizeInput(Exception):
 
 
 class Sizes:
-    """`inputs`: labels of the program's own inputs, whose elements a size may be."""
+    """inputs: labels of the program's inputs whose elements may be sizes."""
 
     def __init__(self, inputs: frozenset[str] = frozenset()) -> None:
         self.inputs = inputs
@@ -106,19 +108,19 @@ class Sizes:
         self._closed: dict[Node, bool] = {}
 
     def dims(self, node: Node) -> tuple[DimLike, ...]:
-        """The elements in order. Raises Unsupported where only the run knows one of them."""
+        """The elements in order. Raises Unsupported where one is known only at run time."""
         return tuple(d if isinstance(d, Dim) else int(d) for d in self.elements(node).reshape(-1))
 
     def elements(self, root: Node) -> np.ndarray:
-        """An object array of int, bool and Dim; of float, and Quotient where it comes from sizes. A bool that sizes
-        decide is a Dim of 0 or 1."""
+        """An object array of int, bool and Dim; of float, or Quotient where computed from sizes. A bool that depends on
+        sizes is a Dim of 0 or 1."""
         stack = [root]
         while stack:
             node = stack[-1]
             if node in self._known:
                 stack.pop()
                 continue
-            missing = [i for i in _read(node) if i not in self._known]
+            missing = [i for i in _evaluated_inputs(node) if i not in self._known]
             if missing:
                 stack += missing
                 continue
@@ -127,7 +129,7 @@ class Sizes:
         return self._known[root]
 
     def told(self, node: Node) -> DimLike | None:
-        """The size that a node of one element is, None where only the run knows it."""
+        """The value of a node of one element as a size, None where it is known only at run time."""
         try:
             (only,) = self.dims(node)
         except Unsupported:
@@ -135,14 +137,14 @@ class Sizes:
         return only
 
     def with_found(self, node: Node, size: DimLike) -> Sizes:
-        """These, where the run finds that a node of one element is `size`."""
-        more = Sizes(self.inputs)
-        more._known.update(self._known)
+        """A copy in which a node of one element, and what it is a copy or conversion of, has the value `size`."""
+        copy = Sizes(self.inputs)
+        copy._known.update(self._known)
         while True:
-            more._known[node] = np.full(node.shape, size, object)
+            copy._known[node] = np.full(node.shape, size, object)
             is_moved = node.op.rearranges or isinstance(node.op, ops.Convert)
             if not is_moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
-                return more
+                return copy
             (node,) = node.inputs
 
     def decided(self, node: Node) -> bool | None:
@@ -154,7 +156,8 @@ class Sizes:
         return None if isinstance(value, Dim) else bool(value)
 
     def closed_form(self, node: Node) -> Node | None:
-        """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
+        """`node`, or an equal one, in a form that any graph may hold: reads no input, or computed from sizes. None for
+        others."""
         if self.closed(node):
             return node
         if (
@@ -178,7 +181,7 @@ class Sizes:
         return self._closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
-        op, inputs = node.op, [self._known[i] for i in _read(node)]
+        op, inputs = node.op, [self._known[i] for i in _evaluated_inputs(node)]
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
         if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _MAX_ELEMENTS:
@@ -211,14 +214,14 @@ class Sizes:
             return _converted(node, inputs[0])
         if isinstance(op, ops.Reduce) and op.kind in _FOLDS:
             rule = _FOLDS[op.kind]
-            out = np.empty(tuple(d for i, d in enumerate(inputs[0].shape) if i not in op.dims), object)
-            flat = np.moveaxis(inputs[0], op.dims, range(len(op.dims))).reshape(-1, out.size)
-            for i in range(out.size):
+            results = np.empty(tuple(d for i, d in enumerate(inputs[0].shape) if i not in op.dims), object)
+            flat = np.moveaxis(inputs[0], op.dims, range(len(op.dims))).reshape(-1, results.size)
+            for i in range(results.size):
                 total = _FOLDS_START[op.kind]
                 for v in flat[:, i]:
                     total = rule(total, v)
-                out.reshape(-1)[i] = total
-            return out
+                results.reshape(-1)[i] = total
+            return results
         if isinstance(op, ops.Compare):
             return _elementwise(lambda a, b: _compare(op.direction, a, b, node), *inputs)
         if not (node.dtype.is_integer or node.dtype == boolean):
@@ -232,35 +235,39 @@ class Sizes:
             raise _unknown(node) from None
 
 
-def _read(node: Node) -> tuple[Node, ...]:
-    """The inputs from which the elements of a node come."""
+def _evaluated_inputs(node: Node) -> tuple[Node, ...]:
+    """The inputs from which the elements of a node are evaluated."""
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
 
 
 def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Node] | None:
-    """(rule, a, b) of floor(a / b), and of its remainder, as JAX writes them with those towards zero; None for others.
+    """(rule, a, b) of floor(a / b) or its remainder, as JAX builds them from truncating ones; None for others.
 
     q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
     r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
     """
     if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
-    divisor = node.inputs[2]
-    a, b = divisor.inputs
+    truncated = node.inputs[2]
+    a, b = truncated.inputs
     zero, unequal, less = ops.scalar(0, a.dtype), ops.Compare("NE"), ops.Compare("LT")
-    rest = unequal(ops.Rem()(a, b), zero)
-    if isinstance(divisor.op, ops.Div):
-        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(divisor, ops.scalar(1, a.dtype))
+    has_remainder = unequal(ops.Rem()(a, b), zero)
+    if isinstance(truncated.op, ops.Div):
+        signs_differ, adjusted = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(truncated, ops.scalar(1, a.dtype))
     else:
-        signs, other = unequal(less(divisor, zero), less(b, zero)), ops.Add()(divisor, b)
-    if node is not ops.Select()(ops.And()(signs, rest), other, divisor):
+        signs_differ, adjusted = unequal(less(truncated, zero), less(b, zero)), ops.Add()(truncated, b)
+    if node is not ops.Select()(ops.And()(signs_differ, has_remainder), adjusted, truncated):
         return None
-    return (_for_positive_divisors(floordiv) if isinstance(divisor.op, ops.Div) else _for_positive_divisors(mod)), a, b
+    return (
+        (_for_positive_divisors(floordiv) if isinstance(truncated.op, ops.Div) else _for_positive_divisors(mod)),
+        a,
+        b,
+    )
 
 
 def _for_positive_divisors(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
-    """A rule for divisors that are positive for all sizes. Raises Unsupported for others."""
+    """`rule`, which then raises Unsupported for divisors that may not be positive."""
 
     def checked(a: DimLike, b: DimLike) -> DimLike:
         require_positive(b)
@@ -270,7 +277,7 @@ def _for_positive_divisors(rule: Callable[[DimLike, DimLike], DimLike]) -> Calla
 
 
 def _computed(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The results of an op whose elements are all numbers."""
+    """The result of an op all of whose operands' elements are numbers."""
     if node.op.draws or isinstance(node.op, Input) or any(isinstance(v, Dim) for x in inputs for v in x.reshape(-1)):
         raise _unknown(node)
     typed = [np.array(x.tolist(), n.dtype.numpy).reshape(x.shape) for x, n in zip(inputs, node.inputs, strict=True)]
@@ -283,9 +290,9 @@ def _unknown(node: Node) -> Unsupported:
 
 
 def _objects(array: np.ndarray) -> np.ndarray:
-    out = np.empty(array.shape, object)
-    out.reshape(-1)[:] = array.reshape(-1).tolist()
-    return out
+    objects = np.empty(array.shape, object)
+    objects.reshape(-1)[:] = array.reshape(-1).tolist()
+    return objects
 
 
 def _indices(x: np.ndarray, node: Node) -> np.ndarray:
@@ -295,11 +302,11 @@ def _indices(x: np.ndarray, node: Node) -> np.ndarray:
 
 
 def _elementwise(rule: Callable[..., object], *inputs: np.ndarray) -> np.ndarray:
-    out = np.empty(inputs[0].shape, object)
-    flat = out.reshape(-1)
+    results = np.empty(inputs[0].shape, object)
+    flat = results.reshape(-1)
     for i, values in enumerate(zip(*(v.reshape(-1) for v in inputs), strict=True)):
         flat[i] = rule(*values)
-    return out
+    return results
 
 
 def _converted(node: Node, x: np.ndarray) -> np.ndarray:
@@ -346,19 +353,19 @@ def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool | Dim:
         return _COMPARISONS[direction](a, b)
     difference = a - b
     low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
-    answers = {
+    always_and_never = {
         "EQ": (low == high == 0, (low is not None and low > 0) or (high is not None and high < 0)),
         "GE": (low is not None and low >= 0, high is not None and high < 0),
         "GT": (low is not None and low > 0, high is not None and high <= 0),
     }
-    flipped = {"LT": "GE", "LE": "GT", "NE": "EQ"}.get(direction)
-    true, false = answers[flipped or direction]
+    complement = {"LT": "GE", "LE": "GT", "NE": "EQ"}.get(direction)
+    true, false = always_and_never[complement or direction]
     if true or false:
-        return bool(true) != bool(flipped)
+        return bool(true) != bool(complement)
     if not (isinstance(a, int | Dim) and isinstance(b, int | Dim)):
         raise _unknown(node)
-    holds = _BITS[flipped or direction](difference)
-    return _as_bool(1 - holds if flipped else holds)
+    bit = _BITS[complement or direction](difference)
+    return _as_bool(1 - bit if complement else bit)
 
 
 _BITS: dict[str, Callable[[DimLike], DimLike]] = {

@@ -15,9 +15,10 @@ _MAX_LISTED_NAMES = 8  # that a message lists
 
 
 def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """The graph with inputs as its state, by label, and the outputs that they are in the next run. It is named as they.
+    """The graph with some inputs, by label, as its state; each is paired with the output that replaces it in the next
+    run. A state has its input's name.
 
-    Raises InputError for names that there are not, and for pairs that are not of one type of fixed size.
+    Raises InputError for unknown names, and for pairs that are not of one type of fixed size.
     """
     if not pairs:
         return graph
@@ -26,8 +27,8 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     inputs = {n.op.label: n for n in free if isinstance(n.op, Input)}
     names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
     outputs = {name: i for i, name in enumerate(names) if i >= state_count}
-    _known("input", pairs, inputs)
-    _known("output", pairs.values(), outputs)
+    _check_names("input", pairs, inputs)
+    _check_names("output", pairs.values(), outputs)
     if len(set(pairs.values())) != len(pairs):
         raise InputError("state", expected="an output of its own for each input", got=dict(pairs))
     for label, name in pairs.items():
@@ -48,9 +49,9 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     )
 
 
-def _known(what: str, requested: Iterable[str], known: Mapping[str, object]) -> None:
-    if unknown := [name for name in requested if name not in known]:
-        more = f" and {len(known) - _MAX_LISTED_NAMES} more" if len(known) > _MAX_LISTED_NAMES else ""
+def _check_names(what: str, requested: Iterable[str], names: Mapping[str, object]) -> None:
+    if unknown := [name for name in requested if name not in names]:
+        ellipsis = f" and {len(names) - _MAX_LISTED_NAMES} more" if len(names) > _MAX_LISTED_NAMES else ""
         raise InputError(
-            f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_MAX_LISTED_NAMES])}{more}"
+            f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(names)[:_MAX_LISTED_NAMES])}{ellipsis}"
         )

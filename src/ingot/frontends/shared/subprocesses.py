@@ -1,4 +1,4 @@
-"""Reading a file in a Python process of its own: another project's reader may crash, or run what the file holds."""
+"""Reading a file in a separate Python process: another project's reader may crash, or run code from the file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ingot.support.limits import seconds_left
 def run_in_subprocess(
     code: str, arguments: Sequence[str], what: str, where: str, *, stdin: bytes = b"", env: Mapping[str, str] = {}
 ) -> bytes:
-    """stdout of `code`, which finds what is imported here, with `stdin` as its input.
+    """stdout of `code`, run with this process's import path and with `stdin` as its input.
 
     Raises LimitError where the compile's time is up, ImportModelError with the last line of stderr where it fails.
     """
     source_root = str(Path(__file__).parents[3])
     environment = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, [source_root, *sys.path]))}
-    # -P: what lies in the working folder is not imported
+    # -P: never import from the working folder
     command = [sys.executable, "-P", "-c", code, *arguments]
     seconds = seconds_left()
     try:
@@ -39,7 +39,7 @@ def run_in_subprocess(
 
 
 def limit_resources(seconds: int, memory: int, written: int | None = None) -> None:
-    """In the process: processor time, addresses, and bytes of a file that it writes, at most."""
+    """Limit this process: seconds of processor time, bytes of address space, bytes of a file that it writes."""
     import resource
 
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}

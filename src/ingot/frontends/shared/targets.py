@@ -1,4 +1,4 @@
-"""Losses of models to be trained, and the targets that they take behind the model's inputs."""
+"""Losses of models to be trained, and the targets that they take after the model's inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def target_names(count: int) -> list[str]:
 
 
 def check_loss(value: object, array: type, noun: str) -> None:
-    """Raises InputError for a loss that is no `array`, which messages call `noun`."""
+    """Raises InputError for a loss that is no `array`; noun: the word for one in messages."""
     if not isinstance(value, array):
         fix = f"return one number as a {noun}, computed from the model's results"
         raise InputError("loss", expected=f"a float scalar {noun}", got=f"a {type(value).__name__}", fix=fix)

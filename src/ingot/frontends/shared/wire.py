@@ -1,4 +1,4 @@
-"""Protobuf's wire format, walked without a schema.
+"""Protobuf's wire format, read without a schema.
 
     for field, kind, begin, start, end in fields(data, 0, len(data), source): ...
 
@@ -40,39 +40,39 @@ def fields(data: memoryview, start: int, end: int, source: Source) -> Iterator[t
 
     Raises ImportModelError where `data` is no well-formed message, such as in a truncated file.
     """
-    at = start
-    while at < end:
-        begin = at
-        key, at = varint(data, at, end, source)
+    offset = start
+    while offset < end:
+        begin = offset
+        key, offset = varint(data, offset, end, source)
         field, kind = key >> 3, key & 7
-        payload = at
+        payload = offset
         if kind == BYTES:
-            size, payload = varint(data, at, end, source)
-            at = payload + size
+            size, payload = varint(data, offset, end, source)
+            offset = payload + size
         elif kind == VARINT:
-            _, at = varint(data, at, end, source)
+            _, offset = varint(data, offset, end, source)
         elif kind == FIXED64:
-            at += 8
+            offset += 8
         elif kind == FIXED32:
-            at += 4
+            offset += 4
         else:
             raise source.malformed(f"wire type {kind} at byte {begin}")
         if field == 0:
             raise source.malformed(f"field number 0 at byte {begin}")
-        if at > end:
+        if offset > end:
             raise ImportModelError(
                 "the model file is truncated",
-                expected=f"{at - start} bytes of field {field} from byte {start}",
+                expected=f"{offset - start} bytes of field {field} from byte {start}",
                 got=f"{end - start} bytes",
                 where=source.path,
                 fix="copy or export the file again",
             )
-        yield field, kind, begin, payload, at
+        yield field, kind, begin, payload, offset
 
 
 def varint(data: memoryview, at: int, end: int, source: Source) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
-    if at < end and data[at] < 0x80:  # most are of one byte
+    """The number that starts at byte `at`, and the offset of its end."""
+    if at < end and data[at] < 0x80:  # most take one byte
         return data[at], at + 1
     value = 0
     for i in range(_MAX_VARINT):

@@ -1,4 +1,4 @@
-"""TensorFlow's models as graphs, read without TensorFlow: `import_tensorflow`; functions of a process that has it."""
+"""TensorFlow's models as graphs: `import_tensorflow` reads files without TensorFlow, `of_function` takes functions."""
 
 from ingot.frontends.tensorflow.function import of_function
 from ingot.frontends.tensorflow.model import ImportedModel, import_tensorflow

@@ -1,4 +1,4 @@
-"""Checkpoints of variables: TensorBundle, an index of names beside shards of raw tensors.
+"""Checkpoints of variables: TensorBundle, an index of names and shards of raw tensors.
 
     variables.index                     a table of LevelDB: name -> BundleEntryProto {dtype, shape, shard, offset, size}
     variables.data-00000-of-00001       the tensors, one after another
@@ -27,7 +27,7 @@ from ingot.support.errors import ImportModelError
 from ingot.support.files import is_inside, open_regular
 
 _FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
-_TRAILER_BYTES = 5  # compression and checksum behind each block
+_TRAILER_BYTES = 5  # compression type and checksum after each block
 _MAX_BLOCK_BYTES = 1 << 28
 _MAX_SHARDS = 1 << 16
 
@@ -47,7 +47,7 @@ def map_file(path: Path, root: Path) -> memoryview:
 
 @dataclass
 class Bundle:
-    """Tensors by name; each is mapped when it is asked for."""
+    """Tensors by name; their files are mapped on demand."""
 
     prefix: Path
     root: Path
@@ -106,11 +106,11 @@ def _table(data: memoryview, path: str) -> Iterator[tuple[bytes, memoryview]]:
     if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise source.malformed("no table's footer")
     end = len(data) - 8
-    at = len(data) - _FOOTER_BYTES
+    position = len(data) - _FOOTER_BYTES
     for _ in range(2):  # of the index of metadata, which is not read
-        _, at = varint(data, at, end, source)
-    offset, at = varint(data, at, end, source)
-    size, at = varint(data, at, end, source)
+        _, position = varint(data, position, end, source)
+    offset, position = varint(data, position, end, source)
+    size, position = varint(data, position, end, source)
     for _, handle in _block(data, offset, size, source):
         start, then = varint(handle, 0, len(handle), source)
         length, _ = varint(handle, then, len(handle), source)
@@ -129,49 +129,51 @@ def _block(data: memoryview, offset: int, size: int, source: Source) -> Iterator
         raise source.malformed("a block without its end")
     (restarts,) = struct.unpack("<I", block[-4:])
     end = len(block) - 4 * (restarts + 1)
-    at, key = 0, b""
-    while at < end:
-        shared, at = varint(block, at, end, source)
-        own_bytes, at = varint(block, at, end, source)
-        length, at = varint(block, at, end, source)
-        if shared > len(key) or at + own_bytes + length > end:
-            raise source.malformed(f"an entry at byte {offset + at}")
-        key = key[:shared] + bytes(block[at : at + own_bytes])
-        yield key, block[at + own_bytes : at + own_bytes + length]
-        at += own_bytes + length
+    position, key = 0, b""
+    while position < end:
+        shared, position = varint(block, position, end, source)
+        own_bytes, position = varint(block, position, end, source)
+        length, position = varint(block, position, end, source)
+        if shared > len(key) or position + own_bytes + length > end:
+            raise source.malformed(f"an entry at byte {offset + position}")
+        key = key[:shared] + bytes(block[position : position + own_bytes])
+        yield key, block[position + own_bytes : position + own_bytes + length]
+        position += own_bytes + length
 
 
 def unsnappy(data: memoryview, source: Source) -> bytes:
-    """Snappy's format: the length, then literals and copies of what came before."""
-    size, at = varint(data, 0, len(data), source)
+    """Decompresses Snappy's format: the length, then literals and copies of earlier output."""
+    size, position = varint(data, 0, len(data), source)
     if size > _MAX_BLOCK_BYTES:
         raise source.malformed(f"a block of {size} bytes")
-    out = bytearray()
-    while at < len(data):
-        tag = data[at]
-        at += 1
+    output = bytearray()
+    while position < len(data):
+        tag = data[position]
+        position += 1
         if tag & 3 == 0:
             length = (tag >> 2) + 1
             if length > 60:
                 width = length - 60
-                length = int.from_bytes(data[at : at + width], "little") + 1
-                at += width
-            out += data[at : at + length]
-            at += length
+                length = int.from_bytes(data[position : position + width], "little") + 1
+                position += width
+            output += data[position : position + length]
+            position += length
         else:
             width = (1, 2, 4)[(tag & 3) - 1]
             length = 4 + (tag >> 2 & 7) if width == 1 else (tag >> 2) + 1
-            distance = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
-            at += width
-            if not 0 < distance <= len(out):
+            distance = int.from_bytes(data[position : position + width], "little") | (
+                (tag >> 5) << 8 if width == 1 else 0
+            )
+            position += width
+            if not 0 < distance <= len(output):
                 raise source.malformed("a copy from before the start")
             while length:
-                part = out[-distance:][:length] if distance > length else out[-distance:]
+                part = output[-distance:][:length] if distance > length else output[-distance:]
                 part = part[:length]
-                out += part
+                output += part
                 length -= len(part)
-        if len(out) > size:
+        if len(output) > size:
             break
-    if len(out) != size or at > len(data):
-        raise source.malformed(f"{len(out)} bytes of {size}")
-    return bytes(out)
+    if len(output) != size or position > len(data):
+        raise source.malformed(f"{len(output)} bytes of {size}")
+    return bytes(output)

@@ -1,4 +1,4 @@
-"""A function of TensorFlow's, in a process that has imported it: its graph, and what it captured.
+"""A function of TensorFlow, in a process that has imported TensorFlow: its graph and its captured values.
 
 fn(args)  ->  concrete function  ->  GraphDef, whose placeholders are arguments, variables and constants
 """
@@ -20,7 +20,7 @@ from ingot.support.errors import InputError
 
 @dataclass(frozen=True)
 class ImportedFunction:
-    """A function as a program, and the way between its own arguments and results and the program's."""
+    """A function as a program, with the adapters from its arguments and to its results."""
 
     program: Program
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], list[np.ndarray]]
@@ -80,15 +80,19 @@ def _endpoint(tensor: Any) -> Endpoint:
     return Endpoint(_word(tensor), tensor.name, tensor.dtype.as_datatype_enum, shape_of(shape))
 
 
-def _flattener(concrete: Any, own: Sequence[Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], list[np.ndarray]]:
+def _flattener(
+    concrete: Any, parameters: Sequence[Any]
+) -> Callable[[Sequence[Any], Mapping[str, Any]], list[np.ndarray]]:
     from tensorflow import nest
 
     def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[np.ndarray]:
         leaves = nest.flatten((tuple(args), dict(kwargs)))
-        if len(leaves) != len(own):
+        if len(leaves) != len(parameters):
             signature = concrete.structured_input_signature
-            raise InputError("arguments", expected=f"{len(own)} tensors, as in {signature}", got=f"{len(leaves)}")
-        return [np.asarray(leaf, t.dtype.as_numpy_dtype) for leaf, t in zip(leaves, own, strict=True)]
+            raise InputError(
+                "arguments", expected=f"{len(parameters)} tensors, as in {signature}", got=f"{len(leaves)}"
+            )
+        return [np.asarray(leaf, t.dtype.as_numpy_dtype) for leaf, t in zip(leaves, parameters, strict=True)]
 
     return flatten
 

@@ -1,10 +1,10 @@
-"""Control flow of TensorFlow 1 as functions, which the walk knows.
+"""Control flow of TensorFlow 1 rewritten to functional ops, which the walk imports.
 
     Enter, Merge, LoopCond, Switch, NextIteration, Exit  ->  While(cond, body), a node for each Exit
     Switch, ..., Merge                                   ->  If(then_branch, else_branch), a node for each Merge
 
-The innermost go first, so that what a loop or branch holds is functions already. What fits neither form stays, and is
-refused by the walk. How these ops work: "Dynamic Control Flow in Large-Scale Machine Learning" (Yu et al., 2018).
+The innermost are rewritten first, so that the bodies of outer ones have functional ops already. What fits neither form
+stays, and the walk refuses it. Semantics: "Dynamic Control Flow in Large-Scale Machine Learning" (Yu et al., 2018).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOP_OPS = CONTROL_FLOW_OPS - {"Merge", "Switch"}
 
 
 def functional(graph: GraphDef) -> GraphDef:
-    """The graph without TensorFlow 1's control flow, as far as it has the forms above."""
+    """The graph without TensorFlow 1's control flow, where that has the forms above."""
     if not any(n.op in CONTROL_FLOW_OPS for n in graph.nodes.values()):
         return graph
     rewriter = _Rewriter(dict(graph.nodes), dict(graph.functions))
@@ -31,7 +31,7 @@ def functional(graph: GraphDef) -> GraphDef:
 
 @dataclass(frozen=True, eq=False)
 class _Variable:
-    """A variable that a loop carries: enter -> merge -> switch -> body -> next, and from the switch the exits."""
+    """A loop-carried variable: enter -> merge -> switch -> body -> next iteration, and switch -> exits."""
 
     enter: NodeDef
     merge: NodeDef
@@ -46,7 +46,7 @@ class _Rewriter:
         self.functions = functions
 
     def step(self) -> bool:
-        """Rewrite one loop, or the branches on one condition; False where nothing is left that can be."""
+        """Rewrite one loop, or the branches on one condition; False where none is left that can be rewritten."""
         readers: dict[str, list[NodeDef]] = {}
         for n in self.nodes.values():
             for t in n.data_inputs:
@@ -105,7 +105,7 @@ class _Rewriter:
     # branches
 
     def _branch(self) -> bool:
-        """All merges of one condition that do not need each other."""
+        """Rewrite all merges of one condition that do not depend on each other."""
         merges: list[tuple[NodeDef, _Branches]] = []
         for merge in [n for n in self.nodes.values() if n.op == "Merge"]:
             branches = self._branches(merge)
@@ -143,7 +143,7 @@ class _Rewriter:
                     stack += map(_full, node.data_inputs)
             indices.append(side)
         preds = {_full(s.data_inputs[1]) for s in switches.values()}
-        # TensorFlow writes the branch that is not taken first; constants alone do not tell their side
+        # TensorFlow writes the false branch first, which decides where branches of constants do not show their side
         order = (1, 0) if indices[0] <= {1} and indices[1] <= {0} and (indices[0] or indices[1]) else (0, 1)
         if len(preds) != 1 or any(indices[i] - {k} for k, i in enumerate(order)):
             return None
@@ -151,7 +151,7 @@ class _Rewriter:
         return _Branches(preds.pop(), no, yes, tuple(switches.values()))
 
     def _above(self, nodes: Iterable[NodeDef]) -> set[str]:
-        """Names of all that these nodes need."""
+        """Names of all ancestors of these nodes."""
         visited: set[str] = set()
         stack = [_name(t) for n in nodes for t in n.data_inputs]
         while stack:
@@ -185,8 +185,7 @@ class _Rewriter:
     def _function(
         self, name: str, arguments: Sequence[str], ends: Sequence[str], sources: Mapping[str, str]
     ) -> FunctionDef | None:
-        """A function that computes `ends`; `sources`: tensors that are its arguments. None where control flow is left
-        in it."""
+        """A function that computes `ends` from the tensors `sources`. None where it would contain control flow."""
         body_nodes: dict[str, NodeDef] = {}
         stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:
@@ -223,13 +222,13 @@ class _Rewriter:
         return name
 
     def _put(self, name: str, op: str, inputs: Iterable[str], functions: Mapping[str, str] | None = None) -> None:
-        """A node; its attributes are functions by name."""
+        """Add a node whose attributes are functions by name."""
         entries = [(k, _field(10, _field(1, f.encode()))) for k, f in (functions or {}).items()]
         attributes = [_field(1, k.encode()) + _field(2, v) for k, v in entries]
         self.nodes[name] = NodeDef.read(_message(_node(name, op, inputs, attributes)))
 
     def _remove(self, nodes: Iterable[NodeDef], functions: Iterable[FunctionDef]) -> None:
-        """Remove nodes that are in functions now, except those that others read."""
+        """Remove nodes that were moved to functions, except those that others read."""
         for n in nodes:
             self.nodes.pop(n.name, None)
         inner_names = {name for f in functions for name in f.nodes}
@@ -244,7 +243,7 @@ class _Rewriter:
 
 @dataclass(frozen=True, eq=False)
 class _Branches:
-    """pred: the condition. no, yes: what a merge takes. switches: where the branches' operands come in."""
+    """pred: the condition. no, yes: the operands of a merge. switches: the entries of the branches' operands."""
 
     pred: str
     no: str
@@ -281,21 +280,21 @@ def _attributes(node: NodeDef) -> list[bytes]:
 
 
 def _node(name: str, op: str, inputs: Iterable[str], attributes: Iterable[bytes]) -> bytes:
-    out = _field(1, name.encode()) + _field(2, op.encode()) + b"".join(_field(3, i.encode()) for i in inputs)
-    return out + b"".join(_field(5, a) for a in attributes)
+    head = _field(1, name.encode()) + _field(2, op.encode()) + b"".join(_field(3, i.encode()) for i in inputs)
+    return head + b"".join(_field(5, a) for a in attributes)
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A record of a message, of bytes."""
+    """A length-delimited field of a message."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    out = bytearray()
+    groups = bytearray()
     while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
+        groups.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*out, value])
+    return bytes([*groups, value])
 
 
 def _message(data: bytes) -> Message:

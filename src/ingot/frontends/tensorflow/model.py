@@ -1,4 +1,4 @@
-"""A SavedModel's folder or a frozen graph: its signature, its variables, what is asked for about its inputs.
+"""A SavedModel's folder or a frozen graph: its signature, its variables, and the caller's requests about inputs.
 
 folder  ->  saved_model.pb: nodes, functions, signatures;  variables/: a checkpoint
 inputs, outputs  ->  the part of the graph between them
@@ -50,7 +50,7 @@ _SINKS = frozenset(("NoOp", "Assert", "Print", "Const", "Placeholder"))
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An input or output: its name to a caller, and which tensor it is. dtype: an element type's code, 0 if unknown."""
+    """An input or output: its public name, and its tensor. dtype: an element type's code, 0 if unknown."""
 
     name: str
     tensor: str
@@ -60,8 +60,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Program:
-    """The program to import. variables: those whose values are known. restore: the node that gives the others theirs.
-    captured: tensors that are given, and are no inputs. effects: nodes that run for what they write.
+    """The program to import. variables: those whose values are known. restore: the node that restores the others.
+    captured: tensors whose values are given but which are no inputs. effects: nodes that run for their writes.
     signature: its name."""
 
     graph: GraphDef
@@ -78,8 +78,8 @@ class Program:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model as a graph. state: variables that it writes, and their first values: the graph's last inputs and first
-    outputs."""
+    """A model as a graph. state: the variables that it writes and their initial values: the graph's last inputs and
+    first outputs."""
 
     graph: Graph
     state: Mapping[str, np.ndarray]
@@ -95,9 +95,9 @@ def import_tensorflow(
     source: a SavedModel's folder, or the file of a frozen GraphDef. Variables that the model does not write are
         constants, views of the mapped checkpoint: keep the files unchanged while the graph is in use.
     signature: which of a SavedModel's signatures, "serving_default" if there is one.
-    inputs: in place of the model's own: names of inputs, or of tensors inside ("dense/Relu:0"; a function's nodes have
-        the call's name before theirs), which are then inputs. A mapping gives their shapes, or ("f32", shape).
-    outputs: in place of the model's own, in the same way.
+    inputs: replace the model's inputs: names of inputs, or of inner tensors that become inputs ("dense/Relu:0"; a
+        function's nodes are prefixed with the call's name). A mapping gives their shapes, or ("f32", shape).
+    outputs: replace the model's outputs, likewise.
     dynamic: of open sizes, symbols `<input>_<axis>`: None keeps them, False refuses them; a mapping gives symbols a
         size or inclusive bounds, and so for axes of an input, or a name: {"x": {0: "batch", 1: 128}}.
 
@@ -135,9 +135,9 @@ def _imported_model(
     for o, v in zip(program.outputs, results, strict=True):
         if not isinstance(v, Node | Missing):
             walk.has_lost_writes = True
-            why = "return tf.math.real and tf.math.imag of it" if isinstance(v, Complex) else ""
-            what = "an output of complex numbers" if why else "an output that is no tensor of numbers"
-            walk.refused.append(UnsupportedOp(what, o.name, why))
+            advice = "return tf.math.real and tf.math.imag of it" if isinstance(v, Complex) else ""
+            what = "an output of complex numbers" if advice else "an output that is no tensor of numbers"
+            walk.refused.append(UnsupportedOp(what, o.name, advice))
     if walk.has_lost_writes or any(isinstance(v, Missing) for v in results):
         walk.refused += _unread(program, bool(walk.refused))
         raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
@@ -158,20 +158,20 @@ def _imported_model(
     return ImportedModel(graph, first)
 
 
-def _unread(program: Program, others: bool) -> list[UnsupportedOp]:
-    """The inputs of complex numbers, and those of no numbers where nothing else is refused."""
-    how = "take tf.math.real and tf.math.imag of it, and make tf.complex of them inside"
+def _unread(program: Program, has_other_refusals: bool) -> list[UnsupportedOp]:
+    """The inputs of complex numbers; if nothing else is refused, also those that are not numeric."""
+    advice = "take tf.math.real and tf.math.imag of it, and make tf.complex of them inside"
     unsupported = [
-        UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX
+        UnsupportedOp("an input of complex numbers", i.name, advice) for i in program.inputs if i.dtype in COMPLEX
     ]
-    if unsupported or others:
+    if unsupported or has_other_refusals:
         return unsupported
     return [UnsupportedOp("an input that is no tensor of numbers", i.name) for i in program.inputs
             if not is_numeric(i.dtype)]  # fmt: skip
 
 
 def _advice(program: Program, walk: Walk, results: Sequence[Value]) -> str | None:
-    """The cut that leaves out what was refused."""
+    """Advice on a cut that excludes the refused nodes."""
     parts: list[str] = []
     if walk.cuts:
         parts.append("inputs=[" + ", ".join(map(repr, [*_numeric_inputs(program), *walk.cuts])) + "]")
@@ -202,7 +202,7 @@ def read_program(path: Path, signature: str | None = None) -> Program:
 
 
 def graph_program(graph: GraphDef, where: str) -> Program:
-    """A graph without signatures: the nodes that no other reads, and the placeholders that these need."""
+    """A graph without signatures: outputs are the nodes without readers, inputs the placeholders that they need."""
     if not graph.nodes:
         raise ImportModelError("a graph without nodes", where=where, fix="check that the file is a GraphDef")
     read = {i.lstrip("^").split(":")[0] for n in graph.nodes.values() for i in n.inputs}
@@ -218,18 +218,18 @@ def graph_program(graph: GraphDef, where: str) -> Program:
 
 
 def _ancestors(graph: GraphDef, ends: Sequence[NodeDef]) -> set[str]:
-    """The nodes that these read, and they themselves."""
-    reached, stack = {n.name for n in ends}, list(ends)
+    """The names of these nodes and all their ancestors."""
+    visited, stack = {n.name for n in ends}, list(ends)
     while stack:
         names = (i.split(":")[0] for i in stack.pop().data_inputs)
-        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in reached]
-        reached.update(n.name for n in new)
-        stack += new
-    return reached
+        parents = [graph.nodes[n] for n in names if n in graph.nodes and n not in visited]
+        visited.update(n.name for n in parents)
+        stack += parents
+    return visited
 
 
 def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
-    """The shape that a node says its result has."""
+    """The declared shape of a node's result."""
     noted = node.attributes.get("_output_shapes")
     shapes = noted.message(1).messages(7) if noted is not None else []
     if index < len(shapes):
@@ -274,7 +274,7 @@ def _signature(meta: MetaGraph, name: str | None, where: str) -> tuple[str, Sign
 
 
 def _restored(program: Program) -> dict[str, Node]:
-    """The variables' values: what the model's own restore operation assigns."""
+    """The variables' values, as assigned by the model's own restore operation."""
     if program.bundle is None or program.restore not in program.graph.nodes:
         return {}
     walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, is_restoring=True)
@@ -282,28 +282,30 @@ def _restored(program: Program) -> dict[str, Node]:
     return walk.variables
 
 
-# --- what is asked for
+# --- the caller's requests
 
 
 def cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) -> Program:
-    """The part of it between these inputs and outputs; None: its own."""
+    """The part of the program between these inputs and outputs; None: the program's own."""
     if inputs is not None:
         shapes = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
         program = replace(program, inputs=tuple(_requested_input(program, n, s) for n, s in shapes.items()))
     if outputs is not None:
-        known = {o.name: o for o in program.outputs}
-        program = replace(program, outputs=tuple(known.get(n) or Endpoint(n, _tensor(program, n)) for n in outputs))
+        outputs_by_name = {o.name: o for o in program.outputs}
+        program = replace(
+            program, outputs=tuple(outputs_by_name.get(n) or Endpoint(n, _tensor(program, n)) for n in outputs)
+        )
     if not program.outputs:
         raise InputError("outputs", expected="some of the model's tensors", got="none")
     return program
 
 
 def _tensor(program: Program, name: str) -> str:
-    """A node of the graph, and which of its results."""
+    """The tensor `node:index` that a name stands for."""
     tensor = name if ":" in name else f"{name}:0"
     if tensor.split(":")[0] not in program.graph.nodes:
-        known = [o.name for o in program.outputs]
-        raise InputError("outputs", expected=f"some of {known}, or nodes outside functions", got=repr(name))
+        names = [o.name for o in program.outputs]
+        raise InputError("outputs", expected=f"some of {names}, or nodes outside functions", got=repr(name))
     return tensor
 
 
@@ -333,7 +335,7 @@ def _is(code: int, dtype: DType) -> bool:
 
 
 def _node_at(nodes: Mapping[str, NodeDef], functions: Mapping[str, FunctionDef], path: str) -> NodeDef | None:
-    """The node at a place: in the graph, or in the function that the node before it calls."""
+    """The node at a path: in the graph, or in the function that the preceding node of the path calls."""
     if path in nodes:
         return nodes[path]
     ends = [i for i, letter in enumerate(path) if letter == "/" and path[:i] in nodes]
@@ -347,7 +349,7 @@ def _node_at(nodes: Mapping[str, NodeDef], functions: Mapping[str, FunctionDef],
     return None
 
 
-# attributes that give the type of a result, of most specific ones first
+# attributes that have the type of a result, the most specific ones first
 _RESULT_TYPES = ("Tout", "DstT", "out_type", "output_type", "dtype", "T", "Tparams")
 
 

@@ -20,7 +20,7 @@ from ingot.frontends.shared.wire import BYTES, FIXED32, FIXED64, VARINT, Source,
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-# deeper nesting than any message has: attributes of functions hold attributes
+# deeper nesting than any valid message has: attributes of functions contain attributes
 _MAX_DEPTH = 16
 
 
@@ -76,13 +76,13 @@ class Message:
 
     def ints(self, number: int) -> list[int]:
         """Numbers of a repeated field, packed or not, as signed 64-bit integers."""
-        out: list[int] = []
+        numbers: list[int] = []
         for kind, start, end in self.parts.get(number, ()):
-            at = start
-            while at < end and kind in (VARINT, BYTES):
-                value, at = varint(self.data, at, end, self.source)
-                out.append(value - (1 << 64) if value >= 1 << 63 else value)
-        return out
+            position = start
+            while position < end and kind in (VARINT, BYTES):
+                value, position = varint(self.data, position, end, self.source)
+                numbers.append(value - (1 << 64) if value >= 1 << 63 else value)
+        return numbers
 
     def int(self, number: int, default: int = 0) -> int:
         numbers = self.ints(number)
@@ -114,7 +114,7 @@ Size = int | None
 
 
 def shape_of(m: Message) -> tuple[Size, ...] | None:
-    """A TensorShapeProto: None for a size that is open, None for all where the rank is."""
+    """A TensorShapeProto: None for an open size, None as a whole for an open rank."""
     if m.int(3):
         return None
     sizes = [d.int(1) for d in m.messages(2)]
@@ -123,7 +123,7 @@ def shape_of(m: Message) -> tuple[Size, ...] | None:
 
 @dataclass(frozen=True)
 class Function:
-    """A reference to a function: its name, and attributes for those that its body takes from the call."""
+    """A reference to a function: its name, and values of attributes that its body takes from the call."""
 
     name: str
     attributes: Mapping[str, Message]
@@ -155,7 +155,7 @@ class NodeDef:
 
 @dataclass(frozen=True, eq=False)
 class FunctionDef:
-    """A function, read where it is called: a model has many that nobody calls."""
+    """A function, parsed on demand: a model has many that are never called."""
 
     name: str
     message: Message
@@ -174,17 +174,17 @@ class FunctionDef:
 
     @cached_property
     def results(self) -> Mapping[str, str]:
-        """Name of an output -> which value of the body it is."""
+        """Name of an output -> the value of the body."""
         return self.message.names(4)
 
     @cached_property
     def passed_through(self) -> frozenset[int]:
-        """Places of arguments that are the results at the same places."""
+        """Indices of arguments that are returned unchanged as the results of the same indices."""
         pairs = zip(self.arguments, self.outputs, strict=False)
         return frozenset(k for k, (a, o) in enumerate(pairs) if self._source(self.results.get(o, "")) == a)
 
     def _source(self, tensor: str) -> str:
-        """The argument that a value of the body is."""
+        """The argument that a value of the body is a copy of."""
         for _ in self.nodes:
             node = self.nodes.get(tensor.split(":")[0])
             if node is None or node.op != "Identity" or not node.data_inputs:
@@ -194,7 +194,7 @@ class FunctionDef:
 
     @cached_property
     def effects(self) -> tuple[str, ...]:
-        """Nodes that run for what they do."""
+        """Nodes that run for their effects."""
         return tuple(self.message.names(6).values())
 
     @staticmethod
@@ -220,7 +220,7 @@ class GraphDef:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of a signature: which value of the graph, its element type's code and shape."""
+    """An input or output of a signature: its value in the graph, its element type's code and shape."""
 
     tensor: str
     dtype: int
@@ -238,13 +238,13 @@ class SignatureDef:
 
 
 def _infos(table: Mapping[str, Message]) -> dict[str, TensorInfo]:
-    # in the order of names, as TensorFlow flattens them: a map of protobuf has none
+    # sorted by name, as TensorFlow flattens them: a protobuf map has no order
     return {k: TensorInfo(v.text(1), v.int(2), shape_of(v.message(3))) for k, v in sorted(table.items())}
 
 
 @dataclass(frozen=True)
 class MetaGraph:
-    """tags: what it is for, as "serve"; restore: the node that gives variables their values."""
+    """tags: its purposes, such as "serve"; restore: the node that restores the variables."""
 
     tags: tuple[str, ...]
     graph: GraphDef

@@ -55,9 +55,9 @@ def to_array(m: Message) -> np.ndarray:
     check_elements(count, m.source.path)
     if code == STRING:
         strings = [bytes(v) for v in m.bytes(8)]
-        out = np.empty(len(strings), object)
-        out[:] = strings
-        return _filled(out, sizes, m)
+        texts = np.empty(len(strings), object)
+        texts[:] = strings
+        return _filled(texts, sizes, m)
     part = COMPLEX.get(code)
     numpy = dtype_of_code(code).numpy if part is None else np.result_type(part.numpy, np.complex64)
     content = m.bytes(4)
@@ -73,8 +73,8 @@ def to_array(m: Message) -> np.ndarray:
     if dtype in _FIXED_FIELDS:
         return _filled(m.array(*_FIXED_FIELDS[dtype]), sizes, m)
     if dtype in _VARINT_FIELDS:
-        whole = np.array(m.ints(_VARINT_FIELDS[dtype]), object)
-        wrapped = np.array([int(v) % (1 << 64) for v in whole], np.uint64)
+        integers = np.array(m.ints(_VARINT_FIELDS[dtype]), object)
+        wrapped = np.array([int(v) % (1 << 64) for v in integers], np.uint64)
         return _filled(wrapped.astype(dtype.numpy), sizes, m)
     return _filled(np.array(m.ints(13), np.uint16).view(dtype.numpy), sizes, m)
 

@@ -215,11 +215,11 @@ class Call:
             count = x.type.size if isinstance(x, Node) else None
             if not isinstance(x, Node) or not isinstance(count, int) or not x.dtype.is_integer:
                 raise
-            whole = x
-            while isinstance(whole.op, ops.Reshape):
-                (whole,) = whole.inputs
-            single = isinstance(whole.op, ops.Concat) and all(i.type.size == 1 for i in whole.inputs)
-            pieces = whole.inputs if single else ()
+            source = x
+            while isinstance(source.op, ops.Reshape):
+                (source,) = source.inputs
+            is_stack = isinstance(source.op, ops.Concat) and all(i.type.size == 1 for i in source.inputs)
+            pieces = source.inputs if is_stack else ()
             parts = [ops.reshape(p, ()) for p in pieces]
             line = ops.reshape(x, (count,))
             return [self._size_or_node(p) for p in parts or (ops.index_axis(line, 0, i) for i in range(count))]
@@ -235,16 +235,16 @@ class Call:
         elements = self.elements(x)
         if not self.walk.may_find([d for d in elements if isinstance(d, Node)]):
             return self.sizes(x)
-        sizes, out = self.walk.sizes, list[DimLike]()
+        sizes, lengths = self.walk.sizes, list[DimLike]()
         for d in elements:
             if isinstance(d, Node):
                 known_size = sizes.told(d)
                 size = self._found(d) if known_size is None else known_size
                 sizes = sizes.with_found(d, size)
-                out.append(size)
+                lengths.append(size)
             else:
-                out.append(d)
-        return tuple(out)
+                lengths.append(d)
+        return tuple(lengths)
 
     def _found(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
@@ -252,8 +252,8 @@ class Call:
         return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size")
 
     def size(self, x: Value) -> DimLike:
-        (only,) = self.sizes(x)
-        return only
+        (value,) = self.sizes(x)
+        return value
 
     def numbers(self, x: Value) -> tuple[int, ...]:
         """The elements of an integer tensor as plain numbers."""
@@ -264,8 +264,8 @@ class Call:
 
     def axis(self, x: Value, rank: int) -> int:
         """An axis, counted from the front."""
-        (only,) = self.numbers(x)
-        return normal_axis(only, rank)
+        (value,) = self.numbers(x)
+        return normal_axis(value, rank)
 
     def array(self, x: Value) -> np.ndarray:
         """A constant. Raises Unsupported for what is none."""

@@ -1,4 +1,4 @@
-"""torch's dtypes, tensors and sizes as Ingot's: DType, numpy arrays that share memory, Dim."""
+"""Conversion of torch's dtypes, tensors and sizes to Ingot's: DType, numpy arrays that share memory, Dim."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DTYPE_OF: dict[torch.dtype, DType] = {
     torch.uint64: DTYPES["u64"], torch.uint32: DTYPES["u32"], torch.uint16: DTYPES["u16"], torch.uint8: DTYPES["u8"],
     torch.bool: DTYPES["bool"],
 }  # fmt: skip
-# the dtype of either part of a complex number
+# complex dtype -> the dtype of its parts
 PART_OF = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
 
-# numpy has no such types: the bits travel as integers and are viewed on the other side
+# numpy lacks these types: their bits are passed as integers and viewed as the type
 _BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype]] = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
@@ -74,7 +74,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _check_memory(tensor: torch.Tensor) -> None:
-    """Raise ImportModelError for a tensor whose storage was freed, or made shorter: torch reads it all the same."""
+    """Raise ImportModelError for a tensor whose storage was freed or shrunk: torch would read it regardless."""
     nbytes = tensor.untyped_storage().nbytes()
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
@@ -92,13 +92,13 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_DATA_SYMBOL = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
-_NUMBER_SUFFIX = ".value"  # behind the name of one that may be negative
+_DATA_SYMBOL = re.compile(r"u\d+$")  # torch's unbacked symbols: values that are unknown while it traces
+_NUMBER_SUFFIX = ".value"  # of the name of an unbacked symbol that may be negative
 _NAME = re.compile(r"\$[\w.]+")
 
 
 def finite(value: sympy.Basic) -> int | None:
-    """An integer limit; None for what torch calls infinite."""
+    """An integer limit; None for torch's infinities."""
     return int(value) if isinstance(value, sympy.Integer) and abs(int(value)) < 2**62 else None
 
 
@@ -111,13 +111,13 @@ class Progression:
 
 
 class Sizes:
-    """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
+    """Converts torch's sympy sizes to Dims, with one naming of the symbols; equal expressions give equal Dims.
 
-    A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
+    A torch symbol that takes only the values of a progression becomes step * k + start, where k is Ingot's symbol.
     `equal`: expressions and what they equal in this model. `reads`: symbols that are values of tensors, and the ops
-    that read them. `assumed`: as `equal`, where that is to be checked at each call; `stated` are these without it.
-    `values`: what gives those that the importer has met, and the most that they may be. `required`: sizes that the
-    importer takes for not negative, to be checked at each call.
+    that read them. `assumed`: as `equal`, but checked at each call; `stated`: these sizes without the assumptions.
+    `values`: the node and the maximum of each run-time symbol met so far. `required`: sizes that the importer assumes
+    not to be negative, checked at each call.
     """
 
     def __init__(
@@ -143,18 +143,18 @@ class Sizes:
         return self._among.get(symbol_name, Progression(1, 0))
 
     def begin(self, spans: Mapping[sympy.Symbol, ValueRanges]) -> None:
-        """No value has given a size yet. spans: torch's ranges of all symbols."""
+        """Start a graph: no run-time size is known yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
     def found(self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
-        """The size that an i64 scalar gives in the run, at most `most`; None: as torch or the limits say.
+        """The size whose value at run time is the i64 scalar `value`. max_size None: torch's range or the limits apply.
 
-        like: what torch calls it, if anything; where that has a meaning already, the two have to be equal.
-        spanned: whether torch's range of it can be believed.
+        like: torch's expression for it, if any; where that is defined already, the two must be equal.
+        spanned: whether torch's range of it is reliable.
         """
-        known = next((name for name, (node, _) in self.values.items() if node is value), None)
-        if known is not None and like is None:
-            return symbol(known)
+        name_of_value = next((name for name, (node, _) in self.values.items() if node is value), None)
+        if name_of_value is not None and like is None:
+            return symbol(name_of_value)
         terms = like.terms if isinstance(like, Dim) else ()
         name = str(like)
         if len(terms) != 1 or not is_computed(name) or not _NAME.fullmatch(name) or name in self.values:
@@ -169,8 +169,8 @@ class Sizes:
         return symbol(name)
 
     def graph(self, inputs: Sequence[Node], results: Sequence[Node], names: Sequence[str]) -> Graph:
-        """The graph that these values and the sizes found on the way make up. Raises ImportModelError for a size that
-        nothing gives."""
+        """The graph of these values, with the run-time sizes found while building it. Raises ImportModelError for a
+        size that no value defines."""
         values = [value for value, _ in self.values.values()]
         sizes = tuple((name, max_size) for name, (_, max_size) in self.values.items())
         graph = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
@@ -196,13 +196,13 @@ class Sizes:
         return name if step == 1 else f"{name}_over_{step}"
 
     def require(self, low: DimLike, high: DimLike) -> None:
-        """Note that the graph is right only where low <= high."""
+        """Record that the graph is valid only where low <= high."""
         slack = high - low
         if isinstance(slack, Dim):
             self.required.append(slack)
 
     def require_equal(self, a: DimLike, b: DimLike) -> None:
-        """Note that the graph is right only where these two sizes are the same."""
+        """Record that the graph is valid only where these two sizes are equal."""
         self.require(a, b)
         self.require(b, a)
 
@@ -220,7 +220,7 @@ class Sizes:
         return size
 
     def type(self, value: torch.Tensor) -> TensorType:
-        """The type of `value`; of a complex tensor, that of either part."""
+        """The type of `value`; for a complex tensor, the type of its parts."""
         return TensorType(dtype_of(PART_OF.get(value.dtype, value.dtype)), tuple(self.dim(d) for d in value.shape))
 
     def _convert(self, e: sympy.Basic) -> DimLike:
@@ -231,10 +231,10 @@ class Sizes:
             return symbol(self.name(e.name)) * values.step + values.start
         if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and int(e.exp) > 0:
             base = self.expression(e.base)
-            out = base
+            power = base
             for _ in range(int(e.exp) - 1):
-                out = out * base
-            return out
+                power = power * base
+            return power
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:
             whole_size = self._whole(e.args[0], divided)
@@ -247,9 +247,9 @@ class Sizes:
         return apply(*values)
 
     def _whole(self, e: sympy.Basic, divided: Callable[[DimLike, int], DimLike]) -> DimLike | None:
-        """A float of sizes, rounded as `divided` does: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
+        """A float computed from sizes, rounded by `divided`: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
 
-        Products are rounded, so a ratio that is not exact holds for the sizes that it was tried at.
+        Floating-point products are rounded, so an inexact ratio is only valid for the sizes at which it was tested.
         """
         exact = self._quotient(e)
         if exact is not None:
@@ -265,7 +265,7 @@ class Sizes:
         return None
 
     def _quotient(self, e: sympy.Basic) -> _Quotient | None:
-        """A float of sizes as a size over a number, where floats hold it or round it to no other whole number."""
+        """A float computed from sizes as size / number, where rounding it as a float does not change the integer."""
         number = _fraction(e)
         if number is not None:
             return number.numerator, number.denominator
@@ -290,7 +290,7 @@ class Sizes:
 
 def _fraction(e: sympy.Basic) -> Fraction | None:
     fraction = Fraction(float(e)) if isinstance(e, sympy.Number) else None
-    return fraction if fraction is not None and fraction.denominator <= _MAX_PARTS else None
+    return fraction if fraction is not None and fraction.denominator <= _MAX_DENOMINATOR else None
 
 
 def _truncated(size: DimLike, by: int) -> DimLike:
@@ -313,17 +313,17 @@ def _product(a: _Quotient, b: _Quotient) -> _Quotient:
     return a[0] * b[0], a[1] * b[1]
 
 
-_MAX_PARTS = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
-_MAX_SIZE_TRIED = 1 << 16  # sizes that a ratio stands for a float at
+_MAX_DENOMINATOR = 1 << 8  # of a float's factors and terms, so that numerators stay far below 2^53
+_MAX_SIZE_TRIED = 1 << 16  # a ratio is tested at all sizes up to this one
 
 
 def _ratio(factor: float, up: bool) -> Fraction | None:
-    """The ratio whose multiples, rounded down or up, are those of `factor` for n to _TRIED; None if there is none."""
+    """The ratio that, times n and rounded, equals n * `factor` rounded for n up to _MAX_SIZE_TRIED; else None."""
     ratio = Fraction(factor).limit_denominator(1000)
     n = np.arange(_MAX_SIZE_TRIED + 1)
-    whole = np.ceil(factor * n) if up else np.floor(factor * n)
+    rounded = np.ceil(factor * n) if up else np.floor(factor * n)
     remainder_bound = ratio.denominator - 1 if up else 0
-    return ratio if np.array_equal(whole, (n * ratio.numerator + remainder_bound) // ratio.denominator) else None
+    return ratio if np.array_equal(rounded, (n * ratio.numerator + remainder_bound) // ratio.denominator) else None
 
 
 def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
@@ -341,7 +341,7 @@ _SYMPY: dict[type, Callable[..., DimLike]] = {
     sym.CleanDiv: floordiv, sym.Mod: mod, sym.PythonMod: mod,
     sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m), sym.Identity: lambda x: x,
 }  # fmt: skip
-# absent from some torch versions, so found by name
+# classes that some torch versions lack, so looked up by name
 _SYMPY_BY_NAME: dict[str, Callable[..., DimLike]] = {"Max": _fold(dim_max), "Min": _fold(dim_min)}
 
 
@@ -350,19 +350,19 @@ def symbol_names(environment: ShapeEnv | None) -> dict[str, str]:
     if environment is None:
         return {}
     named: Mapping[str, str] = getattr(environment, "source_name_to_debug_name", {})
-    out: dict[str, str] = {}
+    names: dict[str, str] = {}
     for sym_, sources in getattr(environment, "var_to_sources", {}).items():
         for source in sources:
             debug = named.get(_source_name(source), "")
-            # equal sizes have one symbol, which stands for the others
+            # of equal sizes, one symbol represents the others
             root = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
-            if debug.isidentifier() and debug not in out.values() and isinstance(root, sympy.Symbol):
-                out.setdefault(root.name, debug)
-    return out
+            if debug.isidentifier() and debug not in names.values() and isinstance(root, sympy.Symbol):
+                names.setdefault(root.name, debug)
+    return names
 
 
 def _source_name(source: object) -> str:
-    # a method until torch 2.9, a property since
+    # a method until torch 2.9, a property since then
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)
 
@@ -383,7 +383,7 @@ def location(node: fx.Node) -> str:
 
 
 def data_reads(graph: fx.Graph) -> dict[str, str]:
-    """Symbols that stand for values of tensors -> the op that reads them, and where."""
+    """Symbols for values of tensors -> the op that reads the value, and its location."""
     reads: dict[str, str] = {}
     for node in graph.nodes:
         for name in node.meta.get("unbacked_bindings") or ():

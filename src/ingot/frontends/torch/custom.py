@@ -10,8 +10,8 @@ from ingot.ops import custom
 
 
 def registered_handler(name: str) -> Handler | None:
-    """The handler of "library.op.overload": tensors are its operands, in order; other arguments its attributes, by the
-    names and with the defaults of its schema."""
+    """The handler of "library.op.overload": tensors are its operands, in order; other arguments are attributes, with
+    the names and defaults of its schema."""
     registration = custom.find("torch", name)
     if registration is None:
         return None

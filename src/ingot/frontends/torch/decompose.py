@@ -1,4 +1,4 @@
-"""Decompositions: torch's, less those of what Ingot has as one op, and those that torch lacks."""
+"""Decompositions: torch's, except for ops that Ingot has handlers for, and further ones that torch lacks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def decomposed(
 ) -> tuple[ExportedProgram, Sequence[sympy.Basic]]:
     """`program` functionalized: writes become values, autocast regions casts, unknown composites core aten.
 
-    Every op that has a handler stays whole: performance comes from importing the composite.
-    refused: names of ops whose handlers refuse uses of them in this program, and torch's composition is tried instead.
+    Every op that has a handler stays whole: composite ops are imported as such, which is faster.
+    refused: names of ops whose handlers refuse their use in this program; torch's decomposition is tried instead.
 
-    Returns what the new program assumes of sizes, too.
+    Also returns the new program's assumptions on sizes.
     """
     table = default_decompositions()
     for op in list(table.keys()):
@@ -43,8 +43,8 @@ def decomposed(
 
 
 def _stop_gradients(program: torch.export.ExportedProgram) -> None:
-    """no_grad: f(x)   ->   no_grad: f(detach(x)), as regions are inlined. Of what a region reads and not of what it
-    gives, as it may write, too: a part of a buffer, or a parameter, which has gradients of its own then."""
+    """no_grad: f(x)   ->   no_grad: f(detach(x)), as regions are inlined. The region's inputs are detached, not its
+    results: it may write to part of a buffer, or to a parameter, which then has gradients of its own."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
@@ -56,9 +56,9 @@ def _stop_gradients(program: torch.export.ExportedProgram) -> None:
             end.args = torch.fx.map_arg(end.args, destination)
             for x in (n for n in inputs if isinstance(n.meta.get("val"), torch.Tensor)):
                 with body.graph.inserting_after(inputs[-1]):
-                    new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
-                new.meta = dict(x.meta)
-                x.replace_all_uses_with(new, lambda user, new=new, end=end: user not in (new, end))
+                    detached = body.graph.call_function(torch.ops.aten.detach.default, (x,))
+                detached.meta = dict(x.meta)
+                x.replace_all_uses_with(detached, lambda user, detached=detached, end=end: user not in (detached, end))
             body.recompile()
 
 
@@ -68,7 +68,7 @@ def op_name(op: torch._ops.OpOverload) -> str:
 
 
 def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """`table` less the ops that have a handler, with `OWN`."""
+    """`table` without the ops that have a handler, plus `DECOMPOSITIONS`."""
     table_kept = {
         op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN
     }
@@ -80,7 +80,7 @@ def _attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """nn.MultiheadAttention's fast path. The mask is True where a key is left out; mask_type 0: (queries, keys),
+    """nn.MultiheadAttention's fast path. The mask is True where a key is ignored; mask_type 0: (queries, keys),
     1: (batch, keys), 2: (batch, heads, queries, keys)."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     q, k, v = (
@@ -91,12 +91,12 @@ def _attention(
     if is_visible is not None and mask_type == 1:
         is_visible = is_visible[:, None, None, :]
     heads = F.scaled_dot_product_attention(q, k, v, is_visible)
-    out = F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    projected = F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
-        return out, None
+        return projected, None
     scores = q @ k.transpose(-1, -2) * (embed_dim // num_head) ** -0.5
     p = (scores if is_visible is None else scores.masked_fill(~is_visible, float("-inf"))).softmax(-1)
-    return out, p.mean(1) if average_attn_weights else p
+    return projected, p.mean(1) if average_attn_weights else p
 
 
 def _encoder_layer(
@@ -108,10 +108,10 @@ def _encoder_layer(
     """nn.TransformerEncoderLayer's fast path."""
 
     def attended(x: Tensor) -> Tensor:
-        out, _ = _attention(
+        projected, _ = _attention(
             x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
         )
-        return out
+        return projected
 
     def fed(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
@@ -134,7 +134,7 @@ def _trilinear(
     i1: Tensor, i2: Tensor, i3: Tensor, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
     sumdim: Sequence[int], unroll_dim: int = 1,
 ) -> Tensor:  # fmt: skip
-    """nn.Bilinear's product of three, summed."""
+    """nn.Bilinear's product of three tensors, summed."""
     parts = [i1, i2, i3]
     for n, axes in enumerate((expand1, expand2, expand3)):
         for axis in sorted(axes):
@@ -145,7 +145,7 @@ def _trilinear(
 def _fake_quantized(
     x: Tensor, scale: Tensor | float, zero: Tensor | float, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    """(x rounded to the grid of `scale`, where the grid holds it)."""
+    """(x rounded to the grid of `scale`, a mask of the elements within the grid's range)."""
     step = torch.round(x * (1 / scale)) + zero
     return (step.clamp(low, high) - zero) * scale, (step >= low) & (step <= high)
 
@@ -158,7 +158,7 @@ def _fake_quantized_by_channel(
 
 
 _aten = torch.ops.aten
-# what torch runs as one op and has no decomposition for
+# ops for which torch has no decomposition
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten._native_multi_head_attention.default: _attention,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
@@ -180,11 +180,11 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten._linalg_det.default: composed.determinant,
     _aten._linalg_slogdet.default: composed.log_determinant,
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
-    # tangents that forward mode begins with, of a batch of them each
+    # initial tangents of forward mode, batched
     _aten._new_zeros_with_same_feature_meta.default: lambda x, other, *, self_num_batch_dims=0: x.new_zeros(
         (*x.shape[:self_num_batch_dims], *other.shape)
     ),
-    # of training, which core aten keeps
+    # training ops, which core aten keeps whole
     **get_decompositions(
         [
             _aten._batch_norm_with_update_functional,

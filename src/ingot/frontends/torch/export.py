@@ -1,4 +1,4 @@
-"""nn.Module to ExportedProgram: `torch.export.export` with sizes told by name."""
+"""nn.Module to ExportedProgram: `torch.export.export` with dynamic sizes requested by name."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from ingot.support.errors import ImportModelError, IngotError, InputError
 _log = logging.getLogger(__name__)
 
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | np.ndarray
-# where export_module leaves its names of torch's symbols, what the model asked of sizes, forward's signature and
-# whether it is to be differentiated, in the graph module's meta
+# keys of the graph module's meta under which export_module stores the names of torch's symbols, the answers about sizes
+# that the model relied on, forward's signature and whether it will be differentiated
 NAMES, ANSWERS, SIGNATURE, DIFFERENTIATED = (
     "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature", "ingot_differentiated",
 )  # fmt: skip
@@ -53,10 +53,10 @@ def export_module(
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
         A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
-    gradients: whether the program is to be differentiated, so that it has to tell what has no gradient. of_inputs: by
-        its inputs, too; some losses refuse targets that are.
-    keep_small: whether named axes of size 0 or 1 in the example stay so, as automatic ones do, and those that the
-        model fixes at the example's size.
+    gradients: whether the program will be differentiated, so that it must record what has no gradient. of_inputs: with
+        respect to its inputs, too; some losses refuse targets that require gradients.
+    keep_small: whether named axes of size 0 or 1 in the example stay fixed, as automatic ones do, and axes that the
+        model fixes keep the example's size.
 
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
@@ -67,7 +67,7 @@ def export_module(
         raise InputError("model", expected="an nn.Module", got="TorchScript", fix="compile the module it was made of")
     if example_inputs is None:
         raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
-    # one that was put into a module of the caller's after `eval` is not
+    # a submodule in eval mode means that the caller has called `eval`: the outer module was created after that
     if not gradients and all(m.training for m in net.modules()) and any(map(_may_differ_in_training, net.modules())):
         _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
@@ -90,12 +90,12 @@ def export_module(
 def _exported(
     net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, names: dict[str, Any], keep_small: bool
 ) -> ExportedProgram:
-    """The program for these sizes; where the model narrows a named one, for the sizes that torch finds."""
+    """The program for these sizes; where the model narrows a named size, for the sizes that torch allows."""
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
     except ImportModelError as e:
-        # torch's solver asserts what it can solve, where a guard on a named size has fractions (5 <= 2 * n),
-        # or its advice would be on one such as -n % 4
+        # torch's solver fails an assertion where a guard on a named size has fractions (5 <= 2 * n), or its advice
+        # would be about one such as -n % 4
         if not names or not isinstance(e.__cause__, UserError | ValueError | AssertionError):
             raise
         error = e
@@ -111,10 +111,10 @@ def _exported(
 def _traced(
     net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, *, deferred: bool
 ) -> ExportedProgram:
-    """torch.export with its errors told in one way.
+    """torch.export, with all errors raised as one kind.
 
-    deferred: torch's guards on sizes become run-time asserts. It keeps named ranges whole where the model has a guard
-    such as n // 2 != 1, but keeps torch from fixing an automatic dim that a layer's width settles.
+    deferred: torch's guards on sizes become run-time asserts. Named ranges then stay whole where the model has a guard
+    such as n // 2 != 1, but torch does not fix an automatic dim that a layer's width determines.
     """
     with (
         warnings.catch_warnings(),
@@ -139,7 +139,7 @@ def _traced(
                 program = _attempted(net, export, sizes, answers)
         except IngotError:
             raise
-        except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
+        except Exception as e:  # the model's own code and torch may raise anything while tracing
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
@@ -150,7 +150,7 @@ def _traced(
 def _attempted(
     net: nn.Module, export: Callable[[], ExportedProgram], sizes: OpenSizes, answers: list[sympy.Basic]
 ) -> ExportedProgram:
-    """Traced, and once more where that shows what torch has to be told."""
+    """Trace, and once more where the first attempt shows that torch needs help."""
     try:
         program = export()
         if not sizes.lengths:
@@ -167,13 +167,13 @@ def _attempted(
 
 
 def _of_known_numbers(net: nn.Module, export: Callable[[], ExportedProgram], error: Exception) -> ExportedProgram:
-    """Traced once more with the values of buffers that are numbers; the error where forward writes them."""
-    known = KnownNumbers(net)
-    if not known.names:
+    """Trace again with the known values of buffers that are numbers; raises `error` where forward writes them."""
+    known_numbers = KnownNumbers(net)
+    if not known_numbers.names:
         raise error
-    with known.of(net):
+    with known_numbers.of(net):
         program = export()
-    if known.written:
+    if known_numbers.written:
         raise error
     return program
 
@@ -181,7 +181,7 @@ def _of_known_numbers(net: nn.Module, export: Callable[[], ExportedProgram], err
 def _without_ones(
     bound: dict[str, Any], shapes: Mapping[str, Any] | None, call: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`call` with every axis of size 1 that has a Dim doubled: torch takes an example's 1 for a constant."""
+    """`call` with every axis of size 1 that has a Dim doubled: torch specializes an example's size of 1."""
     doubled: dict[int, set[int]] = {}
     for k, spec in (shapes or {}).items():
         leaves = pytree.tree_flatten(bound[k])[0]
@@ -198,7 +198,7 @@ def _without_ones(
 
 
 def _without_small(shapes: Any, value: Any) -> Any:
-    """`shapes` of arguments without their axes of size 0 or 1."""
+    """`shapes` of arguments without the axes that have size 0 or 1 in `value`."""
     if isinstance(value, torch.Tensor) and isinstance(shapes, Mapping):
         return {axis: d for axis, d in shapes.items() if value.shape[axis] > 1}
     if isinstance(value, int) and value < 2:
@@ -211,7 +211,7 @@ def _without_small(shapes: Any, value: Any) -> Any:
 
 
 def _relaxed(shapes: Any, names: dict[str, Any]) -> Any:
-    """`shapes` with the dims made from names left to torch."""
+    """`shapes` with named dims replaced by automatic ones."""
     ours = {id(d) for d in names.values()}
     if isinstance(shapes, Mapping):
         return {k: _relaxed(v, names) for k, v in shapes.items()}
@@ -223,33 +223,33 @@ def _relaxed(shapes: Any, names: dict[str, Any]) -> Any:
 def _chosen_names(
     program: ExportedProgram, bound: dict[str, Any], shapes: dict[str, Any], names: dict[str, Any], positional: int
 ) -> dict[str, str] | None:
-    """torch's symbol -> the user's name, from the axes that were named; None where the model fixes a named axis."""
+    """torch's symbol -> the user's name, from the named axes; None where the model fixes a named axis."""
     spec = program.call_spec.in_spec
     arguments = list(bound)
-    # keyword arguments lie in the order of the exported call
+    # keyword arguments are in the order of the exported call
     keywords = [k for k in (spec.child(1).context if spec is not None else None) or [] if k in bound]
     order = [k for k in arguments if k not in keywords] + keywords if positional < len(arguments) else arguments
-    of = {id(d): n for n, d in names.items()}
+    name_of_dim = {id(d): n for n, d in names.items()}
     axes = [leaf for k in order for leaf in _leaf_axes(bound[k], shapes.get(k))]
     signature = program.graph_signature
     users = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    out: dict[str, str] = {}
+    names_of_symbols: dict[str, str] = {}
     for name, named in zip(users, axes, strict=True):
         value = values.get(name)
         for axis, dim in (named or {}).items():
-            if id(dim) not in of or not isinstance(value, torch.Tensor):
+            if id(dim) not in name_of_dim or not isinstance(value, torch.Tensor):
                 continue
             size = value.shape[axis]
             if isinstance(size, int) or size.node.expr.is_number:
                 return None
             if size.node.expr.is_symbol:
-                out.setdefault(str(size.node.expr), of[id(dim)])
-    return out
+                names_of_symbols.setdefault(str(size.node.expr), name_of_dim[id(dim)])
+    return names_of_symbols
 
 
 def _leaf_axes(value: Any, spec: Any) -> list[dict[int, Any] | None]:
-    """Per leaf of an argument its {axis: dim}."""
+    """{axis: dim} for each leaf of an argument."""
     if isinstance(value, torch.Tensor):
         return [spec if isinstance(spec, dict) else None]
     if isinstance(value, Mapping):
@@ -276,7 +276,7 @@ def _advice(error: Exception) -> str:
 
 
 class _Quiet:
-    """Silences torch.export's loggers: what matters is in the raised error."""
+    """Silences torch.export's loggers: the raised error has all that matters."""
 
     _names = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch._export")
 
@@ -291,7 +291,7 @@ class _Quiet:
 
 
 def _may_differ_in_training(module: nn.Module) -> bool:
-    """Whether it is a dropout, a norm of batches, or code that is not PyTorch's own."""
+    """Whether it is a dropout, a batch norm, or code that is not PyTorch's own."""
     if not type(module).__module__.startswith("torch.nn."):
         return True
     kinds = nn.modules.dropout._DropoutNd | nn.modules.batchnorm._NormBase | nn.RReLU
@@ -309,20 +309,20 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`call` of tensors, each of them once: torch.export takes one that is given twice for one input."""
+    """`call` with repeated tensors cloned: torch.export takes a tensor that is passed twice for one input."""
     ids = set[int]()
 
     def distinct(leaf: Any) -> Any:
         leaf = to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
-        again = isinstance(leaf, torch.Tensor) and id(leaf) in ids
+        is_repeated = isinstance(leaf, torch.Tensor) and id(leaf) in ids
         ids.add(id(leaf))
-        return leaf.clone() if again else leaf
+        return leaf.clone() if is_repeated else leaf
 
     return pytree.tree_map(distinct, call)
 
 
 def _variable(leaf: Any, learned: bool) -> Any:
-    """A tensor of floats as a leaf. learned: that is differentiated by."""
+    """A float tensor as an autograd leaf. learned: whether it requires a gradient."""
     floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.detach().requires_grad_(learned) if floats else leaf
 
@@ -350,19 +350,19 @@ def dynamic_shapes(
 
 
 def _bound(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the model's forward; a *args parameter keeps its tuple."""
+    """Arguments by the parameter names of the model's forward; a *args parameter keeps its tuple."""
     try:
         arguments = inspect.signature(net.forward).bind(*args, **kwargs).arguments
     except TypeError as e:
         raise InputError(f"example_inputs do not fit {type(net).__name__}.forward: {e}") from e
-    out: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     kinds = inspect.signature(net.forward).parameters
     for k, v in arguments.items():
         if kinds[k].kind is inspect.Parameter.VAR_KEYWORD:
-            out.update(v)
+            bound.update(v)
         else:
-            out[k] = v
-    return out
+            bound[k] = v
+    return bound
 
 
 def _everywhere(value: Any) -> Any:
@@ -376,40 +376,40 @@ def _everywhere(value: Any) -> Any:
 
 
 def _rebuilt(value: Any, leaves: list[Any]) -> Any:
-    """`value`'s structure with other leaves."""
+    """`value`'s structure with the leaves `leaves`."""
     _, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _axes(spec: Any, value: Any, names: dict[str, Any], where: str) -> Any:
-    """One argument's entry: axes of a tensor, or the same inside its structure."""
+def _axes(spec: Any, value: Any, names: dict[str, Any], path: str) -> Any:
+    """One argument's entry: {axis: dim} of a tensor, or a structure of these."""
     if spec is None:
         return None
     if spec is True or spec == "auto":
         return _everywhere(value)
     if isinstance(value, torch.Tensor):
         if isinstance(spec, str):
-            raise InputError(f"dynamic[{where!r}]", expected="names by axis, {0: 'batch'}", got=repr(spec))
+            raise InputError(f"dynamic[{path!r}]", expected="names by axis, {0: 'batch'}", got=repr(spec))
         if not isinstance(spec, Mapping):
             spec = dict(enumerate(spec))
         rank = value.dim()
         for axis in spec:
             if not isinstance(axis, int) or not -rank <= axis < rank:
-                raise InputError(f"dynamic[{where!r}]", expected=f"axes of a tensor of rank {rank}", got=axis)
-        return {axis % rank: _dim(d, names, where) for axis, d in spec.items() if d is not None}
+                raise InputError(f"dynamic[{path!r}]", expected=f"axes of a tensor of rank {rank}", got=axis)
+        return {axis % rank: _dim(d, names, path) for axis, d in spec.items() if d is not None}
     if isinstance(value, Mapping):
-        return {k: _axes(spec.get(k), v, names, f"{where}.{k}") for k, v in value.items()}
+        return {k: _axes(spec.get(k), v, names, f"{path}.{k}") for k, v in value.items()}
     if isinstance(value, tuple | list):
         entries = spec if isinstance(spec, tuple | list) else [spec.get(i) for i in range(len(value))]
         if len(entries) != len(value):
-            raise InputError(f"dynamic[{where!r}]", expected=f"{len(value)} entries", got=len(entries))
+            raise InputError(f"dynamic[{path!r}]", expected=f"{len(value)} entries", got=len(entries))
         return type(value)(
-            _axes(g, v, names, f"{where}[{i}]") for i, (g, v) in enumerate(zip(entries, value, strict=True))
+            _axes(g, v, names, f"{path}[{i}]") for i, (g, v) in enumerate(zip(entries, value, strict=True))
         )
     return spec
 
 
-def _dim(spec: Any, names: dict[str, Any], where: str) -> Any:
+def _dim(spec: Any, names: dict[str, Any], path: str) -> Any:
     if isinstance(spec, str):
         if spec == "auto":
             return Dim.AUTO
@@ -420,5 +420,5 @@ def _dim(spec: Any, names: dict[str, Any], where: str) -> Any:
     if spec is True:
         return Dim.AUTO
     if isinstance(spec, int):
-        raise InputError(f"dynamic[{where!r}]", expected="a name, a torch.export.Dim or Dim.AUTO", got=spec)
+        raise InputError(f"dynamic[{path!r}]", expected="a name, a torch.export.Dim or Dim.AUTO", got=spec)
     return spec

@@ -1,4 +1,4 @@
-"""An exported program and its sizes; a `.pt2` file, as torch.export.save writes it."""
+"""Loading an exported program from a `.pt2` file (torch.export.save), and importing one for given sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.frontends.torch.program import import_exported
 from ingot.support.errors import ImportModelError, InputError
 
 Bound = int | tuple[int, int | None]
-# what torch.export.load raises on archives that are damaged or hold something else
+# the exceptions of torch.export.load for archives that are damaged or hold something else
 _UNREADABLE = (
     RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError, EOFError,
     zipfile.BadZipFile, pickle.UnpicklingError,
@@ -25,10 +25,10 @@ _UNREADABLE = (
 
 
 def load_exported(path: Path) -> ExportedProgram:
-    """The program in a .pt2 file. Raises ImportModelError for what is none."""
+    """The program in a .pt2 file. Raises ImportModelError for other files."""
     _check_archive(path)
     log = logging.getLogger("torch.export")
-    log.disabled = True  # what matters is in the raised error
+    log.disabled = True  # the raised error has all that matters
     try:
         return torch.export.load(path)
     except _UNREADABLE as error:
@@ -40,7 +40,7 @@ def load_exported(path: Path) -> ExportedProgram:
 
 
 def _check_archive(path: Path) -> None:
-    """Raise ImportModelError for what torch.save or torch.jit.save wrote: pickled at the archive's top, no program."""
+    """Raise ImportModelError for files of torch.save or torch.jit.save: a pickle at the archive's top, no program."""
     try:
         with zipfile.ZipFile(path) as archive:
             pickled = any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
@@ -58,20 +58,20 @@ def _check_archive(path: Path) -> None:
 def import_sized(program: ExportedProgram, dynamic: object, zeros: Collection[str] = ()) -> ImportedModel:
     """The program as a graph, with sizes or inclusive bounds for its symbols: {"batch": 1, "length": (1, 512)}.
 
-    True: those that the program leaves open, as None. zeros: as in `import_exported`.
-    Raises InputError for names of no symbol, and for what names none: the program was traced already.
+    True is the same as None: the sizes that the program leaves open. zeros: as in `import_exported`.
+    Raises InputError for unknown symbols, and for requests by axis: the program was traced already.
     """
     imported = import_exported(program, zeros=zeros)
     if dynamic is None or dynamic is True:
         return imported
     graph = imported.graph
-    known = graph.symbols()
-    expected = f"sizes or bounds of the program's symbols {list(known)}"
+    symbols = graph.symbols()
+    expected = f"sizes or bounds of the program's symbols {list(symbols)}"
     if not isinstance(dynamic, Mapping):
         fix = "name what varies when the program is exported"
         raise InputError("dynamic of an exported program", expected=expected, got=repr(dynamic), fix=fix)
     dims: Mapping[str, Bound] = {name: bound for name, bound in dynamic.items() if name not in zeros}
-    if unknown := [name for name in dims if name not in known]:
+    if unknown := [name for name in dims if name not in symbols]:
         raise InputError("dynamic (--dim) names no symbol", expected=expected, got=unknown)
     bounds = {name: (low, high) for name, low, high in graph.bounds}
     bounds |= {name: bound for name, bound in dims.items() if isinstance(bound, tuple)}

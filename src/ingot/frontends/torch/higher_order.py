@@ -1,6 +1,6 @@
-"""Torch's higher-order ops: graphs as arguments of a node, imported as Case and While, or in line.
+"""Torch's higher-order ops: graphs as arguments of a node, imported as Case or While, or inlined.
 
-A handler gets `run` (a graph and its arguments -> its results), the fx node, and the node's arguments read.
+A handler gets `run` (a graph and its arguments -> its results), the fx node, and the values of the node's arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
 
 def _operands(values: object, what: str) -> list[Node]:
-    """All of `values`, which have to be tensors."""
+    """`values` as nodes. Raises Unsupported unless all are real tensors."""
     operands = list(values) if isinstance(values, Sequence) else [values]
     if not all(isinstance(v, Node) for v in operands):
         raise Unsupported(f"{what} of something else than real tensors")
@@ -40,7 +40,7 @@ def _inputs(nodes: Sequence[Node], label: str) -> list[Node]:
 
 
 def _inline(skipped: int) -> Callable[..., object]:
-    """A region behind `skipped` options: its graph, and the operands."""
+    """A handler that inlines a region; its graph and operands follow `skipped` options."""
 
     def inline(run: Run, node: fx.Node, *args: object) -> object:
         body, *operands = args[skipped:]
@@ -52,7 +52,7 @@ def _inline(skipped: int) -> Callable[..., object]:
 
 
 def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *operands: object) -> object:
-    """A region under `torch.no_grad()`, or with gradients again."""
+    """A region under `torch.no_grad()` or `torch.enable_grad()`."""
     results = _inline(0)(run, node, body, *operands)
     assert isinstance(results, tuple)
     return results if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in results)
@@ -62,7 +62,7 @@ def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx
          operands: Sequence[object] = ()) -> object:  # fmt: skip
     """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
     (pred,) = _operands([predicate], "a predicate")
-    # sizes are known in both branches
+    # sizes are available in both branches without being operands
     tensors = _operands([o for o in operands if not isinstance(o, int | Dim)], "branches")
     branches: list[Graph] = []
     for body in (no, yes):
@@ -75,7 +75,7 @@ def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx
 
 def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[object],
                others: Sequence[object] = ()) -> object:  # fmt: skip
-    """carried = body(carried, others) as long as test(carried, others)."""
+    """carried = body(carried, others) while test(carried, others)."""
     starts, fixed = _operands(carried, "a loop"), _operands(others, "a loop")
     state = _inputs([*starts, *fixed], "carried")
     (is_going,) = _operands(run(test, state), "a loop's condition")
@@ -107,8 +107,8 @@ def scan(run: Run, node: fx.Node, body: fx.GraphModule, carried: Sequence[object
     names, constants = _inputs(starts, "carried"), _inputs(invariant, "held")
 
     def slice_of(x: Node) -> Node:
-        one = ops.DynamicSlice((1, *x.shape[1:]))(x, step, *(zero for _ in x.shape[1:]))
-        return ops.reshape(one, x.shape[1:])
+        slice_ = ops.DynamicSlice((1, *x.shape[1:]))(x, step, *(zero for _ in x.shape[1:]))
+        return ops.reshape(slice_, x.shape[1:])
 
     results = _operands(
         run(body, [*names, *map(slice_of, constants[: len(xs)]), *constants[len(xs) :]]), "a scan's body"
@@ -133,8 +133,8 @@ def map_(run: Run, node: fx.Node, body: fx.GraphModule, scanned: Sequence[object
 
 
 def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
-    """Torch's own definition, traced: `score_mod` and `mask_mod` for all positions at once. A later pass finds the
-    attention in it."""
+    """Torch's own definition, traced, with `score_mod` and `mask_mod` vectorized over all positions. A later pass
+    recognizes the attention in it."""
     read: tuple[Any, ...] = args
     _, _, _, score_mod, block_mask, scale, options, *buffers = read
     score_buffers, mask_buffers = (*buffers, (), ())[:2]

@@ -1,4 +1,4 @@
-"""An aten fx graph as an Ingot graph: walks the nodes, evaluates sizes, calls the handlers, checks every result."""
+"""An aten fx graph to an Ingot graph: walks the nodes, evaluates sizes, calls the handlers, checks every result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, Un
 
 # x.item(): a Python number
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-# what only checks, marks or sizes, and has no value that the importer does not take from torch's own inference
+# ops that only assert, annotate or compute sizes, whose values come from torch's own inference
 _IGNORED = frozenset(
     {
         "aten._assert_tensor_metadata.default",
@@ -53,7 +53,7 @@ _IGNORED = frozenset(
 
 
 class NeedsDecomposition(Exception):
-    """The graph as exported is beyond the direct import; `run_decompositions` makes it simpler."""
+    """The graph as exported cannot be imported directly; `run_decompositions` simplifies it."""
 
     def __init__(self, unsupported: Sequence[UnsupportedOp] = ()):
         super().__init__()
@@ -61,7 +61,7 @@ class NeedsDecomposition(Exception):
 
 
 class _Missing:
-    """The value of a node that could not be imported; what reads it is skipped without a second complaint."""
+    """The value of a node that could not be imported; its readers are skipped without another error."""
 
 
 _MISSING = _Missing()
@@ -70,8 +70,8 @@ _Env = dict[fx.Node, object]
 
 @dataclass
 class Importer:
-    """Walks graphs into nodes. `is_final`: no further decomposition is possible, so all unsupported ops are an error.
-    `is_differentiated`: the graph is to be differentiated."""
+    """Imports fx graphs as nodes. `is_final`: no further decomposition is possible, so unsupported ops are errors.
+    `is_differentiated`: the graph will be differentiated."""
 
     sizes: Sizes
     is_final: bool
@@ -105,7 +105,7 @@ class Importer:
         return list(outputs)
 
     def finish(self, model: str | None = None) -> None:
-        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError if it is final."""
+        """Raise where something is unsupported: NeedsDecomposition, or UnsupportedOpError if `is_final`."""
         if self.unsupported and not self.is_final:
             raise NeedsDecomposition(self.unsupported)
         if self.unsupported:
@@ -118,7 +118,7 @@ class Importer:
         return constant(value, loc=str(node.target)) if isinstance(value, torch.Tensor) else value
 
     def _read(self, value: object, env: _Env) -> object:
-        """An argument of a node as a handler takes it."""
+        """An argument of a node in the form that handlers take."""
         if isinstance(value, fx.Node):
             return self._size(value, env)
         if isinstance(value, list | tuple):
@@ -195,8 +195,8 @@ class Importer:
             arguments = [self._read(a, env) for a in node.args]
             named = {k: self._read(v, env) for k, v in node.kwargs.items()}
             if _holds_missing((*arguments, *named.values())):
-                known = handler is not None or name in on_complex.rows
-                return _MISSING if known else self._refuse(node, str(target))
+                has_handler = handler is not None or name in on_complex.rows
+                return _MISSING if has_handler else self._refuse(node, str(target))
             types = _tensor_types(node.meta.get("val"), self.sizes)
             if self.is_differentiated and has_slope(name, arguments):
                 result = with_slope(replace(self, is_differentiated=False).run, target, node, env, types)
@@ -221,17 +221,17 @@ class Importer:
         return result
 
     def _rebound(self, result: object, destination: fx.Node, env: _Env) -> object:
-        """An in-place op's result keeps the dtype of what it writes."""
-        old = env[destination]
-        return cast(result, old.dtype) if isinstance(result, Node) and isinstance(old, Node) else result
+        """The result of an in-place op, in the dtype of the value that it overwrites."""
+        overwritten = env[destination]
+        return cast(result, overwritten.dtype) if isinstance(result, Node) and isinstance(overwritten, Node) else result
 
     def _settled(self, result: object, node: fx.Node, loc: str) -> object:
-        """`result` with locations stamped, checked against torch's inference and with torch's form of its sizes."""
+        """`result` with its location set, checked against torch's inference, with sizes written as torch does."""
         meta = node.meta.get("val")
         if isinstance(result, Node | Complex):
             return self._checked(result, meta[0] if isinstance(meta, list | tuple) and meta else meta, node, loc)
         if isinstance(result, tuple) and isinstance(meta, list | tuple):
-            # what is not read stays unchecked: PyTorch 2.11 infers another rank for an LSTM's last states
+            # unread results are not checked: PyTorch 2.11 infers a wrong rank for an LSTM's last states
             read = [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
             return tuple(
                 self._checked(r, m, node, loc) if i in read else r
@@ -240,7 +240,7 @@ class Importer:
         return result
 
     def _checked(self, result: object, meta: object, node: fx.Node, loc: str) -> object:
-        """One result of `node`: complex where torch says so, whatever parts the handler gave."""
+        """One result of `node`: complex where torch says so, even if the handler returned only a real part."""
         if not isinstance(result, Node | Complex):
             return result
         parts = result if isinstance(result, Complex) else Complex(result)
@@ -253,7 +253,7 @@ class Importer:
         return self._agreeing(result, meta, node) if isinstance(meta, torch.Tensor) else result
 
     def _stamp(self, node: Node, loc: str) -> None:
-        """Give `loc` to the nodes that the last handler made. A location is no part of a node's identity."""
+        """Set `loc` on the nodes that the last handler built. A location is not part of a node's identity."""
         newest_before, self._newest = self._newest, max(self._newest, node.id)
         stack = [node]
         while stack:
@@ -285,7 +285,7 @@ class Importer:
                 raise NeedsDecomposition
             return self._refuse(node, name, "autocast left in a decomposed graph")
         if name == "with_effects" and str(node.args[1]) in _IGNORED:
-            # a token that keeps such ops in order, and no results
+            # no results but a token that orders such ops
             return (ops.full((0,), 0.0),)
         handler = HIGHER_ORDER.get(name)
         if handler is None:

@@ -1,4 +1,4 @@
-"""An imported program: its graph, and the way from the user's arguments to it and from its outputs to the user."""
+"""An imported program: its graph, and the adapters of the user's arguments to its inputs and of its outputs back."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ class InputAdapter:
         if simple and all([isinstance(a, torch.Tensor) for a in args]):
             return args
         flat = self.leaves_of(tuple(args), dict(kwargs or {}))
-        out: list[torch.Tensor] = []
+        inputs: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, flat, strict=True):
             if leaf.kind == FIXED:
                 self._check_fixed(leaf, value)
             else:
-                out.append(_tensor(leaf, value))
-        return out
+                inputs.append(_tensor(leaf, value))
+        return inputs
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether the arguments are positional tensors and nothing else."""
+        """Whether the arguments are just positional tensors."""
         args, kwargs = _children(self.spec)
         flat = not kwargs.num_leaves and all(c.is_leaf() for c in _children(args))
         return flat and all(leaf.kind == TENSOR for leaf in self.leaves)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves of a call in the order of `leaves`. Raises InputError for another structure than the exported."""
+        """A call's leaves in the order of `leaves`. Raises InputError for another structure than the exported one."""
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.spec:
             return flat
@@ -91,7 +91,7 @@ class InputAdapter:
     def _rearranged(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, each by position or by name as it was exported; defaults for those that are left out."""
+        """The same arguments, each by position or by name as it was exported; defaults for omitted ones."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as e:
@@ -109,14 +109,14 @@ class InputAdapter:
                 values.append(arguments.pop(name))
         named = {name: arguments.pop(name) for name in keyword.context or [] if name in arguments}
         for name, value in arguments.items():
-            # what the example left out was traced with its default
+            # arguments that the example omitted were traced with their defaults
             parameter = signature.parameters.get(name)
             default = inspect.Parameter.empty if parameter is None else parameter.default
             self._check_fixed(Leaf(name, FIXED, default), value)
         return tuple(values), named
 
     def _check_fixed(self, leaf: Leaf, value: object) -> None:
-        tensors = isinstance(value, torch.Tensor | np.ndarray)  # equal by element, so the same object or another value
+        tensors = isinstance(value, torch.Tensor | np.ndarray)  # == is elementwise, so compare identity
         if value is leaf.value or (not tensors and type(value) is type(leaf.value) and value == leaf.value):
             return
         absent = leaf.value is inspect.Parameter.empty
@@ -153,7 +153,7 @@ def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OutputAdapter:
-    """The graph's outputs -> what the model's forward returns.
+    """The graph's outputs -> the result of the model's forward.
 
     Attributes:
         spec: torch's tree of the result.
@@ -179,7 +179,7 @@ class OutputAdapter:
 
     @cached_property
     def _flat(self) -> bool:
-        """Whether the result is a tuple of leaves, which torch's tree takes a microsecond for each of."""
+        """Whether the result is a flat tuple of leaves: torch's pytree would take a microsecond for each leaf."""
         return self.spec.type is tuple and all(c.is_leaf() for c in _children(self.spec))
 
     @staticmethod
@@ -195,10 +195,10 @@ class OutputAdapter:
 class ImportedModel:
     """A PyTorch program as a graph, with the adapters between the model's own calls and the graph.
 
-    state: names and first values of the buffers that forward writes. The graph reads them as inputs behind the user's,
-    and has their new values as outputs before the user's. writes: places among the user's inputs that forward writes,
-    whose new values are the outputs behind the state's. parameters: names and values of tensors that are the graph's
-    inputs in front of the state's. renewed: those that forward writes, whose new values stand behind the state's.
+    state: names and initial values of the buffers that forward writes. They are the graph's inputs after the user's,
+    and their new values its outputs before the user's. writes: positions of the user's inputs that forward writes;
+    their new values are the outputs after the state's. parameters: names and values of tensors that are the graph's
+    inputs before the state's. renewed: the parameters that forward writes; their new values follow the state's.
     """
 
     graph: Graph
@@ -236,7 +236,7 @@ def output_names(spec: pytree.TreeSpec) -> list[str]:
 
 
 def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[str, ...]]:
-    """The keys on the way to each leaf."""
+    """The path of keys to each leaf."""
     if spec.is_leaf():
         yield ()
         return
@@ -246,8 +246,8 @@ def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _keys(context: Any, count: int) -> Sequence[str]:
-    """The names of a container's `count` parts. Libraries register their own containers, often without a way to ask;
-    the context that rebuilds one has its fields' names, or a list of them, or a named tuple's class."""
+    """The names of a container's `count` parts. Libraries register their own containers, often without accessors; the
+    context that rebuilds one is a mapping by field names, a list of names, or a named tuple's class."""
     lists = [context, *context] if isinstance(context, list | tuple) else [getattr(context, "_fields", ())]
     for keys in lists:
         if isinstance(keys, list | tuple) and len(keys) == count and all(isinstance(k, str | int) for k in keys):

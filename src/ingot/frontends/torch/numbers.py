@@ -1,4 +1,4 @@
-"""Python floats that follow from sizes (`x.shape[0] ** 0.5`): torch's sympy expressions as f64[] nodes."""
+"""Python floats computed from sizes (`x.shape[0] ** 0.5`): torch's sympy expressions as f64[] nodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def number_of(e: sympy.Basic, sizes: Sizes, known: Known) -> float | Number:
     return Number(_node(e, sizes, known))
 
 
-def _node(e: sympy.Basic, sizes: Sizes, known: Known) -> Node:
-    node = known.get(e)
+def _node(e: sympy.Basic, sizes: Sizes, values: Known) -> Node:
+    node = values.get(e)
     if node is not None:
         return node
     if e.is_number:
@@ -37,12 +37,12 @@ def _node(e: sympy.Basic, sizes: Sizes, known: Known) -> Node:
         size = sizes.expression(e)
         return const(float(size), np.float64) if isinstance(size, int) else cast(ops.DimValue(size)(), f64)
     name = type(e).__name__
-    arguments = [_node(a, sizes, known) for a in e.args]
+    arguments = [_node(a, sizes, values) for a in e.args]
     if name in _FOLDS:
-        out = arguments[0]
+        folded = arguments[0]
         for a in arguments[1:]:
-            out = _FOLDS[name](out, a)
-        return out
+            folded = _FOLDS[name](folded, a)
+        return folded
     if name in _UNARY:
         return _UNARY[name](arguments[0])
     raise ImportModelError(f"the number {e}: {name} is no operation on sizes that Ingot has")

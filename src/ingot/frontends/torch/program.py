@@ -58,14 +58,14 @@ Bounds = tuple[tuple[str, int, int | None], ...]
 def import_exported(
     program: ExportedProgram, parameters: Collection[str] = (), zeros: Collection[str] = ()
 ) -> ImportedModel:
-    """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
+    """`program` as a graph over its user inputs; parameters, buffers and constants share the tensors' memory.
 
-    Buffers that forward writes are the model's state (`ImportedModel`), which starts from copies of their values.
-    parameters: names of tensors that are inputs in front of the state's, not constants; one of several that are one.
-    zeros: names of sizes that are 0, although torch's ranges may say otherwise.
+    Buffers that forward writes are the model's state (`ImportedModel`), initialized with copies of their values.
+    parameters: names of tensors that are inputs before the state's, not constants; of tied tensors, one name.
+    zeros: names of sizes that are 0, even if torch's ranges exclude that.
 
     Imports the graph as exported where every op has a handler and its in-place ops are plain rebindings, or write whole
-    buffers; after `run_decompositions` otherwise.
+    buffers; else after `run_decompositions`.
 
     Raises UnsupportedOpError with every op that stays unsupported.
     """
@@ -81,7 +81,7 @@ def import_exported(
     sizes.begin(program.range_constraints)
     for symbol, span in program.range_constraints.items():
         if symbol not in equal or isinstance(equal[symbol], sympy.Integer):
-            continue  # bounds of the graph
+            continue  # they are bounds of the graph
         size, (lowest, highest) = sizes.expression(symbol), _limits(span)
         if is_computed(sizes.name(str(symbol))):
             lowest = _promised(span)
@@ -89,7 +89,7 @@ def import_exported(
             sizes.require(lowest, size)
         if highest is not None:
             sizes.require(size, highest)
-    called = _called(program, sizes)  # now: torch settles open sizes while it decomposes, in this program too
+    called = _called(program, sizes)  # first, as torch's decomposition fixes open sizes of this program, too
     try:
         if _holds_wrappers(program):
             raise NeedsDecomposition(())
@@ -102,8 +102,8 @@ def import_exported(
 
 
 def _holds_wrappers(program: ExportedProgram) -> bool:
-    """Whether a parameter or constant is made of other tensors, as torchao's quantized weights are: decomposed programs
-    hold these instead."""
+    """Whether a parameter or constant wraps other tensors, as torchao's quantized weights do: decomposed programs hold
+    the inner tensors instead."""
     tensors = (*program.state_dict.values(), *program.constants.values())
     return any(is_traceable_wrapper_subclass(t) for t in tensors)
 
@@ -121,7 +121,7 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[Ex
 
 
 def _sharing(program: ExportedProgram) -> list[str]:
-    """Tensors of the model that are views of one memory."""
+    """Names of the model's tensors that share memory with others."""
     places: dict[int, list[str]] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind in (InputKind.BUFFER, InputKind.PARAMETER) and spec.target is not None:
@@ -151,7 +151,7 @@ def _imported(
     program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], ranges: Mapping[sympy.Symbol, ValueRanges],
     called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, is_final: bool,
 ) -> ImportedModel:  # fmt: skip
-    written = [target for target in _written(program) if target not in parameters]
+    state_names = [target for target in _written(program) if target not in parameters]
     constants: dict[str, Node] = {}
     input_of_tensor: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
@@ -174,7 +174,7 @@ def _imported(
                 elif leaf.kind != SIZE:
                     sized = _of_sizes(carrier, node.meta["val"], sizes)
                     values[-1] = complex_of(sized) if leaf.kind == COMPLEX else sized
-        elif spec.target in written:
+        elif spec.target in state_names:
             leaf, carrier = tensor_input(str(node.name), node.meta["val"], sizes)
             carriers[spec.target] = carrier
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
@@ -199,22 +199,22 @@ def _imported(
     adapter, results = output_adapter(outputs[len(first) :], out_spec)
     _, state_adapter = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
     renewed = [target for target in _written(program) if target in parameters]
-    places = [*written, *renewed, *changed]
+    places = [*state_names, *renewed, *changed]
     state_adapter = [state_adapter[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
-    inputs += [*constants.values(), *(carriers[target] for target in written)]
+    inputs += [*constants.values(), *(carriers[target] for target in state_names)]
     names = (*(f"next {target}" for target in places), *adapter.names)
     graph = sizes.graph(inputs, (*state_adapter, *results), names)
-    graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
+    graph = replace(limited(graph, ranges, guards, sizes), state=tuple(state_names))
     writes = tuple(users.index(name) for name in changed)
-    began = {target: _initial_value(_tensor(program, target)) for target in written}
+    initial_values = {target: _initial_value(_tensor(program, target)) for target in state_names}
     learned = {target: _initial_value(_tensor(program, target)) for target in constants}
     flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
-    return ImportedModel(graph, flatten, adapter, began, writes, learned, tuple(renewed))
+    return ImportedModel(graph, flatten, adapter, initial_values, writes, learned, tuple(renewed))
 
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:
-    """forward's, with its defaults where the module was at hand; a program from a file knows its arguments' names."""
+    """forward's signature, with defaults if exported from a module here; a program from a file has only names."""
     signature: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
     if signature is not None or not names:
@@ -223,25 +223,25 @@ def _signature(program: ExportedProgram) -> inspect.Signature | None:
 
 
 def _written(program: ExportedProgram) -> list[str]:
-    """Buffers and parameters whose new values are the first outputs."""
+    """Names of the buffers and parameters whose new values are the first outputs."""
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
     return [str(spec.target) for spec in program.graph_signature.output_specs if spec.kind in kinds]
 
 
 def _changed(program: ExportedProgram) -> list[str]:
-    """The user's inputs whose new values are the outputs behind those of `_written`."""
+    """The user's inputs whose new values are the outputs after those of `_written`."""
     specs = program.graph_signature.output_specs
     return [str(spec.target) for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
 
 
 def _initial_value(tensor: torch.Tensor) -> np.ndarray:
-    """A copy, which no later call of the module changes."""
+    """A copy that later calls of the module do not change."""
     tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
     return to_numpy(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def _called(program: ExportedProgram, sizes: Sizes) -> dict[str, tuple[Leaf, object]]:
-    """The arguments of a call, by the names of placeholders."""
+    """The leaves and values of a call's arguments, by placeholder name."""
     placeholders = (n for n in program.graph.nodes if n.op == "placeholder")
     specs = zip(placeholders, program.graph_signature.input_specs, strict=True)
     return {n.name: _user_input(n, spec, sizes) for n, spec in specs if spec.kind is InputKind.USER_INPUT}
@@ -266,7 +266,7 @@ def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, obj
 
 
 def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, Node]:
-    """The leaf and the graph's input of a tensor; a complex one is real with an axis of two."""
+    """The leaf and the graph's input of a tensor; a complex one becomes real with a last axis of two."""
     kind = sizes.type(value)
     if value.is_complex():
         return Leaf(name, COMPLEX), Input(name, TensorType(kind.dtype, (*kind.shape, 2)))()
@@ -274,7 +274,7 @@ def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, No
 
 
 def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
-    """The input `x` with a decomposed program's sizes: that one became a number there is a condition."""
+    """The input `x` with the sizes of the decomposed program: sizes that became numbers there are conditions."""
     shape = (*sizes.type(traced).shape, *x.shape[traced.dim() :])
     for size, target in zip(x.shape, shape, strict=True):
         sizes.require_equal(size, target)
@@ -282,7 +282,7 @@ def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
 
 
 def _carrier(leaf: Leaf, value: object) -> Node:
-    """The graph input of a leaf. A size travels in the shape of an empty tensor, where symbols are bound."""
+    """The graph input of a leaf. A size is passed as the shape of an empty tensor, which binds the symbol."""
     if leaf.kind == SIZE:
         assert isinstance(value, Dim)
         return Input(leaf.name, TensorType(boolean, (value, 0)))()
@@ -307,7 +307,7 @@ def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
 
 
 def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[OutputAdapter, list[Node]]:
-    """The adapter for a flat list of results, and the graph's outputs among them (sizes as i64[])."""
+    """The adapter for a flat list of results, and the graph outputs among them (sizes as i64[])."""
     leaves: list[tuple[str, object]] = []
     results: list[Node] = []
     names: list[str] = []
@@ -327,7 +327,7 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
 
 
 def _result(value: object) -> tuple[str, Node] | None:
-    """(kind, graph output) of a value that is computed."""
+    """(kind, graph output) of a computed value; None for others."""
     match value:
         case Node():
             return TENSOR, value
@@ -343,7 +343,7 @@ def _result(value: object) -> tuple[str, Node] | None:
 def limited(
     graph: Graph, ranges: Mapping[sympy.Symbol, ValueRanges], guards: Sequence[sympy.Basic], sizes: Sizes
 ) -> Graph:
-    """`graph` for the sizes that torch's ranges and guards, and what the importer required of `sizes`, allow."""
+    """`graph` restricted to the sizes that torch's ranges and guards and the importer's requirements allow."""
     bounds = _bounds(ranges, sizes, graph.symbols())
     limits: dict[str, Interval] = {name: default_bounds(name) for name in graph.symbols()}
     limits |= {name: (low, high) for name, low, high in bounds}
@@ -351,28 +351,28 @@ def limited(
 
 
 def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Collection[str]) -> Bounds:
-    """(symbol, lowest, highest or None) for the symbols `used`. Sizes of 0 are not promised.
+    """(symbol, lowest, highest or None) for the symbols `used`. Sizes of 0 are excluded.
 
-    torch gives an automatic dim the range from 2, for it traces as if no size were 0 or 1; the graph holds for 1 too.
+    torch's range of an automatic dim starts at 2, as it traces as if no size were 0 or 1; the graph is valid for 1 too.
     """
-    out: dict[str, tuple[int, int | None]] = {}
+    bounds_of_symbols: dict[str, tuple[int, int | None]] = {}
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
         lowest, highest = _limits(span)
         if is_computed(name):
             lowest = _promised(span)
             if name in used and lowest:
-                out[name] = lowest, finite(span.upper)
+                bounds_of_symbols[name] = lowest, finite(span.upper)
         elif name in used:
             low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
-            lower, upper = out.get(name, (1, None))  # symbols that are equal have one name
+            lower, upper = bounds_of_symbols.get(name, (1, None))  # symbols that are equal have one name
             highs = [high for high in (upper, highest and (highest - among.start) // among.step) if high is not None]
-            out[name] = max(lower, low), min(highs, default=None)
-    return tuple((name, *span) for name, span in sorted(out.items()))
+            bounds_of_symbols[name] = max(lower, low), min(highs, default=None)
+    return tuple((name, *span) for name, span in sorted(bounds_of_symbols.items()))
 
 
 def _promised(span: ValueRanges) -> int | None:
-    """The least that a value of the run may be; torch's own guess that there are two of something is no promise."""
+    """The lower bound of a run-time value; torch's own default of 2 is not one."""
     lowest = finite(span.lower)
     return 0 if lowest is not None and 0 <= lowest <= 2 else lowest
 

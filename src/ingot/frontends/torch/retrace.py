@@ -1,10 +1,10 @@
-"""A PyTorch model imported once more, for sizes that its program does not hold for.
+"""A PyTorch model imported again, for sizes for which its program is not valid.
 
 net on example x[8, 4], dynamic {"x": {0: "n"}};  a call with n = 2   ->   net on example x[2, 4]
 
-torch.export answers what the model's code and torch's own ask about sizes by the example's, and takes open ones for 2
-at least; the program holds where the answers are the same. So a module is traced again on an example of the call's
-sizes, those of 0 and 1 fixed. An exported program was traced already: of it a size of 0 can be had, and no more.
+While tracing, questions about sizes are answered by the example's sizes, and open sizes are taken to be at least 2; the
+program is valid where the answers are the same. So a module is traced again on an example with the call's sizes, with
+sizes of 0 and 1 fixed. An exported program was traced already: it can only be imported again for sizes of 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingot.support.errors import InputError, SizesError
 
 
 class Retrace:
-    """From a call that was refused to the model for its sizes; to None where that would be the same one again."""
+    """Maps a call that was refused to the model imported for its sizes; None where that would be the same program."""
 
     def __init__(self, model: object, imported: ImportedModel, example_inputs: Any, dynamic: Dynamic) -> None:
         """model: a module, an exported program or a file of one, as it was imported."""
@@ -35,7 +35,7 @@ class Retrace:
         self._versions = self._weights()
 
     def __call__(self, refused: SizesError) -> ImportedModel | None:
-        """Raises InputError where the model's weights were changed meanwhile, and what importing raises."""
+        """Raises InputError where the model's weights have changed since, and as importing does."""
         zeros = [name for name, size in refused.out_of_range.items() if size == 0]
         if not _open(self._dynamic, zeros):
             return None
@@ -80,8 +80,8 @@ class Retrace:
 
 
 def _open(dynamic: Any, names: Collection[str]) -> bool:
-    """Whether `dynamic` leaves it open that these sizes are 0: (name, lowest, highest) and name: (lowest, highest)
-    do not."""
+    """Whether `dynamic` allows these sizes to be 0; explicit bounds, (name, lowest, highest) or name: (lowest,
+    highest), do not."""
     match dynamic:
         case (str(name), int(low), _):
             return low == 0 or name not in names

@@ -1,9 +1,9 @@
-"""Functions whose slope is torch's own where that of what they are computed by would be NaN, or another one.
+"""Functions whose gradient is taken from torch where the gradient of their decomposition would be NaN or differ.
 
 y = norm(x)   ->   y = own_gradient([y], [cotangent(y)], [x], [x / y * cotangent(y), 0 where y is 0])
 
-A norm of zeros, a spread of equal numbers, a probability of exactly 1: PyTorch's formulas have a number there. They
-are traced, by autograd itself.
+A norm of zeros, a standard deviation of equal numbers, a probability of exactly 1: PyTorch's formulas give a finite
+number there. They are traced by autograd itself.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _FAKE_QUANTIZATIONS = ("per_tensor_affine.default", "per_tensor_affine.tensor_qp
 SLOPES = frozenset(
     f"aten.{name}"
     for name in (
-        # of zeros
+        # at zeros
         "linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
         "norm.ScalarOpt_dtype", "cdist.default", "_cdist_forward.default", "dist.default", "renorm.default",
         "abs.default", "angle.default", "atan2.default", "sinc.default", *_DEVIATIONS,
-        # at the bounds of what they are defined for, or where another branch has no slope
+        # at the bounds of their domain, or where an untaken branch has no gradient
         "binary_cross_entropy.default", "erfc.default", "erfinv.default", "lgamma.default", "digamma.default",
         "i0.default", "logit.default", *(f"special_{name}.default" for name in _SPECIAL),
-        # of equal numbers the one that is chosen
+        # among equal numbers, the gradient goes to the chosen one
         "max.dim", "min.dim", "adaptive_max_pool1d.default", "adaptive_max_pool2d.default",
         "adaptive_max_pool3d.default",
-        # rounded, or of series
+        # rounding, or series
         *(f"fake_quantize_{kind}" for kind in _FAKE_QUANTIZATIONS), "linalg_matrix_exp.default", "matrix_exp.default",
     )
 )  # fmt: skip
-# how many of the operands have gradients, where not all floats have
+# the number of operands with gradients, where not all float operands have one
 _DIFFERENTIATED_OPERANDS = {"fake_quantize": 1, "binary_cross_entropy": 2}
 
 
 def has_slope(name: str, arguments: Sequence[object]) -> bool:
-    """Whether the op of that name, with such arguments, is one of these."""
+    """Whether the op of that name, with these arguments, is one of these functions."""
     first = arguments[0] if name in SLOPES else None
     return isinstance(first, Complex) or (
         isinstance(first, Node) and first.dtype.is_float and name != "aten.abs.default"
@@ -60,7 +60,7 @@ def has_slope(name: str, arguments: Sequence[object]) -> bool:
 def with_slope(
     run: Run, op: torch._ops.OpOverload, node: fx.Node, env: Mapping[fx.Node, object], types: Sequence[TensorType]
 ) -> object:
-    """The results of `op`, called as `node` calls it, with torch's gradients by its floats.
+    """The results of `op`, called as `node` calls it, with torch's gradients with respect to its float operands.
 
     run: a graph and its arguments -> its results. env: the values of nodes. types: of the results.
     """
@@ -73,9 +73,13 @@ def with_slope(
 
     def differentiated(tensors: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
         def called(*learned: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-            rest = iter([*learned, *tensors[len(learned) :]])
+            remaining = iter([*learned, *tensors[len(learned) :]])
             for i in places:
-                fixed[i] = torch.complex(next(rest), next(rest)) if isinstance(values[i], Complex) else next(rest)
+                fixed[i] = (
+                    torch.complex(next(remaining), next(remaining))
+                    if isinstance(values[i], Complex)
+                    else next(remaining)
+                )
             args, kwargs = pytree.tree_unflatten(fixed, tree)
             ys = pytree.tree_leaves(op(*args, **kwargs))
             return tuple(ys[i] for i in differentiable), ys
@@ -88,10 +92,10 @@ def with_slope(
         tensors = [
             x for i in places for x in (_empty_parts(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))
         ]
-        # the tensors with a gradient are in front of the others
-        whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
+        # the tensors with a gradient precede the others
+        integer_positions = (n for n, x in enumerate(tensors) if not x.is_floating_point())
         max_count = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
-        count = min(max_count, next(whole, len(tensors)))
+        count = min(max_count, next(integer_positions, len(tensors)))
         table = without_handled(core_aten_decompositions())
         traced = make_fx(functionalize(differentiated), table)(
             tensors, [torch.empty_like(results[i]) for i in differentiable]
@@ -115,7 +119,7 @@ def _split(results: Sequence[object], count: int) -> tuple[list[Node], list[Node
 
 
 def _empty_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors of the types of a complex one's parts."""
+    """Empty tensors of the types of a complex tensor's parts."""
     return torch.empty_like(x.real), torch.empty_like(x.real)
 
 

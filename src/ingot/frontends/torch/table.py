@@ -11,8 +11,8 @@ int or Dim, tensors as Node, lists as tuples. It returns a Node, or a tuple in t
     @aten("gru.input", "rnn_relu.input", by_name=True)
     def gru(c: Context, x: Node, hx: Node, *, num_layers: int, **rest: object) -> tuple[Node, ...]: ...
 
-takes all arguments behind `hx` by their names in each op's schema: ops of one meaning that differ in the order of their
-arguments share a handler.
+takes all arguments after `hx` by their names in each op's schema, so that ops of the same meaning whose arguments are
+in another order share a handler.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Table(rows.Table[Handler]):
 
 
 def _full(name: str) -> str:
-    # an op of another library has its namespace in front
+    # an op of another library has its namespace as prefix
     return name if name.count(".") > 1 or name.startswith("prims.") else f"aten.{name}"
 
 
 def _by_name(handler: Handler, op: str) -> Handler:
-    """A handler that is given by name what `handler` does not take by position."""
+    """A handler that passes by name the arguments that `handler` does not take by position."""
     kinds = [p.kind for p in inspect.signature(handler).parameters.values()]
     count = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1
 

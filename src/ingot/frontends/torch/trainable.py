@@ -1,4 +1,4 @@
-"""A module together with its loss, to be exported for training."""
+"""A module with its loss, to be exported for training."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PREFIX = "net."  # of the names of the module's tensors
 
 
 class WithLoss(nn.Module):
-    """Called with the module's arguments and the targets behind them: (loss, results); without a loss, the results."""
+    """Called with the module's arguments, then the targets: (loss, results); without a loss, the results."""
 
     def __init__(self, net: nn.Module, loss: Callable[..., Any] | None, targets: int) -> None:
         super().__init__()
         self.net, self._loss, self._targets = net, loss, targets
-        self.training = False  # of this module alone: the one inside stays in the mode that it is in
+        self.training = False  # of this module alone: the inner module keeps its mode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._loss is None:
             return self.net(*args, **kwargs)
         count = len(args) - self._targets
-        out = self.net(*args[:count], **kwargs)
-        value = self._loss(out, *args[count:])
+        results = self.net(*args[:count], **kwargs)
+        value = self._loss(results, *args[count:])
         check_loss(value, Tensor, "tensor")
-        return value, out
+        return value, results
 
 
 def with_loss(
     net: nn.Module, loss: Callable[..., Any] | None, example_inputs: Any, targets: tuple[Any, ...], dynamic: Any
 ) -> tuple[WithLoss, Inputs, Any]:
-    """The module to export, its example inputs and `dynamic` for them. targets: examples, where the loss is a function.
+    """The module to export, its example inputs and their `dynamic`. targets: examples, where the loss is a function.
 
     Raises InputError for example inputs that are missing, and names in `dynamic` that are no arguments.
     """
@@ -44,14 +44,14 @@ def with_loss(
         fix = "ingot.train(net, loss, optimizer, (x,), (y,))"
         raise InputError("example_inputs", expected="example inputs", got="none", fix=fix)
     read = targets if loss is not None else ()
-    whole = WithLoss(net, loss, len(read))
+    module = WithLoss(net, loss, len(read))
     if isinstance(example_inputs, Mapping):
         if read:
             fix = "give the inputs as a tuple"
             raise InputError("example_inputs", expected="a tuple, with a loss function", got="a mapping", fix=fix)
-        return whole, example_inputs, dynamic
+        return module, example_inputs, dynamic
     inputs = (*(example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)), *read)
-    return whole, inputs, _positional(net, dynamic, len(inputs), len(read))
+    return module, inputs, _positional(net, dynamic, len(inputs), len(read))
 
 
 def _positional(net: nn.Module, dynamic: Any, count: int, targets: int) -> Any:

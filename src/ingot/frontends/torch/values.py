@@ -1,4 +1,4 @@
-"""The values of the importer: graph nodes, compile-time numbers, sizes, and PyTorch's type promotion over them."""
+"""The importer's values: graph nodes, compile-time numbers, sizes, and PyTorch's type promotion of these."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ Value = Operand | None | str | torch.dtype | Sequence["Value"]
 
 @dataclass(frozen=True)
 class Memory:
-    """A strided tensor's place in its memory, in elements.
+    """The position of a strided tensor in its memory, in elements.
 
     Attributes:
         strides, offset: of the tensor.
         base: the value that fills the memory from element `start` on, of which the tensor may be a view.
-        order: the base's axes from the outermost in memory on; None where it does not fill the memory.
+        order: the base's axes, outermost in memory first; None where it does not fill the memory.
     """
 
     strides: tuple[DimLike, ...]
@@ -70,14 +70,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Context:
-    """The view that a handler has of the call that it imports.
+    """What a handler sees of the call that it imports.
 
     Attributes:
         results: the types of the call's results by torch's own inference, () for a call without tensors.
-        loc: where in the user's model.
+        loc: the location in the user's model.
         sizes: the model's sizes.
-        memory: where torch keeps the first tensor among the arguments; None where it has none.
-        key: of a new draw of random numbers.
+        memory: of the first tensor among the arguments; None where it has none.
+        key: a fresh random key.
     """
 
     results: tuple[TensorType, ...]
@@ -100,7 +100,7 @@ class Context:
 
 
 def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
-    """`x`, whose axis must have this size: where that cannot be told now, it is checked at each call."""
+    """`x`, whose axis must have this size: where that is not known at import, each call checks it."""
     if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
         return x
     c.sizes.require_equal(x.shape[axis], size)
@@ -108,7 +108,7 @@ def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
 
 
 def require_elements(c: Context, sizes: Iterable[DimLike], what: str) -> None:
-    """Note that none of these sizes is 0. Raises ShapeError for one that is, as PyTorch's own kernels do."""
+    """Require that none of these sizes is 0. Raises ShapeError for one that is, as PyTorch's own kernels do."""
     for size in sizes:
         if isinstance(size, int) and size < 1:
             raise ShapeError(f"{what} of nothing", expected="a size of 1 or more", got=size)
@@ -116,7 +116,7 @@ def require_elements(c: Context, sizes: Iterable[DimLike], what: str) -> None:
 
 
 def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
-    """`x` with equal sizes in another form, which no rule of Dim can show: a slice that removes nothing."""
+    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
     return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
@@ -149,15 +149,15 @@ def result_type(values: Iterable[Operand]) -> DType:
     for v in values:
         level = (0 if v.type.rank else 1) if isinstance(v, Node) else 2
         dtype = v.dtype if isinstance(v, Node) else _scalar_dtype(v)
-        known = ranked[level]
-        ranked[level] = dtype if known is None else promote_types(known, dtype)
-    out: DType | None = None
+        promoted_so_far = ranked[level]
+        ranked[level] = dtype if promoted_so_far is None else promote_types(promoted_so_far, dtype)
+    result: DType | None = None
     for dtype in ranked:
-        if dtype is not None and (out is None or category(dtype) > category(out)):
-            out = dtype
-    if out is None:
+        if dtype is not None and (result is None or category(dtype) > category(result)):
+            result = dtype
+    if result is None:
         raise ValueError("result_type of no values")
-    return out
+    return result
 
 
 def float_type(values: Iterable[Operand]) -> DType:
@@ -172,7 +172,7 @@ def cast(x: Node, dtype: DType) -> Node:
 
 
 def node_of(value: Operand, dtype: DType | None = None) -> Node:
-    """`value` as a node of `dtype` (default: its own); numbers become 0-d."""
+    """`value` as a node of `dtype` (default: the value's own); numbers become 0-d."""
     if isinstance(value, Number):
         return cast(value.node, dtype or default_float())
     if isinstance(value, Dim):
@@ -205,21 +205,21 @@ def promoted(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Nod
 
 
 def broadcast_shape(shapes: Sequence[tuple[DimLike, ...]]) -> tuple[DimLike, ...]:
-    """The shape that PyTorch's broadcasting gives; a symbolic size wins over 1 and equals itself."""
+    """The shape of PyTorch's broadcasting; a symbolic size wins over 1 and equals itself."""
     rank = max((len(s) for s in shapes), default=0)
-    out: list[DimLike] = [1] * rank
+    sizes: list[DimLike] = [1] * rank
     for shape in shapes:
         for i, d in enumerate(shape, rank - len(shape)):
             # a static size wins over a symbol: torch has already checked that they agree
-            if d != 1 and (out[i] == 1 or isinstance(out[i], Dim)):
-                out[i] = d
-    return tuple(out)
+            if d != 1 and (sizes[i] == 1 or isinstance(sizes[i], Dim)):
+                sizes[i] = d
+    return tuple(sizes)
 
 
 def expand(x: Node, shape: Sequence[DimLike]) -> Node:
     """`x` broadcast to `shape` by PyTorch's rules (trailing axes aligned, sizes of 1 repeated).
 
-    Symbolic sizes that meet are equal, by what torch proved or guards.
+    Symbolic sizes that are paired are equal: torch has proved it or guards it.
     """
     shape = tuple(shape)
     if x.shape == shape:
@@ -244,8 +244,9 @@ def wide(dtype: DType) -> DType:
 
 
 def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
-    """The row of f16 and bf16 in f32, rounded once at its end: what PyTorch's kernels do (opmath_t). All tensors among
-    the arguments are operands; numbers and, as PyTorch has it, 0-d tensors beside narrower ones are not rounded first.
+    """`row`, computed in f32 for f16 and bf16 and rounded once at its end, as PyTorch's kernels do (opmath_t). All
+    tensors among the arguments are operands; numbers and, as in PyTorch, 0-d tensors next to narrower ones are not
+    rounded first.
     """
 
     @wraps(row)
@@ -265,12 +266,12 @@ def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
 
 
 def sums_of(dtype: DType) -> DType | None:
-    """The `dtype` of a contraction whose sums something is added to before they are rounded; None for its operands'."""
+    """The result dtype of a contraction whose sums are added to before rounding; None: that of its operands."""
     return f32 if dtype.is_float and dtype.bits < 32 else None
 
 
 def sizes_per_axis(values: T | Sequence[T], count: int) -> tuple[T, ...]:
-    """One for each of `count` axes: PyTorch repeats a number, or a list of one."""
+    """One value for each of `count` axes: PyTorch repeats a number, or a list of one."""
     sizes = tuple(values) if isinstance(values, Sequence) else (values,)
     return sizes * count if len(sizes) == 1 else sizes
 

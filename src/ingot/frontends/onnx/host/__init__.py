@@ -1,5 +1,5 @@
-"""Nodes that no numeric program computes: strings and encoded images, done by numpy and pillow before, between and
-behind the programs of a model."""
+"""Nodes on strings and encoded images, which run on the host with numpy and pillow before, between and after the
+compiled programs of a model."""
 
 from ingot.frontends.onnx.host.stages import HostStage, NumericStage, Stages, hosted, stages_of
 

@@ -14,9 +14,9 @@ _FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 
 @host_op("ImageDecoder", kind=Kind.ALWAYS, gives=set())
 def image_decoder(n: HostNode, encoded: np.ndarray) -> np.ndarray:
-    """u8[height,width,channels]; without elements where the stream is no image of the formats that ONNX names.
+    """u8[height,width,channels]; empty where the stream is no image of the formats that ONNX names.
 
-    Raises InputError without pillow, and for an image of more pixels than pillow takes for honest.
+    Raises InputError without pillow, and for an image above pillow's limit on pixels (a decompression bomb).
     """
     try:
         from PIL import Image, UnidentifiedImageError

@@ -53,11 +53,11 @@ class HostNode:
         return InputError(self.where, expected=expected, got=got)
 
     def run(self, *inputs: np.ndarray | None) -> tuple[np.ndarray, ...]:
-        """The results. Raises InputError for values that the op does not take, or results that memory does not."""
+        """The results. Raises InputError for values that the op does not accept, or results too large for memory."""
         try:
             results = HOST_OPS[key(self.proto)].run(self, *inputs)
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            # ops take attributes and values to be as ONNX defines them
+            # ops do not check that attributes and values are as ONNX defines them
             raise self.fail("attributes and inputs as ONNX defines them", f"{type(e).__name__}: {e}") from e
         return results if isinstance(results, tuple) else (results,)
 
@@ -102,9 +102,9 @@ def key(proto: NodeProto) -> tuple[str, str]:
 def strings(values: object, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """An array of `str`, of bytes in UTF-8 or of str."""
     array = np.asarray(values, dtype=object) if not isinstance(values, np.ndarray) else values
-    out = np.empty(array.size, object)
-    out[:] = [v.decode("utf-8", "surrogateescape") if isinstance(v, bytes) else str(v) for v in array.reshape(-1)]
-    return out.reshape(array.shape if shape is None else shape)
+    texts = np.empty(array.size, object)
+    texts[:] = [v.decode("utf-8", "surrogateescape") if isinstance(v, bytes) else str(v) for v in array.reshape(-1)]
+    return texts.reshape(array.shape if shape is None else shape)
 
 
 def tensor(t: TensorProto) -> np.ndarray:

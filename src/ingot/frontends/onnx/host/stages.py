@@ -3,8 +3,8 @@
     StringNormalizer -> TfIdfVectorizer -> MatMul -> ArgMax -> LabelEncoder    (words in, a label out)
     |------------- host -------------|   |--- numeric ---|   |--- host ---|
 
-A numeric part is a model of its own. What it is depends on its inputs' forms, which only a call knows: how many tensors
-a sequence holds, whether an optional holds one, the rank of what the host computed.
+A numeric part is a model of its own, specialized for its inputs' forms, which are known only when the model is called:
+the number of tensors in a sequence, whether an optional is present, the rank of what the host computed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _STRING = TensorProto.STRING
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's element type and its sizes; None: any."""
+    """A tensor's element type and its sizes; a size of None: any."""
 
     code: int
     shape: tuple[int | None, ...]
 
 
-# of a value: a tensor's, those of a sequence's members, None where an optional holds nothing
+# the form of a value: a tensor's, those of a sequence's members, or None for an absent optional
 Form = Tensor | tuple["Form", ...] | None
 
 
@@ -56,7 +56,8 @@ class HostStage:
 
 @dataclass(frozen=True)
 class NumericStage:
-    """A part of `model`: nodes, what they read of other parts and of the caller, what others read of them."""
+    """A part of `model`: its nodes, the values that they read from other stages and the caller, and those that others
+    read."""
 
     model: ModelProto
     nodes: tuple[NodeProto, ...]
@@ -64,7 +65,7 @@ class NumericStage:
     outputs: tuple[str, ...]
 
     def advance(self, values: dict[str, Any], compute: Compute) -> None:
-        """Add what the part's program computes to `values`."""
+        """Add the results of the part's program to `values`."""
         values.update(compute(self, values))
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class NumericStage:
         return {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def part(self, forms: Sequence[Form]) -> ModelProto:
-        """The model of this stage alone, for inputs of these forms; its inputs are tensors."""
+        """This stage as a model, for inputs of these forms; its inputs are tensors."""
         from onnx import helper
 
         graph = self.model.graph
@@ -85,22 +86,22 @@ class NumericStage:
         nodes: list[NodeProto] = []
         for name, form in zip(self.inputs, forms, strict=True):
             self._bind(name, form, self._declared.get(name), inputs, nodes)
-        out = ModelProto()
-        out.CopyFrom(ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
-        out.functions.extend(self.model.functions)
-        out.graph.name = graph.name
-        out.graph.node.extend((*nodes, *self.nodes))
-        out.graph.input.extend(inputs)
-        out.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.outputs)
-        out.graph.initializer.extend(t for t in graph.initializer if t.name in read)
-        out.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in read)
-        return out
+        part = ModelProto()
+        part.CopyFrom(ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
+        part.functions.extend(self.model.functions)
+        part.graph.name = graph.name
+        part.graph.node.extend((*nodes, *self.nodes))
+        part.graph.input.extend(inputs)
+        part.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.outputs)
+        part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
+        part.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in read)
+        return part
 
     def _bind(
         self, name: str, form: Form, declared: ValueInfoProto | None, inputs: list[ValueInfoProto],
         nodes: list[NodeProto],
     ) -> None:  # fmt: skip
-        """Inputs for one value, and the node that puts them together where they are several or none."""
+        """The tensor inputs for one value, and the node that assembles the value where they are several or none."""
         from onnx import helper
 
         kind = None if declared is None else declared.type.WhichOneof("value")
@@ -108,8 +109,8 @@ class NumericStage:
             assert declared is not None
             nodes.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
         elif isinstance(form, Tensor):
-            known = kind == "tensor_type" and declared is not None and declared.type.tensor_type.HasField("shape")
-            if declared is not None and known and None in form.shape and 0 not in form.shape:
+            is_ranked = kind == "tensor_type" and declared is not None and declared.type.tensor_type.HasField("shape")
+            if declared is not None and is_ranked and None in form.shape and 0 not in form.shape:
                 inputs.append(declared)
             else:
                 inputs.append(helper.make_tensor_value_info(name, form.code, form.shape))
@@ -120,7 +121,7 @@ class NumericStage:
             nodes.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
 
     def tensors(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """This stage's inputs by the names of the part's."""
+        """This stage's input values by the names of the part's inputs."""
         arrays: dict[str, np.ndarray] = {}
         for name in self.inputs:
             value = values[name]
@@ -131,8 +132,8 @@ class NumericStage:
         return arrays
 
     def forms(self, values: Mapping[str, Any], *, exact: bool) -> tuple[Form, ...]:
-        """With sizes, if `exact`. Raises InputError for a value that is no tensor, sequence or absent optional where it
-        may be one."""
+        """The forms of the inputs, with sizes if `exact`. Raises InputError for a value that is neither a tensor nor a
+        sequence, nor an absent optional where that is allowed."""
         return tuple(self._form(name, values[name], exact) for name in self.inputs)
 
     def _form(self, name: str, value: Any, exact: bool) -> Form:
@@ -146,14 +147,14 @@ class NumericStage:
         if isinstance(value, list | tuple):
             return tuple(self._form(name, v, exact) for v in value)
         try:
-            # symbols are no zeros
+            # 0 stays: a symbol cannot be 0
             sizes = tuple(d if exact or d == 0 else None for d in value.shape)
             return Tensor(helper.np_dtype_to_tensor_dtype(value.dtype), sizes)
         except (AttributeError, KeyError, ValueError) as e:
             raise InputError(f"input {name!r}", expected="an array of numbers", got=type(value).__name__) from e
 
     def restored(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs, of the part's results by name: members of sequences put together."""
+        """The outputs, from the part's results by name: members of a sequence are joined to a list."""
         values: dict[str, Any] = {}
         for name in self.outputs:
             if name in results:
@@ -174,7 +175,7 @@ Compute = Callable[[NumericStage, Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Stages:
-    """All of a model: the caller's inputs and outputs by name, and the stages in turn."""
+    """A whole model: the caller's inputs and outputs by name, and the stages in order."""
 
     model: ModelProto
     stages: tuple[Stage, ...]
@@ -209,8 +210,8 @@ class Stages:
 
 
 def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> bool:
-    """Whether the model, or some outputs, takes, gives or computes what no single program does: strings, images,
-    sequences, optionals."""
+    """Whether the model (or the part for some outputs) takes, returns or computes what a single program cannot:
+    strings, images, sequences, optionals."""
     graph = model.graph
     textual = _strings(graph)
     wanted_outputs = [o for o in graph.output if outputs is None or o.name in outputs]
@@ -222,7 +223,8 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
 
 
 def hosted(source: str | os.PathLike[str] | ModelProto, outputs: Collection[str] | None = None) -> ModelProto | None:
-    """The model with its weights where it, or some outputs, needs the host, else None. Raises as `import_onnx` does."""
+    """The model with its weights where it (or the part for some outputs) needs the host, else None. Raises as
+    `import_onnx` does."""
     if not needs_host(_spelled(read_model(source)[0]), outputs):
         return None
     if isinstance(source, ModelProto):
@@ -233,7 +235,7 @@ def hosted(source: str | os.PathLike[str] | ModelProto, outputs: Collection[str]
 
 
 def _spelled(model: ModelProto) -> ModelProto:
-    """Classifiers give places among their labels, which the host writes out where these are strings.
+    """Makes classifiers with string labels return label indices, which the host then maps to the strings.
 
     LinearClassifier(strings=[no, yes])   ->   LinearClassifier(ints=[0, 1]), LabelEncoder(0 -> no, 1 -> yes)
     """
@@ -242,35 +244,35 @@ def _spelled(model: ModelProto) -> ModelProto:
         return model
     from onnx import helper
 
-    out = ModelProto()
-    out.CopyFrom(model)
+    changed = ModelProto()
+    changed.CopyFrom(model)
     for i, names in label_lists.items():
-        node = out.graph.node[i]
+        node = changed.graph.node[i]
         label, place = node.output[0], f"{node.output[0]}.place"
         node.output[0] = place
         kept_attributes = [a for a in node.attribute if not a.name.startswith("classlabels_")]
-        whole = "classlabels_int64s" if node.op_type.startswith("Tree") else "classlabels_ints"
+        labels_attribute = "classlabels_int64s" if node.op_type.startswith("Tree") else "classlabels_ints"
         del node.attribute[:]
-        node.attribute.extend([*kept_attributes, helper.make_attribute(whole, range(len(names)))])
-        # of the domain's first version, and of those since
+        node.attribute.extend([*kept_attributes, helper.make_attribute(labels_attribute, range(len(names)))])
+        # the attributes of the domain's first version, and of later ones
         keys = {"classes_strings": names, "keys_int64s": range(len(names)), "values_strings": names}
         strings = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
         encoder = NodeProto(op_type="LabelEncoder", domain=node.domain, input=[place], output=[label])
         encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in strings)
-        out.graph.node.append(encoder)
-    return out
+        changed.graph.node.append(encoder)
+    return changed
 
 
 def _labels(node: NodeProto) -> Sequence[bytes]:
-    """A classifier's, where they are strings."""
+    """A classifier's labels, where they are strings."""
     if node.domain != "ai.onnx.ml" or not node.op_type.endswith("Classifier"):
         return ()
     return next((a.strings for a in node.attribute if a.name == "classlabels_strings"), ())
 
 
 def stages_of(model: ModelProto) -> Stages:
-    """The model's nodes in as few stages as their order allows. Raises UnsupportedOpError for ops that take strings and
-    have no form on the host.
+    """The model's nodes in as few stages as their order allows. Raises UnsupportedOpError for ops on strings that the
+    host does not implement.
     """
     graph = model.graph
     nodes = in_order(graph.node)
@@ -300,8 +302,8 @@ def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]],
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
     produced = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
-    others = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
-    required = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
+    other_nodes = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
+    required = {o.name for o in model.graph.output}.union(*(reads(n) for n in other_nodes))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
     inputs = tuple(name for name in read if name not in produced.keys() | fixed | inner)
@@ -309,7 +311,7 @@ def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]],
 
 
 def _made_inside(node: NodeProto) -> Iterable[str]:
-    """Names that the node's subgraphs bind themselves."""
+    """Names that the node's subgraphs define."""
     for a in node.attribute:
         for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
             yield from (v.name for v in graph.input)
@@ -324,7 +326,7 @@ def _constants(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 def _free_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The inputs that a caller gives."""
+    """The inputs that a caller passes: those without an initializer."""
     fixed = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     return [v for v in graph.input if v.name not in fixed]
 
@@ -357,6 +359,6 @@ def _on_host(n: HostNode, textual: set[str]) -> bool:
     if op is None:
         return False
     of_strings = any(name in textual for name in n.proto.input)
-    gives = op.gives(n, of_strings)
-    textual.update(n.proto.output[i] for i in gives if i < len(n.proto.output))
-    return op.kind is Kind.ALWAYS or bool(gives) or of_strings
+    string_results = op.gives(n, of_strings)
+    textual.update(n.proto.output[i] for i in string_results if i < len(n.proto.output))
+    return op.kind is Kind.ALWAYS or bool(string_results) or of_strings

@@ -21,17 +21,17 @@ _STRING = TensorProto.STRING
 
 
 def _map_elements(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
-    out = np.empty(x.size, dtype)
-    out[:] = [fn(v) for v in x.reshape(-1)]
-    return out.reshape(x.shape)
+    mapped = np.empty(x.size, dtype)
+    mapped[:] = [fn(v) for v in x.reshape(-1)]
+    return mapped.reshape(x.shape)
 
 
 @host_op("StringConcat", gives={0})
 def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = np.broadcast_arrays(a, b)
-    joined = np.empty(a.shape, object)
-    joined[...] = a + b if a.size else a
-    return joined
+    texts = np.empty(a.shape, object)
+    texts[...] = a + b if a.size else a
+    return texts
 
 
 @host_op("StringNormalizer", gives={0})
@@ -42,7 +42,7 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     stop = {fold(v) for v in n.attr("stopwords", ())}
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(n.attr("case_change_action", "NONE"), str)
     kept_words = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
-    # of nothing one empty string is left
+    # ONNX: without any words left, the result is one empty string
     return strings(kept_words or [""], (*x.shape[:-1], max(len(kept_words), 1)))
 
 
@@ -75,8 +75,8 @@ _CODES_BEYOND_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.
 
 
 def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
-    """Refuse what RE2 lacks, and repeats of repeats or of choices: a pattern is untrusted, and Python's matcher takes
-    exponential time over those."""
+    """Refuse constructs that RE2 lacks, and repeats of repeats or of alternatives: a pattern is untrusted, and Python's
+    matcher may take exponential time for those."""
     for op, shape in tree:
         choice = op is codes.BRANCH or (op in _REPEAT_CODES and shape[1] > 1)
         if op in _CODES_BEYOND_RE2 or (repeated and choice):
@@ -114,10 +114,10 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
 
 @host_op("Cast", gives=_cast_gives)
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
-    to = n.attr("to")
-    if to == _STRING:
+    code = n.attr("to")
+    if code == _STRING:
         return x if x.dtype == object else _map_elements(_shown, x)
-    dtype = dtype_from_code(to).numpy
+    dtype = dtype_from_code(code).numpy
     try:
         if dtype.kind in "iu":
             return _map_elements(int, x, dtype)
@@ -183,10 +183,10 @@ def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 
 def _python_numbers(x: np.ndarray) -> np.ndarray:
-    """Numbers as Python's, which hash alike in every type."""
-    out = np.empty(x.size, object)
-    out[:] = x.reshape(-1).tolist()
-    return out.reshape(x.shape)
+    """Numbers as Python's, whose hashes do not depend on the type."""
+    numbers = np.empty(x.size, object)
+    numbers[:] = x.reshape(-1).tolist()
+    return numbers.reshape(x.shape)
 
 
 @host_op("CategoryMapper", domain=ML, kind=Kind.ALWAYS, gives=lambda n, of_strings: set() if of_strings else {0})
@@ -213,7 +213,7 @@ def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 @host_op("TfIdfVectorizer", kind=Kind.ALWAYS, gives=set())
 def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
-    """Each row's n-grams that the pool knows, counted (TF), told (IDF) or both weighed (TFIDF)."""
+    """For each row, its n-grams from the pool: counts (TF), weights of those present (IDF) or their product (TFIDF)."""
     pool = _grams(n)
     places = n.attr("ngram_indexes")
     width = max(places, default=-1) + 1
@@ -222,25 +222,25 @@ def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
     if x.ndim not in (1, 2):
         raise n.fail("a row or rows of tokens", f"rank {x.ndim}")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(max(1, int(np.prod(x.shape[:-1]))), 0)
-    out = np.zeros((len(rows), width), np.float32)
+    features = np.zeros((len(rows), width), np.float32)
     for row, line in enumerate(rows.tolist()):
         for gram, count in _counted(line, lengths, n.attr("max_skip_count")).items():
             if gram in pool:
-                out[row, places[pool[gram]]] += count
+                features[row, places[pool[gram]]] += count
     mode = n.attr("mode")
     weights = np.ones(width, np.float32)
     if n.attr("weights") is not None:
-        for at, weight in zip(places, n.attr("weights"), strict=False):
-            weights[at] = weight
+        for column, weight in zip(places, n.attr("weights"), strict=False):
+            weights[column] = weight
     if mode == "IDF":
-        out = (out > 0) * weights
+        features = (features > 0) * weights
     elif mode == "TFIDF":
-        out = out * weights
-    return out.astype(np.float32).reshape(*x.shape[:-1], width)
+        features = features * weights
+    return features.astype(np.float32).reshape(*x.shape[:-1], width)
 
 
 def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
-    """n-gram -> its number, from a pool in which those of one length follow each other."""
+    """n-gram -> its number, from a pool that is ordered by length."""
     tokens = n.attr("pool_strings") or n.attr("pool_int64s") or ()
     starts = [*n.attr("ngram_counts"), len(tokens)]
     if starts != sorted(starts) or starts[0] < 0:
@@ -248,8 +248,8 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
     counts: dict[tuple[Any, ...], int] = {}
     number = 0
     for length, (first, last) in enumerate(pairwise(starts), 1):
-        for at in range(first, last, length):
-            counts[tuple(tokens[at : at + length])] = number
+        for start in range(first, last, length):
+            counts[tuple(tokens[start : start + length])] = number
             number += 1
     if number > len(n.attr("ngram_indexes")):
         raise n.fail(f"an index for each of {number} n-grams", len(n.attr("ngram_indexes")))
@@ -257,14 +257,14 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
 
 
 def _counted(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
-    """The n-grams of a row, with up to `skips` tokens between their own; single tokens once."""
+    """Counts of a row's n-grams, with up to `skips` tokens skipped between their tokens; single tokens count once."""
     counts: Counter[tuple[Any, ...]] = Counter()
     for length in lengths:
         for step in range(1, (skips if length > 1 else 0) + 2):
             reach = (length - 1) * step
             if reach >= len(line):
                 break
-            counts.update(tuple(line[at : at + reach + 1 : step]) for at in range(len(line) - reach))
+            counts.update(tuple(line[start : start + reach + 1 : step]) for start in range(len(line) - reach))
     return counts
 
 
@@ -353,11 +353,11 @@ def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray
         starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
     else:
         starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*bounds, None, None)[:4])
-    at = [slice(None)] * x.ndim
+    index = [slice(None)] * x.ndim
     places = axes or range(len(starts))
     for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
-        at[a] = slice(start, None if step < 0 and end < -x.shape[a] else end, step)
-    return x[tuple(at)]
+        index[a] = slice(start, None if step < 0 and end < -x.shape[a] else end, step)
+    return x[tuple(index)]
 
 
 def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:

@@ -32,11 +32,11 @@ def merge_heads(x: Node) -> Node:
 
 def _padded_mask(mask: Node, keys: DimLike) -> Node:
     """A mask as [B|1, H|1, Sq|1, Skv]; keys beyond its last column are masked."""
-    have = mask.shape[-1]
-    if have != 1 and have != keys:
+    mask_keys = mask.shape[-1]
+    if mask_keys != 1 and mask_keys != keys:
         fill = ops.scalar(False, T.boolean) if mask.dtype == T.boolean else ops.scalar(-np.inf, mask.dtype)
         rank = len(mask.shape)
-        mask = ops.pad(mask, (0,) * rank, (*(0,) * (rank - 1), keys - have), fill)
+        mask = ops.pad(mask, (0,) * rank, (*(0,) * (rank - 1), keys - mask_keys), fill)
     rank = len(mask.shape)
     return ops.expand_dims(mask, tuple(range(4 - rank))) if rank < 4 else mask
 
@@ -45,18 +45,18 @@ def _joined(mask: Node | None, keep: list[Node], dtype: T.DType) -> Node | None:
     """The mask and the keep-conditions as one mask."""
     if not keep:
         return mask
-    both = fold_left(ops.and_, keep)
+    keep_mask = fold_left(ops.and_, keep)
     if mask is None:
-        return both
+        return keep_mask
     if mask.dtype == T.boolean:
-        return ops.and_(mask, both)
-    return ops.where(both, mask, ops.scalar(-np.inf, dtype))
+        return ops.and_(mask, keep_mask)
+    return ops.where(keep_mask, mask, ops.scalar(-np.inf, dtype))
 
 
 @onnx_op("Attention", since=23)
 def attention(c: Call) -> Result | None:
     if c.wants(3):
-        # the scores as a result: ONNX's own definition in plain ops
+        # the scores are a result, too: use ONNX's own definition in plain ops
         return None
     q, k, v = c.x(0), c.x(1), c.x(2)
     flat = len(q.shape) == 3
@@ -72,7 +72,7 @@ def attention(c: Call) -> Result | None:
     mask = _padded_mask(c.x(3), keys) if c.has(3) else None
     if mask is not None and mask.dtype not in (T.boolean, q.dtype):
         mask = ops.cast(mask, q.dtype)
-    left, right = c.int("left_window_size", -1), c.int("right_window_size", -1)
+    left_window, right_window = c.int("left_window_size", -1), c.int("right_window_size", -1)
     causal, aligned = "none", c.flag("is_causal")
     keep: list[Node] = []
     offset: Node | DimLike = past_length
@@ -83,16 +83,16 @@ def attention(c: Call) -> Result | None:
             offset = ops.sub(lengths, queries)
     if aligned and not c.has(6) and (past_length == 0 or new_keys == queries):
         causal, aligned = ("upper_left" if past_length == 0 else "lower_right"), False
-    if aligned or left >= 0 or right >= 0:
-        # a query at row i stands at position i + offset among the keys
+    if aligned or left_window >= 0 or right_window >= 0:
+        # the query in row i has position i + offset among the keys
         position = ops.add(iota((1, 1, queries, 1), 2), offset)
         key = iota((1, 1, 1, keys), 3)
         if aligned:
             keep.append(ops.compare("LE", key, position))
-        if left >= 0:
-            keep.append(ops.compare("LE", ops.sub(position, key), left))
-        if right >= 0:
-            keep.append(ops.compare("LE", ops.sub(key, position), right))
+        if left_window >= 0:
+            keep.append(ops.compare("LE", ops.sub(position, key), left_window))
+        if right_window >= 0:
+            keep.append(ops.compare("LE", ops.sub(key, position), right_window))
     y = scaled_attention(c, q, k, v, _joined(mask, keep, q.dtype), causal)
     return [merge_heads(y) if flat else y, k, v]
 
@@ -108,7 +108,7 @@ def scaled_attention(c: Call, q: Node, k: Node, v: Node, mask: Node | None, caus
 
 
 def rotate(x: Node, cos: Node, sin: Node, interleaved: bool) -> Node:
-    """x [B, S, H, R] turned by angles cos, sin [B|1, S, 1, R/2]."""
+    """x [B, S, H, R] rotated by angles given as cos, sin [B|1, S, 1, R/2]."""
     half = x.shape[-1] // 2
     if interleaved:
         pairs = ops.reshape(x, (*x.shape[:-1], half, 2))
@@ -159,13 +159,13 @@ def rotary_embedding(c: Call) -> Result:
 
 @onnx_op("RotaryEmbedding", domain=MS)
 def rotary_embedding_ms(c: Call) -> Result:
-    x, at, cos, sin = (c.x(i) for i in range(4))
+    x, positions, cos, sin = (c.x(i) for i in range(4))
     if c.rank(1) < 2:
-        # one offset: positions count on from it
+        # a single offset: positions are offset, offset + 1, ...
         length = x.shape[2] if len(x.shape) == 4 else x.shape[1]
-        line = ops.add(ops.expand_dims(ops.arange(length), 0), ops.reshape(ops.cast(at, T.i64), (1, 1)))
-        at = line
-    return _rotary(c, x, cos, sin, at)
+        line = ops.add(ops.expand_dims(ops.arange(length), 0), ops.reshape(ops.cast(positions, T.i64), (1, 1)))
+        positions = line
+    return _rotary(c, x, cos, sin, positions)
 
 
 @onnx_op("MultiHeadAttention", domain=MS)
@@ -201,12 +201,12 @@ def multi_head_attention(c: Call) -> Result:
 
 
 def _padding(mask: Node, k: Node) -> Node:
-    """The keys of k [B, H, K, D] that queries see: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1,
-    K]"""
+    """A mask of the keys of k [B, H, K, D] that queries attend to: lengths [B], flags [B, K] or [B, S, K]   ->
+    flags [B, 1, S or 1, K]"""
     batch, _, keys, _ = k.shape
     if mask.shape == (batch,):
-        at = ops.reshape(ops.arange(keys, mask.dtype), (1, 1, 1, keys))
-        return ops.compare("LT", at, ops.expand_dims(mask, (1, 2, 3)))
+        key_positions = ops.reshape(ops.arange(keys, mask.dtype), (1, 1, 1, keys))
+        return ops.compare("LT", key_positions, ops.expand_dims(mask, (1, 2, 3)))
     rank = len(mask.shape)
     if rank not in (2, 3) or (isinstance(mask.shape[-1], Dim) and mask.shape[-1] != keys):
         shape = list(mask.shape)
@@ -216,8 +216,8 @@ def _padding(mask: Node, k: Node) -> Node:
 
 @onnx_op("GroupQueryAttention", domain=MS)
 def group_query_attention(c: Call) -> Result:
-    """q [B, S, H*D] (k and v behind it where they are not given), k, v [B, S, K*D]; past k, v [B, K, P, D], of which
-    each sequence fills a part, as it does of the present ones [B, K, max(P, total), D]."""
+    """q [B, S, H*D] (followed by k and v where these are not separate), k, v [B, S, K*D]; past k, v [B, K, P, D] and
+    present ones [B, K, max(P, total), D], of which each sequence fills a leading part."""
     heads, groups = c.int("num_heads"), c.int("kv_num_heads")
     refused = {
         "quantized caches": c.has(12), "no causal mask": not c.flag("causal", 1),
@@ -238,8 +238,8 @@ def group_query_attention(c: Call) -> Result:
     filled = _filled(ops.cast(c.x(5), T.i64), length, total)
     rows = ops.add(ops.reshape(filled, (batch, 1)), iota((1, length), 1))
     if c.flag("do_rotary"):
-        at = ops.cast(c.x(9), T.i64) if c.has(9) else rows
-        q, k = (_rotated_at(c, x, at) for x in (q, k))
+        positions = ops.cast(c.x(9), T.i64) if c.has(9) else rows
+        q, k = (_rotated_at(c, x, positions) for x in (q, k))
     keys, values = (_cached(c.opt(i), x, filled, total) for i, x in ((3, k), (4, v)))
     key, row = iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
     keep = [ops.compare("LE", key, row)]
@@ -250,7 +250,7 @@ def group_query_attention(c: Call) -> Result:
     mask = _joined(bias, keep, q.dtype)
     if not c.has(11) and not c.flag("smooth_softmax"):
         return [merge_heads(scaled_attention(c, q, keys, values, mask, "none")), keys, values]
-    # one more key of score 0, whose value is 0; what a head adds to it lies in the mask
+    # one more key with score 0 and value 0; a head's sink logit is added by the mask
     sink = ops.cast(c.x(11), q.dtype) if c.has(11) else ops.full((heads,), 0.0, q.dtype)
     assert mask is not None
     if mask.dtype == T.boolean:
@@ -263,8 +263,8 @@ def group_query_attention(c: Call) -> Result:
 
 
 def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
-    """The number of keys that each sequence had before: its `last` position counts those of this call; a prompt
-    has none."""
+    """The number of keys that each sequence had before: its `last` position includes the keys of this call; a prompt
+    had none."""
     if length == total:
         return ops.mul(last, 0)
     past_lengths = ops.sub(ops.add(last, 1), length)
@@ -276,21 +276,21 @@ def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
 
 
 def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
-    """[B, K, S, D] behind the `filled` part of each sequence of a cache."""
+    """The cache with the new keys [B, K, S, D] appended to the `filled` part of each sequence."""
     if past is None:
         return new
     _, heads, _, width = new.shape
     size = dim_max(past.shape[2], total)
-    at = iota((1, size), 1)
+    positions = iota((1, size), 1)
     filled = ops.expand_dims(filled, 1)
-    gathered = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
-    old = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))
-    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, gathered)
+    gathered = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(positions, filled))
+    padded_past = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))
+    return ops.where(ops.expand_dims(ops.compare("LT", positions, filled), (1, 3)), padded_past, gathered)
 
 
-def _rotated_at(c: Call, x: Node, at: Node) -> Node:
-    """Rotary embeddings of [B, H, S, D], whose first values are turned by the tables at inputs 7 and 8."""
-    cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), at), x.dtype), 1) for i in (7, 8))
+def _rotated_at(c: Call, x: Node, positions: Node) -> Node:
+    """x [B, H, S, D], whose leading features are rotated by the tables at inputs 7 and 8."""
+    cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), positions), x.dtype), 1) for i in (7, 8))
     width = 2 * cos.shape[-1]
     rotated = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
     return rotated if width == x.shape[-1] else ops.concat([rotated, ops.slice_axis(x, -1, width, None)], -1)
@@ -311,7 +311,7 @@ def attention_ms(c: Call) -> Result:
 def self_attention(
     c: Call, packed: Node, sizes: Sequence[DimLike] | None, mask: Node | None, past: Node | None
 ) -> Result:
-    """q, k and v side by side, thirds unless of `sizes`; past and present [2, B, H, S, D]."""
+    """q, k and v concatenated, as thirds unless `sizes` are given; past and present [2, B, H, S, D]."""
     heads = c.int("num_heads")
     if sizes is None:
         sizes = (packed.shape[-1] // 3,) * 3

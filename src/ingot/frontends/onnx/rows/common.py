@@ -32,7 +32,7 @@ def channel_vector(v: Node, rank: int, axis: int = 1) -> Node:
 
 
 def told_size(c: Call, d: DimLike) -> DimLike:
-    """A size; one that data tells is checked not to be negative."""
+    """The size; if data determines it, calls check that it is not negative."""
     lowest = bounds(d)[0]
     if not told_symbols(d) or (lowest is not None and lowest >= 0):
         return d
@@ -50,7 +50,7 @@ def cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
 
 
 def parts_of(c: Call, x: Node, axis: int, sizes: Sequence[DimLike]) -> tuple[Node, ...]:
-    """Parts of these sizes, which have to be as many together as the axis has: told by the call where only it knows."""
+    """Parts of these sizes, whose sum must be the axis's size; calls check that where it is not known at import."""
     sizes, size = [told_size(c, d) for d in sizes], x.shape[axis]
     ends = list(itertools.accumulate(sizes))
     if ends[-1] != size:
@@ -69,6 +69,6 @@ _MAX_TABLE_ELEMENTS = 1 << 28
 
 
 def check_table(*sizes: float) -> None:
-    """Raise Unsupported where a table of these sizes, which a model asks for, is too large to make at import."""
+    """Raise Unsupported where a table of these sizes, which a model requests, is too large to build at import."""
     if min(sizes) < 0 or not math.prod(sizes) <= _MAX_TABLE_ELEMENTS:
         raise Unsupported(f"a table of {' x '.join(f'{size:g}' for size in sizes)} numbers made at import")

@@ -92,7 +92,7 @@ def bit_shift(c: Call) -> Result:
 def bit_cast(c: Call) -> Result:
     x, dtype = c.x(), dtype_from_code(c.int("to"))
     if T.boolean in (x.dtype, dtype):
-        # bytes of 0 and 1 either way
+        # bool and u8 both store 0 and 1 in a byte
         return ops.cast(x, dtype)
     return ops.BitcastConvert(dtype)(x)
 
@@ -101,7 +101,7 @@ def bit_cast(c: Call) -> Result:
 def is_inf(c: Call) -> Result:
     x = c.x()
     positive, negative = c.flag("detect_positive", 1), c.flag("detect_negative", 1)
-    hits = [ops.compare("EQ", x, s * np.inf) for s, on in ((1.0, positive), (-1.0, negative)) if on]
+    hits = [ops.compare("EQ", x, s * np.inf) for s, is_detected in ((1.0, positive), (-1.0, negative)) if is_detected]
     if not hits:
         return ops.full(x.shape, False, T.boolean)
     return fold_left(ops.or_, hits)
@@ -116,8 +116,8 @@ def where(c: Call) -> Result:
 
 
 def convert(x: Node, dtype: DType, saturate: bool, round_mode: str = "up") -> Node:
-    """Cast; to a float of at most 8 bits, finite and infinite values beyond its range become its largest when
-    `saturate`. round_mode: up, down or nearest, where the result is a power of two."""
+    """Cast. saturate: for a float of at most 8 bits, values beyond its range become its largest. round_mode: up, down
+    or nearest, for powers of two (e8m0)."""
     if dtype == T.f8e8m0fnu and x.dtype != dtype:
         return _to_power(ops.cast(x, T.f32), saturate, round_mode)
     if dtype in T.FLOAT_FORMATS and saturate and x.dtype.is_float and x.dtype.bits > 8:
@@ -130,14 +130,14 @@ def convert(x: Node, dtype: DType, saturate: bool, round_mode: str = "up") -> No
 
 
 def _to_power(x: Node, saturate: bool, round_mode: str) -> Node:
-    """f32 as powers of two (e8m0): their exponents, which are f32's, behind a fraction that rounds."""
+    """f32 as powers of two (e8m0): the exponent of f32, rounded by its fraction."""
     bits = ops.BitcastConvert(T.i32)(x)
     exponent = ops.and_(ops.ShiftRightLogical()(*ops.promote(bits, 23)), 0xFF)
     fraction = ops.and_(bits, 0x7FFFFF)
     if round_mode not in ("up", "down", "nearest"):
         raise Unsupported(f"round_mode {round_mode!r}")
-    least = {"up": 1, "nearest": 1 << 22, "down": 1 << 23}[round_mode]
-    grows = ops.compare("GE", fraction, least)
+    min_fraction = {"up": 1, "nearest": 1 << 22, "down": 1 << 23}[round_mode]
+    grows = ops.compare("GE", fraction, min_fraction)
     code = ops.add(exponent, ops.cast(grows, T.i32))
     if saturate:
         code = ops.minimum(code, 0xFE)
@@ -160,7 +160,7 @@ def cast_like(c: Call) -> Result:
 
 
 def _limit(x: Node, low: Node | float | None, high: Node | float | None) -> Node:
-    # not clamp: where low > high ONNX gives high
+    # not clamp: for low > high ONNX returns high
     if low is not None:
         x = ops.maximum(x, low)
     return x if high is None else ops.minimum(x, high)
@@ -223,9 +223,9 @@ def shrink(c: Call) -> Result:
     lambd, bias = c.float("lambd", 0.5), c.float("bias", 0.0)
     zero = ops.scalar(0, x.dtype)
     wide = x if x.dtype.is_float else ops.cast(x, T.f64)
-    down, up = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
+    lowered, raised = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
     is_above, is_below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
-    return ops.where(is_below, up, ops.where(is_above, down, zero))
+    return ops.where(is_below, raised, ops.where(is_above, lowered, zero))
 
 
 @onnx_op("Swish")
@@ -238,7 +238,7 @@ def swish(c: Call) -> Result:
 
 
 def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
-    """Before opset 13 the input was seen as a matrix, split at `axis`, and the op ran over its rows."""
+    """Before opset 13 the input was flattened to a matrix at `axis`, and the op applied to its rows."""
     x = c.x()
     axis = c.int("axis", 1)
     axis = axis + c.rank() if axis < 0 else axis
@@ -247,7 +247,7 @@ def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
 
 
 def _hardmax(x: Node, axis: int) -> Node:
-    # the first of the largest, NaN above all: no index of a maximum, which an axis of no elements does not have
+    # marks the first largest element, NaN counting as largest; no argmax, which an empty axis does not have
     largest = ops.compare("EQ", x, ops.reduce_max(x, axis, keepdims=True))
     place = iota(x.shape, axis)
     best = ops.where(ops.or_(largest, ops.compare("NE", x, x)), place, ops.scalar(x.shape[axis], T.i64))

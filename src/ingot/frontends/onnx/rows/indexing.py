@@ -43,18 +43,18 @@ def scatter_nd(c: Call) -> Result:
 
 @onnx_op("TensorScatter", since=24)
 def tensor_scatter(c: Call) -> Result:
-    """A KV cache update: `update` goes into `past` along `axis` from each batch's write index."""
+    """A KV cache update: `update` is written into `past` along `axis`, from each batch entry's write index on."""
     past, update = c.x(0), c.x(1)
     rank = c.rank()
     axis = c.axis("axis", -2, rank)
     shape = update.shape
-    at = ops.Iota(T.TensorType(T.i64, shape), axis)()
+    positions = ops.Iota(T.TensorType(T.i64, shape), axis)()
     if c.has(2):
         first = ops.reshape(ops.cast(c.x(2), T.i64), (shape[0], *(1,) * (rank - 1)))
-        at = ops.add(at, first)
+        positions = ops.add(positions, first)
     if c.str("mode", "linear") == "circular":
-        at = ops.floor_mod(at, past.shape[axis])
-    return ops.ScatterElements(axis, "none")(past, at, update)
+        positions = ops.floor_mod(positions, past.shape[axis])
+    return ops.ScatterElements(axis, "none")(past, positions, update)
 
 
 @onnx_op("Compress", since=9)
@@ -62,7 +62,7 @@ def compress(c: Call) -> Result:
     axis = c.axis("axis", None, c.rank()) if c.has_attr("axis") else None
     x = c.x() if axis is not None else ops.reshape(c.x(), (c.type().size,))
     condition, room = c.x(1), x.shape[axis or 0]
-    if condition.shape[0] != room:  # what is beyond the axis selects nothing
+    if condition.shape[0] != room:  # conditions beyond the end of the axis select nothing
         condition = ops.slice_axis(condition, 0, 0, dim_min(condition.shape[0], room))
     if isinstance(c.x(1).op, Const) and isinstance(condition.shape[0], int):
         keep = const(np.flatnonzero(c.array(1)[: condition.shape[0]]).astype(np.int64))
@@ -75,7 +75,7 @@ def compress(c: Call) -> Result:
 def nonzero(c: Call) -> Result:
     x = c.x()
     if isinstance(x.op, ops.BroadcastInDim) and isinstance(x.inputs[0].op, Const) and x.inputs[0].op.value.size == 1:
-        # one value everywhere: all places, or none
+        # a constant fill: all positions are nonzero, or none
         count = x.type.size if x.inputs[0].op.value.any() else 0
         places = [ops.reshape(iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
@@ -102,8 +102,8 @@ def unique(c: Call) -> Result:
 
 @onnx_op("NonMaxSuppression", since=10)
 def non_max_suppression(c: Call) -> Result:
-    """Rows (batch, class, box), best boxes first: ONNX Runtime's choice among equal scores, the first box, and among
-    boxes without an area, which overlap nothing."""
+    """Rows (batch, class, box), best boxes first. As in ONNX Runtime, the first of boxes with equal scores wins, and
+    boxes without an area overlap nothing."""
     boxes, scores = c.x(0), c.x(1)
     batch, classes, n = scores.shape
     if boxes.shape[0] != batch:

@@ -24,7 +24,7 @@ def padding_of(
 ) -> Padding:  # fmt: skip
     """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size.
 
-    crops: as ONNX defines pools, SAME is negative where windows leave gaps between them.
+    crops: SAME padding may be negative where windows leave gaps, as ONNX defines for pools.
     """
     auto = c.str("auto_pad", "NOTSET")
     n = len(kernel)
@@ -37,21 +37,21 @@ def padding_of(
         return ((0, 0),) * n
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f"auto_pad {auto!r}")
-    out: list[tuple[DimLike, DimLike]] = []
+    padding: list[tuple[DimLike, DimLike]] = []
     for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
         window = (k - 1) * d + 1
         total = same_total(size, k, s, d)
         if window < s:
-            # strides beyond the window leave a rest: a convolution's stays behind it, a pool's is cut on both sides
-            rest = dim_max(-total, 0) if crops else 0
-            low_rest, high_rest = rest // 2, rest - rest // 2
+            # strides larger than the window leave a remainder: a convolution's is at the end, a pool's on both sides
+            remainder = dim_max(-total, 0) if crops else 0
+            low_remainder, high_remainder = remainder // 2, remainder - remainder // 2
             total = dim_max(total, 0)
         else:
-            low_rest = high_rest = 0
+            low_remainder = high_remainder = 0
         small = total // 2
         low, high = (small, total - small) if auto == "SAME_UPPER" else (total - small, small)
-        out.append((low - low_rest, high - high_rest))
-    return tuple(out)
+        padding.append((low - low_remainder, high - high_remainder))
+    return tuple(padding)
 
 
 def static_padding(padding: Padding) -> Pairs:
@@ -108,8 +108,8 @@ def conv_transpose(c: Call) -> Result:
         padding += padding_of(c, sizes, kernel, strides, dilation)
         target = [size - low - high for size, (low, high) in zip(full, padding, strict=True)]
     else:
-        for i, (size, asked) in enumerate(zip(full, target, strict=True)):
-            total = size - asked
+        for i, (size, target_size) in enumerate(zip(full, target, strict=True)):
+            total = size - target_size
             if isinstance(total, int) and total < 0:
                 extra[i] -= total
             total = dim_max(total, 0)
@@ -123,7 +123,9 @@ def conv_transpose(c: Call) -> Result:
     y = ops.ConvTranspose(strides, pairs, tuple(extra), dilation, c.int("group", 1))(x, w)
     if not is_fixed:
         starts = [-low for low, _ in padding]
-        ends = [asked - size - start for asked, size, start in zip(target, y.shape[2:], starts, strict=True)]
+        ends = [
+            target_size - size - start for target_size, size, start in zip(target, y.shape[2:], starts, strict=True)
+        ]
         y = ops.pad(y, (0, 0, *starts), (0, 0, *ends))
     return y if b is None else ops.add(y, channel_vector(b, len(x.shape)))
 
@@ -161,7 +163,7 @@ def max_pool(c: Call) -> Result:
 
 
 def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
-    """Places in images counted row by row -> counted column by column."""
+    """Row-major positions in images -> column-major ones."""
     terms: list[Node] = []
     for axis in range(len(spatial)):
         stride = product(spatial[axis + 1 :])
@@ -196,7 +198,7 @@ def _spatial(c: Call) -> tuple[int, ...]:
 
 
 def _global(c: Call) -> tuple[int, ...]:
-    """The axes of a window that is the whole image, which has to be there."""
+    """The spatial axes, whose window is the whole image; it must not be empty."""
     for axis in _spatial(c):
         c.importer.require(c.shape()[axis] - 1, f"a window of {c.shape()[axis]}")
     return _spatial(c)
@@ -232,7 +234,7 @@ def max_unpool(c: Call) -> Result:
     flat = ops.full((product(plain),), 0, x.dtype)
     scattered = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
     small = ops.reshape(scattered, tuple(plain))
-    # indices count in the unpadded result; a larger output_shape holds it in its corner
+    # indices refer to the unpadded result; a larger output_shape has it in its corner
     return ops.pad(small, (0,) * len(shape), tuple(a - b for a, b in zip(shape, plain, strict=True)))
 
 
@@ -286,18 +288,18 @@ def col2im(c: Call) -> Result:
         raise Unsupported(f"block_shape: expected {n} sizes of 1 or more, got {block}")
     counts = [(g - d * (k - 1) - 1) // s + 1 for g, d, k, s in zip(grown, dilation, block, strides, strict=True)]
     check_table(*block, *counts)
-    at = np.zeros((*block, *counts), np.int64)
+    positions = np.zeros((*block, *counts), np.int64)
     for i in range(n):
         offsets = np.arange(block[i]) * dilation[i]
         starts = np.arange(counts[i]) * strides[i]
-        at = at * grown[i]
-        at = at + offsets.reshape([-1 if a == i else 1 for a in range(2 * n)])
-        at = at + starts.reshape([-1 if a == n + i else 1 for a in range(2 * n)])
+        positions = positions * grown[i]
+        positions = positions + offsets.reshape([-1 if a == i else 1 for a in range(2 * n)])
+        positions = positions + starts.reshape([-1 if a == n + i else 1 for a in range(2 * n)])
     batch, columns = x.shape[0], x.shape[1]
     channels = columns // int(np.prod(block))
-    lines = ops.reshape(x, (batch * channels, at.size))
+    lines = ops.reshape(x, (batch * channels, positions.size))
     zeros = ops.full((batch * channels, int(np.prod(grown))), 0, x.dtype)
-    places = ops.broadcast_to(const(at.reshape(1, -1)), lines.shape)
+    places = ops.broadcast_to(const(positions.reshape(1, -1)), lines.shape)
     summed = ops.ScatterElements(1, "add")(zeros, places, lines)
     y = ops.reshape(summed, (batch, channels, *grown))
     for i in range(n):

@@ -15,7 +15,7 @@ from ingot.ir.node import Node
 def batch_norm(c: Call) -> Result:
     x, scale, bias, mean, var = (c.x(i) for i in range(5))
     eps = c.float("epsilon", 1e-5)
-    if not c.flag("training_mode"):  # which `import_trainable` sets before opset 14, too
+    if not c.flag("training_mode"):  # `import_trainable` sets it before opset 14, too
         if c.version < 14 and c.wants(1):
             raise Unsupported("batch normalization in training mode")
         return ops.BatchNorm(eps)(x, scale, bias, mean, var)
@@ -24,8 +24,8 @@ def batch_norm(c: Call) -> Result:
     now_mean, now_var = ops.mean(x, axes), ops.var(x, axes)
     y = ops.BatchNorm(eps)(x, scale, bias, ops.cast(now_mean, mean.dtype), ops.cast(now_var, var.dtype))
     blended = [
-        ops.add(ops.mul(old, keep), ops.mul(ops.cast(now, old.dtype), 1.0 - keep))
-        for old, now in ((mean, now_mean), (var, now_var))
+        ops.add(ops.mul(running, keep), ops.mul(ops.cast(current, running.dtype), 1.0 - keep))
+        for running, current in ((mean, now_mean), (var, now_var))
     ]
     return [y, *blended]
 
@@ -39,12 +39,12 @@ def instance_norm(c: Call) -> Result:
 def group_norm_18(c: Call) -> Result:
     """Scale and bias per group."""
     x, groups = c.x(), c.int("num_groups")
-    each = exact_quotient(x.shape[1], groups)
-    if each is None:
+    group_size = exact_quotient(x.shape[1], groups)
+    if group_size is None:
         raise Unsupported(f"{x.shape[1]} channels do not divide into {groups} groups")
 
     def per_channel(v: Node) -> Node:
-        return ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (groups, each)), (-1,))
+        return ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (groups, group_size)), (-1,))
 
     return ops.GroupNorm(groups, c.float("epsilon", 1e-5))(x, per_channel(c.x(1)), per_channel(c.x(2)))
 
@@ -59,7 +59,7 @@ def layer_norm(x: Node, scale: Node | None, bias: Node | None, axes: tuple[int, 
     shape = tuple(x.shape[a] for a in axes)
     if scale is None and bias is not None:
         return ops.add(ops.LayerNorm(axes, eps)(x), ops.broadcast_to(bias, x.shape))
-    # a parameter that varies along other axes than the normalized ones is applied on its own
+    # a parameter that varies along axes that are not normalized is applied separately
     if any(
         p is not None and (len(p.shape) > len(axes) or ops.broadcast_shapes(p.shape, shape) != shape)
         for p in (scale, bias)

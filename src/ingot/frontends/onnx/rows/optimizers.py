@@ -1,4 +1,4 @@
-"""Steps of optimizers (ai.onnx.preview.training): R, T, then of all tensors X, their gradients G, and their states."""
+"""Steps of optimizers (ai.onnx.preview.training). Inputs: R, T, then all tensors X, all gradients G, their states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Step = Callable[[Node, Node, tuple[Node, ...]], tuple[Node, ...]]
 
 
 def _stepped(c: Call, states: int, step: Step) -> Result:
-    """Every tensor's step: all new X, then all of each new state."""
-    count, rest = divmod(len(c) - 2, 2 + states)
-    if rest:
+    """Apply a step to every tensor: all new X, then all tensors of each new state."""
+    count, remainder = divmod(len(c) - 2, 2 + states)
+    if remainder:
         raise Unsupported(f"{len(c)} inputs for tensors of {states} states")
     lines: list[tuple[Node, ...]] = []
     for i in range(count):
@@ -49,11 +49,11 @@ def momentum(c: Call) -> Result:
         raise Unsupported(f"mode {mode!r}")
 
     def step(x: Node, g: Node, states: tuple[Node, ...]) -> tuple[Node, ...]:
-        # the first gradient counts whole
+        # the first gradient is not damped
         part = ops.where(ops.compare("GT", ops.reshape(c.x(1), ()), 0), ops.scalar(beta, x.dtype), 1.0)
         v = ops.add(ops.mul(states[0], alpha), ops.mul(g, part))
-        by = v if mode == "standard" else ops.add(g, ops.mul(v, alpha))
-        return ops.sub(x, ops.mul(by, _scalar_as(x, c.x(0)))), v
+        direction = v if mode == "standard" else ops.add(g, ops.mul(v, alpha))
+        return ops.sub(x, ops.mul(direction, _scalar_as(x, c.x(0)))), v
 
     return _stepped(c, 1, step)
 

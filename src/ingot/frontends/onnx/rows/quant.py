@@ -15,7 +15,7 @@ from ingot.ir.types import DType
 
 
 def _along(c: Call, p: Node, x: Node, block: int) -> Node:
-    """A scale or zero point shaped to broadcast against `x`: one for all, per index of an axis, or per block."""
+    """A scale or zero point shaped to broadcast against `x`: per tensor, per index of an axis, or per block."""
     if not p.shape or (len(p.shape) == 1 and p.shape[0] == 1 and not block):
         return ops.reshape(p, ())
     axis = normal_axis(c.int("axis", 1), len(x.shape))
@@ -27,7 +27,7 @@ def _along(c: Call, p: Node, x: Node, block: int) -> Node:
 
 
 def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool, scale: Node | None = None) -> Node:
-    """x / scale (None: 1), rounded half to even, moved by the zero point and cut to `dtype`'s range."""
+    """x / scale (None: 1), rounded half to even, shifted by the zero point and clamped to `dtype`'s range."""
     if x.dtype == T.f32 and dtype in ops.QUANTIZED_DTYPES:
         step = ops.scalar(1.0) if scale is None else scale
         return ops.quantize(x, step, ops.scalar(0, dtype) if zero is None else zero)
@@ -102,7 +102,7 @@ def scales_product(a: Node, b: Node) -> Node:
 
 
 def requantized(sums: Node, scale: Node, y_scale: Node, y_zero: Node) -> Node:
-    """Sums of products, each unit of which stands for `scale`, at the levels of a result."""
+    """Sums of products in units of `scale`, quantized to a result's levels."""
     ratio = ops.div(scale, ops.cast(y_scale, T.f32))
     return saturated(ops.mul(ops.cast(sums, T.f32), ratio), y_zero, y_zero.dtype, True)
 
@@ -120,10 +120,10 @@ def _per_output(p: Node, rank: int) -> Node:
 
 
 def _convolved(c: Call, x: Node, x_zero: Node | None, w: Node, w_zero: Node | None) -> Node:
-    """Sums in i32; one zero point for all of x."""
-    whole = None if x_zero is None else ops.reshape(x_zero, ())
+    """The convolution's sums in i32; x has a single zero point."""
+    x_zero_scalar = None if x_zero is None else ops.reshape(x_zero, ())
     return convolution(
-        c, centered(x, whole), centered(w, None if w_zero is None else _per_output(w_zero, len(w.shape)))
+        c, centered(x, x_zero_scalar), centered(w, None if w_zero is None else _per_output(w_zero, len(w.shape)))
     )
 
 

@@ -76,10 +76,10 @@ def multinomial(c: Call) -> Result:
     return ops.cast(drawn, _dtype(c, T.i32))
 
 
-def _rate(c: Call, at: int) -> float | Node:
-    if not c.has(at):
+def _rate(c: Call, index: int) -> float | Node:
+    if not c.has(index):
         return 0.5
-    node = c.x(at)
+    node = c.x(index)
     return float(node.op.value.reshape(())) if isinstance(node.op, Const) else ops.reshape(node, ())
 
 

@@ -50,20 +50,20 @@ _FUNCTIONS_WITHOUT_PARAMETERS = ("sigmoid", "tanh", "relu", "softsign", "softplu
 
 
 def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
-    """(name, alpha, beta) of every function in turn; () where the node names none. alpha and beta are given in order,
-    to the functions that have them."""
+    """(name, alpha, beta) of every function in order; () where the node names none. Values of alpha and beta are
+    consumed in order by the functions that have them."""
     names = c.attr("activations")
     if not isinstance(names, tuple):
         return ()
     alphas, betas = (iter(c.float_list(f"activation_{n}") or ()) for n in ("alpha", "beta"))
-    out: list[tuple[str, float, float]] = []
+    functions: list[tuple[str, float, float]] = []
     for name in (str(f).lower() for f in names):
         if name not in _DEFAULT_PARAMETERS and name not in _FUNCTIONS_WITHOUT_PARAMETERS:
             raise Unsupported(f"activation {name}")
         alpha, beta = _DEFAULT_PARAMETERS.get(name, (None, None))
         first = 0.0 if alpha is None else next(alphas, alpha)
-        out.append((name, first, 0.0 if beta is None else next(betas, beta)))
-    return tuple(out)
+        functions.append((name, first, 0.0 if beta is None else next(betas, beta)))
+    return tuple(functions)
 
 
 def _clip(c: Call) -> float | None:
@@ -102,8 +102,8 @@ def _lstm(c: Call, *, levels: bool = False, scales: tuple[Node, ...] = ()) -> Re
 
 @onnx_op("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(c: Call) -> Result | None:
-    """An LSTM whose matrices [D, I, 4H] and [D, H, 4H] are levels, and what they are multiplied with is rounded to some
-    at each call and step."""
+    """An LSTM with quantized matrices [D, I, 4H] and [D, H, 4H], whose activations are quantized dynamically at each
+    step."""
 
     def matrix(i: int, scale: int) -> Value:
         step, zero = (ops.reshape(c.x(n), (c.shape(i)[0], 1, -1)) for n in (scale, scale + 1))
@@ -111,18 +111,18 @@ def dynamic_quantize_lstm(c: Call) -> Result | None:
 
     rounded, scale, low = ops.dynamic_quantize(c.x(0))
     x = Value(ops.apply(ops.Dequantize(), rounded, low, scale))
-    known = _known_levels(c)
-    r, scales = (matrix(2, 10), ()) if known is None else (Value(known[0]), known[1:])
+    constant_levels = _known_levels(c)
+    r, scales = (matrix(2, 10), ()) if constant_levels is None else (Value(constant_levels[0]), constant_levels[1:])
     return _lstm(replace(c, inputs=(x, matrix(1, 8), r, *c.inputs[3:8])), levels=True, scales=scales)
 
 
 def _known_levels(c: Call) -> tuple[Node, Node] | None:
-    """R [D, 4H, H] in bytes and the scales of its rows, where they are constants and 0 is level 0."""
+    """R [D, 4H, H] in bytes and the scales of its rows, where they are constants with zero points of 0."""
     r, step, zero = (n.op.value if isinstance((n := c.x(i)).op, Const) else None for i in (2, 10, 11))
     if r is None or step is None or zero is None or r.dtype != np.int8 or zero.any():
         return None
-    each = np.broadcast_to(step.reshape(len(r), -1), (len(r), r.shape[2]))
-    return const(np.ascontiguousarray(r.swapaxes(1, 2))), const(np.ascontiguousarray(each))
+    scales = np.broadcast_to(step.reshape(len(r), -1), (len(r), r.shape[2]))
+    return const(np.ascontiguousarray(r.swapaxes(1, 2))), const(np.ascontiguousarray(scales))
 
 
 @onnx_op("GRU")

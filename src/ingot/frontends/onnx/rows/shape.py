@@ -33,7 +33,7 @@ from ingot.ir.dims import (
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape
 
-# of sizes that reshapes cut a dynamic one by
+# the largest factor by which a reshape is assumed to divide a dynamic size
 _MAX_FACTOR = 4096
 
 
@@ -55,48 +55,50 @@ def reshape(c: Call) -> Result:
     if any(map(told_symbols, shape)):
         return _reshape_as_told(c, x, shape)
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
-        rest = [d for d in shape if d != -1]
-        shape = [0 if d == -1 else d for d in shape] if product(rest) != 0 else shape
+        other_sizes = [d for d in shape if d != -1]
+        shape = [0 if d == -1 else d for d in shape] if product(other_sizes) != 0 else shape
     if not _divisible(x.shape, shape):
-        with suppress(Unsupported):  # of none: the op says what is wrong
+        with suppress(Unsupported):  # if it is refused, the op below reports the error
             return _reshape_as_told(c, x, shape)
     return ops.reshape(x, tuple(shape))
 
 
 def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
-    """A reshape that fits for some sizes only, which calls check; each size may be -1, as a call's data says."""
+    """A reshape that is valid only for some sizes, which calls check; a call's data may make any size -1."""
     holes = [sign_bit(d) for d in shape]
-    whole = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
-    # sizes that stay as they are have no part in what is left
-    have, requested = list(x.shape), list(whole)
-    for d in whole:
-        if d in have:
-            have.remove(d)
+    known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
+    # unchanged sizes cancel in the quotient of the element counts
+    kept_sizes, requested = list(x.shape), list(known_sizes)
+    for d in known_sizes:
+        if d in kept_sizes:
+            kept_sizes.remove(d)
             requested.remove(d)
-    rest = floordiv(product(have), dim_max(product(requested), 1))
-    sizes = tuple(d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True))
+    quotient = floordiv(product(kept_sizes), dim_max(product(requested), 1))
+    sizes = tuple(
+        d if hole == 0 else dim_max(d + hole * (quotient - 1), 0) for d, hole in zip(known_sizes, holes, strict=True)
+    )
     c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
-    # a slice of all there is: the size is then written as those of the result are
+    # a slice of everything: it rewrites the size in terms of the result's sizes
     flat = ops.Slice((0,), (product(sizes),), (1,))(ops.reshape(x, (x.type.size,)))
     return ops.reshape(flat, sizes)
 
 
 def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
-    """Whether a reshape fits for all sizes, or for none. Raise Equation where it is one of all sizes that are multiples
-    of a size in it: exporters that knew as much write `[b, n] -> [b, n // 16, 16]`, and nothing of it at the input."""
-    rest = any(d == -1 for d in new)
-    have, want = product(old), product(d for d in new if d != -1)
+    """Whether a reshape is valid for all sizes, or for none. Raises Equation where it is valid for all multiples of
+    some factor: exporters that assume as much write `[b, n] -> [b, n // 16, 16]` without declaring it at the input."""
+    has_wildcard = any(d == -1 for d in new)
+    old_size, new_size = product(old), product(d for d in new if d != -1)
 
-    def fits(have: DimLike, want: DimLike) -> bool:
-        return have == want or (rest and exact_quotient(have, want) is not None)
+    def fits(old_size: DimLike, new_size: DimLike) -> bool:
+        return old_size == new_size or (has_wildcard and exact_quotient(old_size, new_size) is not None)
 
-    if fits(have, want) or (isinstance(have, int) and isinstance(want, int)):
+    if fits(old_size, new_size) or (isinstance(old_size, int) and isinstance(new_size, int)):
         return True
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
-    factors = (of for of in range(2, min(total, _MAX_FACTOR) + 1) if total % of == 0)
-    # the last axis rather than the batch
+    factors = (factor for factor in range(2, min(total, _MAX_FACTOR) + 1) if total % factor == 0)
+    # prefer the last axis to the batch
     names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
-    seek_multiple(fits, (have, want), factors, list(names))
+    seek_multiple(fits, (old_size, new_size), factors, list(names))
     return False
 
 
@@ -123,7 +125,7 @@ def _axes(c: Call) -> tuple[int, ...] | None:
 def squeeze(c: Call) -> Result:
     axes = _axes(c)
     if axes is None:
-        # the rank must not depend on the run
+        # the rank must be known at import
         for d in c.shape():
             if isinstance(d, Dim):
                 c.importer.require(d - 2, f"a squeeze of {c.type()} without axes: the size {d} is 1 or not")
@@ -141,16 +143,16 @@ def unsqueeze(c: Call) -> Result:
 
 @onnx_op("Expand")
 def expand(c: Call) -> Result:
-    target, have = c.dims(1), c.shape(0)
+    target, shape = c.dims(1), c.shape(0)
     if any(map(told_symbols, target)):
-        rank = max(len(target), len(have))
-        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (target, have)), strict=True)
+        rank = max(len(target), len(shape))
+        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (target, shape)), strict=True)
         return ops.broadcast_to(c.x(), tuple(_expanded(c, d, size) for d, size in pairs))
-    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, target))
+    return ops.broadcast_to(c.x(), ops.broadcast_shapes(shape, target))
 
 
 def _expanded(c: Call, target: DimLike, size: DimLike) -> DimLike:
-    """A size broadcast to one that data may tell: 1 to any, any other to itself or 1."""
+    """A size broadcast to one that data may determine: 1 to any size, others to themselves or 1."""
     if size == 1 or target == 1:
         return size if target == 1 else told_size(c, target)
     c.importer.require_equal((target - 1) * (target - size), 0, f"an expansion of {size} to {target}")
@@ -176,17 +178,17 @@ def split(c: Call) -> Result:
 
 
 def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
-    """The sizes of an axis in `count` parts: the last may be smaller if an attribute says so, else all are equal."""
+    """The sizes of `count` parts of an axis: the last may be smaller if an attribute says so, else all are equal."""
     if not c.has_attr("num_outputs"):
         even = exact_quotient(size, count)
         if even is None:
             even = floordiv(size, count)
             c.importer.require_equal(even * count, size, f"a split of {size} into {count} equal parts")
         return [even] * count
-    each = ceildiv(size, count)
+    part_size = ceildiv(size, count)
     if exact_quotient(size, count) is not None:
-        return [each] * count
-    return [dim_min(each, dim_max(size - i * each, 0)) for i in range(count)]
+        return [part_size] * count
+    return [dim_min(part_size, dim_max(size - i * part_size, 0)) for i in range(count)]
 
 
 # slices
@@ -259,8 +261,8 @@ def constant_of_shape(c: Call) -> Result:
 @onnx_op("Range")
 @onnx_op("Range", domain="com.microsoft")
 def range_(c: Call) -> Result:
-    whole = c.type(0).dtype.is_integer
-    bounds_ = [c.sym(i) if whole else c.value(i).sym for i in range(3)]
+    is_integer = c.type(0).dtype.is_integer
+    bounds_ = [c.sym(i) if is_integer else c.value(i).sym for i in range(3)]
     if any(b is None for b in bounds_):
         return _constant_range(c)
     try:
@@ -281,7 +283,7 @@ def range_(c: Call) -> Result:
 
 
 def _as_size(v: Element) -> DimLike:
-    """A size or a whole number, of an integer type or not (`torch.arange(width, dtype=torch.float32)`)."""
+    """A size or an integral number, whatever its dtype (`torch.arange(width, dtype=torch.float32)`)."""
     if isinstance(v, float) and v.is_integer():
         return int(v)
     if isinstance(v, int | Dim):
@@ -304,16 +306,16 @@ def _constant_range(c: Call) -> Node:
 
 
 def _computed_range(c: Call) -> Node:
-    """A range whose length the run finds."""
+    """A range whose length is found at run time."""
     if any([c.importer.wish(x, exact=True) for x in c.xs()]):
         raise Unsupported("its inputs must be known at compile time")
     start, limit, delta = (ops.reshape(x, ()) for x in c.xs())
     a, b, step = (ops.cast(x, T.f64) for x in (start, limit, delta))
-    # a step of 0 gives no integer, which no size is
+    # a step of 0 gives an infinity, which is no valid size
     count = ops.maximum(ops.Ceil()(ops.div(ops.sub(b, a), step)), 0.0)
-    found = c.importer.computed_sizes(ops.cast(count, T.i64))
-    assert found is not None
-    return ops.add(ops.mul(ops.arange(found.dims()[0], start.dtype), delta), start)
+    sizes = c.importer.computed_sizes(ops.cast(count, T.i64))
+    assert sizes is not None
+    return ops.add(ops.mul(ops.arange(sizes.dims()[0], start.dtype), delta), start)
 
 
 @onnx_op("EyeLike")
@@ -408,5 +410,5 @@ def one_hot(c: Call) -> Result:
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
     is_hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
-    off_value, on = (ops.index_axis(values, 0, k) for k in (0, 1))
-    return ops.where(is_hit, on, off_value)
+    off_value, on_value = (ops.index_axis(values, 0, k) for k in (0, 1))
+    return ops.where(is_hit, on_value, off_value)

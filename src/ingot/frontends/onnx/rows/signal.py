@@ -24,10 +24,10 @@ def fourier(x: Node, axis: int, length: DimLike, inverse: bool, onesided: bool) 
         check_table(length, ops.MAX_STEP_FACTOR)
     want = length // 2 + 1 if inverse and onesided else length
     x = ops.slice_axis(x, axis, 0, want)
-    have = x.shape[axis]
-    if have != want:
+    size = x.shape[axis]
+    if size != want:
         rank = len(x.shape)
-        x = ops.pad(x, (0,) * rank, tuple(want - have if i == axis else 0 for i in range(rank)))
+        x = ops.pad(x, (0,) * rank, tuple(want - size if i == axis else 0 for i in range(rank)))
     (count,) = ints_of(x.shape[-1:], "the last axis")
     if count not in ((2,) if inverse and onesided else (1, 2)):
         raise Unsupported(f"a transform of numbers of {count} parts")
@@ -88,8 +88,8 @@ def stft(c: Call) -> Result:
     if step < 1 or length < 1:
         raise Unsupported(f"frames of {length} samples, {step} apart: expected 1 or more of both")
     frames = (x.shape[1] - length) // step + 1
-    at = ops.add(ops.mul(iota((frames, length), 0), step), iota((frames, length), 1))
-    framed = ops.Take(1)(x, at)
+    positions = ops.add(ops.mul(iota((frames, length), 0), step), iota((frames, length), 1))
+    framed = ops.Take(1)(x, positions)
     if c.has(2):
         window = c.x(2)
         (width,) = ints_of(window.shape, "the window's length")
@@ -113,18 +113,18 @@ def mel_weight_matrix(c: Call) -> Result:
     def mel(f: float) -> float:
         return 2595 * np.log10(1 + f / 700)
 
-    # the step is over bins + 2 as in ONNX's definition, so that the last edge lies below `high`
+    # the step divides by bins + 2 as in ONNX's definition, so that the last edge lies below `high`
     edges = mel(low) + np.arange(bins + 2) * (mel(high) - mel(low)) / (bins + 2)
     hertz = 700 * (10 ** (edges / 2595) - 1)
-    at = ((length + 1) * hertz // rate).astype(np.int64)
-    out = np.zeros((spectrum, bins), np.float64)
+    bin_edges = ((length + 1) * hertz // rate).astype(np.int64)
+    weights = np.zeros((spectrum, bins), np.float64)
     for i in range(bins):
-        left, centre, right = at[i : i + 3]
+        left, centre, right = bin_edges[i : i + 3]
         if centre == left:
-            out[centre, i] = 1
+            weights[centre, i] = 1
         else:
             for j in range(left, centre + 1):
-                out[j, i] = (j - left) / (centre - left)
+                weights[j, i] = (j - left) / (centre - left)
         for j in range(centre, right):
-            out[j, i] = (right - j) / (right - centre)
-    return const(out.astype(dtype_from_code(c.int("output_datatype", 1)).numpy))
+            weights[j, i] = (right - j) / (right - centre)
+    return const(weights.astype(dtype_from_code(c.int("output_datatype", 1)).numpy))

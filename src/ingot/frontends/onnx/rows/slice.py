@@ -28,12 +28,12 @@ from ingot.ir.dims import (
 )
 from ingot.ir.node import Node, splat_of
 
-# an end as large stands for all there is: no axis is longer, and that is checked
+# an end this large means "to the end": no axis is longer, which is checked
 _OPEN_END = 10**9
 
 
 def _placed(at: DimLike, size: DimLike) -> DimLike:
-    """A place on an axis from its front, where data tells whether it is counted from there."""
+    """A position from the front of an axis, where data determines whether `at` counts from the front or the end."""
     return at + sign_bit(at) * size
 
 
@@ -46,26 +46,26 @@ def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
 
 
 def _is_behind(at: DimLike) -> bool:
-    """Whether a place is counted from an axis's end."""
+    """Whether a position counts from the end of an axis."""
     hi = bounds(at)[1]
     return hi is not None and hi < 0
 
 
 def _is_either(c: Call, at: DimLike) -> bool:
-    """Whether a place may be counted from an axis's front or from its end. Exporters write `table[512 - n:]` for what
-    is not negative, so that becomes a bound of the symbol where one can be found."""
+    """Whether a position may count from the front or from the end. Exporters write `table[512 - n:]` for positions that
+    are not negative, so that becomes a bound of the symbol where possible."""
     low = bounds(at)[0]
     return not _is_behind(at) and (low is None or low < 0) and not c.importer.assume(at)
 
 
 def _from_end(at: DimLike, size: DimLike) -> DimLike:
-    """A place from an axis's front: `at` itself, if it is none from the end."""
+    """The position from the front of an axis: `at` itself unless it counts from the end."""
     return at + size if _is_behind(at) else at
 
 
 def _is_assumed(c: Call, size: DimLike) -> bool:
-    """Whether `size` >= 0 becomes a bound of its symbol. One that may be 0 as the caller says, or that the run finds,
-    stays so."""
+    """Whether `size` >= 0 becomes a bound of its symbol. Not for a symbol that the caller lets be 0, or a size found at
+    run time."""
     limits = c.importer.limits
     narrower = narrow_bounds(size, limits) or {}
     keeps_bounds = all(
@@ -77,9 +77,9 @@ def _is_assumed(c: Call, size: DimLike) -> bool:
 def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's end as 0 <= at <= size.
 
-    x[:, :length] of a table with 512 columns has min(length, 512) of them, and x[:-k] max(size - k, 0): neither would
-    meet what has `length` or `size - k` elements. Exporters write them for lengths that fit, so that is recorded as a
-    bound of the symbol where one can be found.
+    x[:, :length] of a table with 512 columns has min(length, 512) of them, and x[:-k] has max(size - k, 0): neither
+    would match a tensor of `length` or `size - k` elements. Exporters mean lengths that fit, so that is recorded as a
+    bound of the symbol where possible.
     """
     dynamic = isinstance(at, Dim)
     if isinstance(at, int) and at >= _OPEN_END and isinstance(size, Dim):
@@ -105,12 +105,13 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
     if step > 0:
         low = _start(c, start, size)
         high = _end(c, end, size)
-        # ends are there to meet what is shorter by as much: no empty slice, but where they are counted crosswise
+        # such ends match a tensor that is shorter by as much, so assume that the slice is not empty, unless its start
+        # counts from the end and its end from the front
         crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
-        meets = low == 0 or (isinstance(high, Dim) and not crosswise and _is_assumed(c, high - low))
-        high = high if meets else dim_max(high, low)
+        is_nonempty = low == 0 or (isinstance(high, Dim) and not crosswise and _is_assumed(c, high - low))
+        high = high if is_nonempty else dim_max(high, low)
         return cut(x, axis, low, high, step)
-    # the same elements forwards, then from their other end
+    # slice the same elements forwards, then flip
     maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
     high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
     low = dim_min(dim_max(_backwards(end, size) + 1, 0), high, maybe_none)
@@ -118,7 +119,7 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
 
 
 def _backwards(at: DimLike, size: DimLike) -> DimLike:
-    """A bound of a slice that goes backwards, from the front; -1 where it is in front of an axis of any size."""
+    """A bound of a slice with a negative step, from the front; -1 where it lies before the front for any size."""
     low = bounds(at)[0]
     if told_symbols(at) or (not _is_behind(at) and (low is None or low < 0)):
         return _placed(at, size)
@@ -137,7 +138,7 @@ def slice_1(c: Call) -> Result:
 @onnx_op("Slice", since=10)
 def slice_(c: Call) -> Result:
     if c.value(1).sym is None and not c.importer.wish(c.x(1), exact=False):
-        with suppress(Unsupported):  # the run may find where it is
+        with suppress(Unsupported):  # it may be known at run time
             return _window(c)
     starts, ends = c.dims(1), c.dims(2)
     axes = c.ints(3) if c.has(3) else tuple(range(len(starts)))
@@ -157,34 +158,37 @@ def _slice(
 
 
 def _window(c: Call) -> Node:
-    """x[i : i + k] where each iteration of a loop has another i: k elements, which have to be there."""
+    """x[i : i + k] with i that varies between the iterations of a loop: exactly k elements."""
     x, (start, first), (end, last) = c.x(), _offset(c.x(1)), _offset(c.x(2))
     if start is not end or c.x(1).type.size != 1 or (c.has(4) and c.ints(4) != (1,)):
         raise Unsupported(f"a slice from {c.proto.input[1]!r}, which a loop changes, but to as many elements behind it")
     axis = normal_axis(c.ints(3)[0] if c.has(3) else 0, c.rank())
     sizes = tuple(last - first if i == axis else d for i, d in enumerate(x.shape))
-    at = ops.reshape(c.x(1), ())
-    at = ops.where(ops.compare("LT", at, 0), ops.add(at, ops.scalar(x.shape[axis], at.dtype)), at)
-    zero = ops.scalar(0, at.dtype)
-    return ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(sizes))))
+    begin = ops.reshape(c.x(1), ())
+    begin = ops.where(ops.compare("LT", begin, 0), ops.add(begin, ops.scalar(x.shape[axis], begin.dtype)), begin)
+    zero = ops.scalar(0, begin.dtype)
+    return ops.DynamicSlice(sizes)(x, *(begin if i == axis else zero for i in range(len(sizes))))
 
 
 def _offset(n: Node) -> tuple[Node, int]:
-    """(x, k) for an integer of one element that is computed as x + k, of whole numbers x and k, also in floats."""
-    at, offset = n, 0
-    while at.type.size == 1:
-        if isinstance(at.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
-            at = at.inputs[0]
+    """(x, k) for an integer of one element that is computed as x + k, for integral x and k, possibly in floats."""
+    base, offset = n, 0
+    while base.type.size == 1:
+        if isinstance(base.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
+            base = base.inputs[0]
             continue
-        known = [splat_of(i) for i in at.inputs]
-        if isinstance(at.op, ops.Add) and _is_whole(known[0]):
-            at, offset = at.inputs[1], offset + int(known[0])
-        elif isinstance(at.op, ops.Add | ops.Sub) and _is_whole(known[1]):
-            at, offset = at.inputs[0], offset + (int(known[1]) if isinstance(at.op, ops.Add) else -int(known[1]))
+        constants = [splat_of(i) for i in base.inputs]
+        if isinstance(base.op, ops.Add) and _is_whole(constants[0]):
+            base, offset = base.inputs[1], offset + int(constants[0])
+        elif isinstance(base.op, ops.Add | ops.Sub) and _is_whole(constants[1]):
+            base, offset = (
+                base.inputs[0],
+                offset + (int(constants[1]) if isinstance(base.op, ops.Add) else -int(constants[1])),
+            )
         else:
             break
-    # int(x + 1) is not int(x) + 1 for x between -1 and 0
-    return (at, offset) if at.dtype.is_integer else (n, 0)
+    # for x between -1 and 0, int(x + 1) is not int(x) + 1
+    return (base, offset) if base.dtype.is_integer else (n, 0)
 
 
 def _is_whole(value: np.generic | None) -> TypeGuard[np.generic]:

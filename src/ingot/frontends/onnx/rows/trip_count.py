@@ -2,8 +2,8 @@
 
     i = 0; n = len(x); while i < n: ...; i = i + 1      ->   n iterations
 
-Exporters of `while` loops (tf2onnx writes TensorFlow's recurrent layers so) give no trip count. With one, what the loop
-stacks has a size, where else only the run would know.
+Exporters of `while` loops (such as tf2onnx for TensorFlow's recurrent layers) write no trip count. With one, the size
+of the loop's stacked results is known at import.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from ingot.ir.dims import DimLike, ceildiv, dim_max
 from ingot.ir.node import Const, Node
 
 _SWAPPED_DIRECTION = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
-MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, which older exporters compare in
+MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, in which older exporters compare
 
 
 def trip_count(
     go: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, bool] | None:
-    """(iterations of a loop that takes its first one, whether that holds for fewer than MAX_EXACT_INTEGER alone); None
-    where its condition says something else.
+    """(trip count of a loop whose first iteration runs, whether it is exact only below MAX_EXACT_INTEGER); None where
+    the condition has another form.
 
-    go: whether there is another iteration, computed in the body of `names`, what an iteration begins with. starts:
-    their values before the first, where they are known sizes. ends: their values after an iteration."""
+    go: the condition of another iteration, computed in the body from `names`, the values at its start. starts: their
+    initial values, where they are known sizes. ends: their values after an iteration."""
     if not isinstance(go.op, ops.Compare) or go.op.direction not in _SWAPPED_DIRECTION:
         return None
-    for direction, a, b in ((go.op.direction, *go.inputs), (_SWAPPED_DIRECTION[go.op.direction], *reversed(go.inputs))):
-        counted, limit = (
+    for direction, a, b in (
+        (go.op.direction, *go.inputs),
+        (_SWAPPED_DIRECTION[go.op.direction], *reversed(go.inputs)),
+    ):
+        counter, limit = (
             _counter(_without_conversions(a), names, starts, ends),
             _fixed(_without_conversions(b), names, starts, ends),
         )
-        if counted is None or limit is None or direction not in ("LT", "LE"):
+        if counter is None or limit is None or direction not in ("LT", "LE"):
             continue
-        start, offset, step = counted
+        start, offset, step = counter
         end = limit if direction == "LT" else limit + 1
         inexact = any(n.dtype.kind == "f" for n in go.inputs)
         return 1 + dim_max(0, ceildiv(end - start - offset, step)), inexact
@@ -43,7 +46,7 @@ def trip_count(
 
 
 def _without_conversions(x: Node) -> Node:
-    """Without conversions between integers, and to the numbers that integers are compared as."""
+    """`x` without conversions between integers, and to the float type in which integers are compared."""
     while isinstance(x.op, ops.Convert | ops.Reshape) and x.type.size == 1:
         x = x.inputs[0]
     return x
@@ -62,8 +65,8 @@ def _split_sum(x: Node, names: Sequence[Node]) -> tuple[int, int] | None:
         return list(names).index(x), 0
     if not isinstance(x.op, ops.Add):
         return None
-    for name, by in (x.inputs, tuple(reversed(x.inputs))):
-        base, increment = _without_conversions(name), _integer_value(_without_conversions(by))
+    for name, addend in (x.inputs, tuple(reversed(x.inputs))):
+        base, increment = _without_conversions(name), _integer_value(_without_conversions(addend))
         if base in names and increment is not None:
             return list(names).index(base), increment
     return None
@@ -72,7 +75,7 @@ def _split_sum(x: Node, names: Sequence[Node]) -> tuple[int, int] | None:
 def _counter(
     x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, int, int] | None:
-    """(start, offset, step) of what is start + offset in the first iteration, and step more in each."""
+    """(start, offset, step) of a value that is start + offset in the first iteration and grows by step in each."""
     addend = _split_sum(x, names)
     if addend is None:
         return None
@@ -84,7 +87,7 @@ def _counter(
 
 
 def _fixed(x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]) -> DimLike | None:
-    """A size that is the same in all iterations."""
+    """The value of `x` where it is a loop-invariant size, else None."""
     if isinstance(x.op, ops.DimValue):
         return x.op.dim
     value = _integer_value(x)

@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real tensors: arithmetic and functions of them, for all frontends."""
+"""Complex numbers as pairs of real tensors: their arithmetic and functions, for all frontends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def square(z: Complex) -> Complex:
 
 
 def divide(a: Complex, b: Complex) -> Complex:
-    """By the larger part of the divisor first (Smith, 1962), so that no square overflows."""
+    """Divides by the larger part of the divisor first (Smith, 1962), so that no square overflows."""
     is_imag_larger = ops.Compare("LT")(ops.Abs()(b.real), ops.Abs()(b.imag))
     large, small = ops.Select()(is_imag_larger, b.imag, b.real), ops.Select()(is_imag_larger, b.real, b.imag)
     zero = ops.compare("EQ", large, 0.0)
@@ -81,7 +81,7 @@ def divide(a: Complex, b: Complex) -> Complex:
 
 
 def modulus(z: Complex) -> Node:
-    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite, even beside NaN."""
+    """Scaled by the larger part, so that no square overflows; infinite where a part is, even if the other is NaN."""
     a, b = ops.Abs()(z.real), ops.Abs()(z.imag)
     infinite = ops.or_(ops.compare("EQ", a, math.inf), ops.compare("EQ", b, math.inf))
     large, small = ops.Max()(a, b), ops.Min()(a, b)
@@ -102,7 +102,7 @@ def sign(z: Complex) -> Complex:
 
 
 def exp(z: Complex) -> Complex:
-    """As C's cexp: an infinite radius or none at all needs no angle, and an angle of 0 has no imaginary part."""
+    """As C's cexp: an infinite or zero radius ignores an angle that is not finite; sin 0 gives an exact 0."""
     radius = ops.Exp()(z.real)
     is_far = ops.and_(ops.compare("EQ", ops.Abs()(z.real), math.inf), ops.Not()(ops.IsFinite()(z.imag)))
     angle = ops.where(is_far, 0.0, z.imag)
@@ -115,7 +115,7 @@ def log(z: Complex) -> Complex:
 
 
 def log_modulus(z: Complex) -> Node:
-    """log |z|; near the unit circle by log1p of |z|^2 - 1, whose factors keep the digits."""
+    """log |z|; near the unit circle log1p(|z|^2 - 1) / 2, from factors that do not cancel."""
     a, b = ops.Abs()(z.real), ops.Abs()(z.imag)
     large, small = ops.Max()(a, b), ops.Min()(a, b)
     excess = ops.Add()(ops.Mul()(ops.sub(large, 1.0), ops.add(large, 1.0)), ops.Mul()(small, small))
@@ -124,10 +124,10 @@ def log_modulus(z: Complex) -> Node:
 
 
 def sqrt(z: Complex) -> Complex:
-    """By the part that does not cancel (Kahan, 1987)."""
+    """From the part that does not cancel (Kahan, 1987)."""
     size = modulus(z)
     a = ops.Abs()(z.real)
-    # halves are added, as their sum may be what overflows
+    # halves are added, as the sum itself may overflow
     half = ops.Sqrt()(ops.add(ops.mul(a, 0.5), ops.mul(size, 0.5)))
     zero = ops.compare("EQ", half, 0.0)
     rest = ops.where(zero, 0.0, ops.Div()(ops.mul(ops.Abs()(z.imag), 0.5), ops.where(zero, 1.0, half)))

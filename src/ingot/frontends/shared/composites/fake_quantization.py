@@ -1,4 +1,4 @@
-"""Numbers rounded to the levels of a range, and back (TensorFlow's FakeQuantWithMinMax)."""
+"""Numbers quantized to the levels of a range and dequantized again (TensorFlow's FakeQuantWithMinMax)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ingot.ir.node import Node, const
 def fake_quantize(
     x: Node, low: np.ndarray | np.floating, high: np.ndarray | np.floating, bits: int, is_narrow: bool
 ) -> Node:
-    """f32. The range, low to high, is moved so that 0 is a level; the gradient is that of x within it. is_narrow: the
-    least level is not used."""
+    """f32. The range, low to high, is shifted so that 0 is a level; the gradient passes straight through within the
+    range. is_narrow: the lowest level is not used."""
     min_level, max_level = np.float32(is_narrow), np.float32((1 << bits) - 1)
     with np.errstate(all="ignore"):
         scale = ((high - low) / (max_level - min_level)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Fourier transforms of several axes, the last ones."""
+"""Fourier transforms of the last axes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def fft(z: Complex, count: int, inverse: bool = False) -> Complex:
 
 
 def rfft(x: Node, lengths: Sequence[int]) -> Complex:
-    """The transform of real numbers, whose last axes are cut or padded with zeros to `lengths`; half of the last
-    axis."""
+    """The transform of real numbers, whose last axes are cut or padded with zeros to `lengths`; the last axis of the
+    result has the non-redundant half."""
     count, rank = len(lengths), x.type.rank
     for axis, length in zip(range(rank - count, rank), lengths, strict=True):
         x = cut_or_pad(x, axis, length)
@@ -40,7 +40,7 @@ def rfft(x: Node, lengths: Sequence[int]) -> Complex:
 
 
 def irfft(z: Complex, lengths: Sequence[int]) -> Node:
-    """The inverse: real numbers, `lengths` of the last axes."""
+    """The inverse of `rfft`: real numbers; lengths: of the result's last axes."""
     count, rank = len(lengths), z.real.type.rank
     halved = (*lengths[:-1], lengths[-1] // 2 + 1)
     for axis, length in zip(range(rank - count, rank), halved, strict=True):
@@ -51,7 +51,7 @@ def irfft(z: Complex, lengths: Sequence[int]) -> Node:
 
 
 def cut_or_pad(x: Node, axis: int, length: int) -> Node:
-    """Cut, or filled with zeros."""
+    """x with an axis cut or padded with zeros to `length`."""
     size = x.shape[axis]
     if size == length:
         return x

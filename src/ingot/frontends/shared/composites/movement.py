@@ -12,7 +12,7 @@ from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
 from ingot.support.errors import ShapeError
 
-# an axis, its first and last place or None, the step
+# (x, axis, begin or None, end or None, step) -> the slice
 SliceAxis = Callable[..., Node]
 
 
@@ -28,7 +28,7 @@ def sizes_vector(dims: Sequence[DimLike], dtype: DType) -> Node:
 
 
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
-    """x repeated as often along each axis."""
+    """x repeated `repeats[i]` times along axis i."""
     if all(r == 1 for r in repeats):
         return x
     wide = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
@@ -47,19 +47,19 @@ def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repe
 
 
 def reverse_sequence(x: Node, lengths: Node, axis: int, batch: int) -> Node:
-    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are. Raises ShapeError unless
+    """Reverse the first `lengths[i]` elements along an axis for each entry i of axis `batch`. Raises ShapeError unless
     there is one length for each entry of the batch."""
     if lengths.shape != (x.shape[batch],):
         error = ShapeError("reverse_sequence", expected=f"lengths of [{x.shape[batch]}]", got=lengths.type)
         raise error.between((x.shape[batch], lengths.shape[0]) if lengths.type.rank == 1 else None)
-    at = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis else 1 for i in range(x.type.rank)))
+    positions = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis else 1 for i in range(x.type.rank)))
     ends = ops.reshape(ops.cast(lengths, i64), tuple(-1 if i == batch else 1 for i in range(x.type.rank)))
-    source = ops.where(ops.compare("LT", at, ends), ops.sub(ops.sub(ends, 1), at), at)
+    source = ops.where(ops.compare("LT", positions, ends), ops.sub(ops.sub(ends, 1), positions), positions)
     return ops.GatherElements(axis)(x, ops.broadcast_to(source, x.shape))
 
 
 def roll(x: Node, axis: int, shift: DimLike | Node) -> Node:
-    """result[i] = x[i - shift] along an axis, around its ends. shift: any number, or an integer scalar."""
+    """result[i] = x[(i - shift) mod size] along an axis. shift: any number, or an integer scalar."""
     size = x.shape[axis]
     if isinstance(shift, int) and abs(shift) > MAX_SIZE:
         shift = ops.scalar(shift, i64)
@@ -67,20 +67,20 @@ def roll(x: Node, axis: int, shift: DimLike | Node) -> Node:
         cut = mod(-shift, dim_max(size, 1))
         parts = (ops.slice_axis(x, axis, cut, size), ops.slice_axis(x, axis, 0, cut))
         return x if cut == 0 else ops.concat(parts, axis)
-    # the remainder first: a shift may be the smallest integer there is
-    at = ops.sub(ops.arange(size), ops.rem(ops.cast(shift, i64), ops.scalar(dim_max(size, 1), i64)))
-    at = ops.where(ops.compare("LT", at, 0), ops.add(at, size), at)
-    return ops.Take(axis)(x, ops.where(ops.compare("GE", at, ops.scalar(size, i64)), ops.sub(at, size), at))
+    # the remainder is taken first: a shift may be the smallest integer of its type
+    source = ops.sub(ops.arange(size), ops.rem(ops.cast(shift, i64), ops.scalar(dim_max(size, 1), i64)))
+    source = ops.where(ops.compare("LT", source, 0), ops.add(source, size), source)
+    return ops.Take(axis)(x, ops.where(ops.compare("GE", source, ops.scalar(size, i64)), ops.sub(source, size), source))
 
 
 def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:
-    """x's slices along an axis, where the first `batch` axes of both run together. Raises Unsupported for a number of
-    these that there cannot be."""
+    """Slices of x along an axis; the first `batch` axes of x and of the indices are shared. Raises Unsupported for an
+    impossible number of these."""
     if not 0 <= batch <= min(axis, indices.type.rank):
         raise Unsupported(f"{batch} batch dimensions before axis {axis}")
     if not batch:
         return ops.Take(axis)(x, indices)
-    # the axis that is taken from goes behind the batch, and what stood between follows the indices
+    # move the gathered axis right after the batch axes; the axes between them end up after the indices' axes
     between = axis - batch
     order = [*range(batch), axis, *(i for i in range(batch, x.type.rank) if i != axis)]
     rows = ops.GatherND(batch)(ops.transpose(x, order), ops.expand_dims(indices, -1))
@@ -98,7 +98,7 @@ def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Nod
 
 
 def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
-    """Sizes of parts, of which one may be -1: what the others leave."""
+    """Sizes of parts, of which one may be -1: the remainder."""
     rest = whole
     for d in sizes:
         rest = rest - (0 if d == -1 else d)
@@ -135,7 +135,7 @@ def depth_to_space(x: Node, b: int) -> Node:
 def space_to_batch(
     x: Node, block: Sequence[int], low: Sequence[DimLike], high: Sequence[DimLike], fill: float = 0
 ) -> Node:
-    """[n, h b, ...] -> [b n, h, ...] of a padded x: the place in a block is the outermost part of the batch."""
+    """[n, h b, ...] -> [b n, h, ...] of a padded x: the position in a block is the outermost part of the batch."""
     k, tail = len(block), x.shape[len(block) + 1 :]
     x = ops.pad(x, (0, *low, *(0,) * len(tail)), (0, *high, *(0,) * len(tail)), ops.scalar(fill, x.dtype))
     sizes = [divide_exactly(d, b) for d, b in zip(x.shape[1 : k + 1], block, strict=True)]
@@ -145,15 +145,15 @@ def space_to_batch(
 
 
 def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: Sequence[DimLike]) -> Node:
-    """The inverse, of which `low` and `high` elements are then cut off."""
+    """The inverse, from which `low` and `high` elements are then cropped."""
     k, tail = len(block), x.shape[len(block) + 1 :]
     batch, sizes = divide_exactly(x.shape[0], math.prod(block)), x.shape[1 : k + 1]
     cut = ops.reshape(x, (*block, batch, *sizes, *tail))
     order = (k, *(v for i in range(k) for v in (k + 1 + i, i)), *range(2 * k + 1, cut.type.rank))
-    whole = ops.reshape(ops.transpose(cut, order), (batch, *map(product, zip(sizes, block, strict=True)), *tail))
+    result = ops.reshape(ops.transpose(cut, order), (batch, *map(product, zip(sizes, block, strict=True)), *tail))
     for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True), 1):
-        whole = ops.slice_axis(whole, axis, low_amount, whole.shape[axis] - high_amount)
-    return whole
+        result = ops.slice_axis(result, axis, low_amount, result.shape[axis] - high_amount)
+    return result
 
 
 # --- slices by masks
@@ -165,7 +165,7 @@ def strided_slice(
     x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
     masks: Mapping[str, int], slice_axis: SliceAxis,
 ) -> Node:  # fmt: skip
-    """numpy's basic indexing, in masks: bit i says it of element i of `begins`."""
+    """numpy's basic indexing, encoded in masks: bit i applies to element i of `begins`."""
 
     def has(name: str, i: int) -> bool:
         return bool(masks[name] >> i & 1)
@@ -176,7 +176,7 @@ def strided_slice(
         raise Unsupported(f"{count} indices of rank {x.type.rank}")
     for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
         if has("ellipsis", i):
-            # as many axes as the elements behind leave; those that add an axis take none
+            # skip the axes that the following elements do not use; those that add an axis use none
             axis = x.type.rank - sum(not has("new_axis", k) for k in range(i + 1, len(steps)))
         elif has("new_axis", i):
             x = ops.expand_dims(x, axis)

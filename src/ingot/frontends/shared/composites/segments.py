@@ -1,4 +1,4 @@
-"""Rows that one id names, combined (TensorFlow's segments)."""
+"""Segment reductions: rows with one id, combined (TensorFlow's segments)."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ _COMBINATIONS = {"Sum": "add", "Mean": "add", "SqrtN": "add", "Prod": "mul", "Ma
 
 
 def reduce_segments(kind: str, x: Node, ids: Node, n: DimLike, empty: float | None = None) -> Node:
-    """Rows that have one id, combined: [n, ...]. ids: one for each row; those below 0 and from n on are dropped.
-    empty: of segments without rows, where that is not what the combination starts with."""
+    """Rows that have one id, combined: [n, ...]. ids: one for each row; those outside 0..n-1 are dropped.
+    empty: the value of segments without rows, where it is not the combination's start value."""
     require_equal(ids.shape, x.shape[: ids.type.rank], "segments")
     tail = x.shape[ids.type.rank :]
-    how = _COMBINATIONS[kind]
-    zero = ops.full((n + 1, *tail), _start(how, x.dtype), x.dtype)
+    combination = _COMBINATIONS[kind]
+    zero = ops.full((n + 1, *tail), _start(combination, x.dtype), x.dtype)
     flat = ops.reshape(ops.cast(ids, i64), (-1, 1))
-    # rows that are dropped go behind the others
+    # dropped rows go to one more segment, which is cut off
     is_outside = ops.or_(ops.compare("LT", flat, 0), ops.compare("GE", flat, ops.scalar(n, i64)))
     places = ops.where(is_outside, ops.scalar(n, i64), flat)
     rows = ops.reshape(x, (flat.shape[0], *tail))
-    out = first(ops.ScatterND(how)(zero, places, rows), 0, n)
+    combined = first(ops.ScatterND(combination)(zero, places, rows), 0, n)
     if kind not in ("Mean", "SqrtN") and empty is None:
-        return out
+        return combined
     row_counts = ops.full(flat.shape[:1], 1, x.dtype)
     counts = first(ops.ScatterND("add")(ops.full((n + 1,), 0, x.dtype), places, row_counts), 0, n)
     counts = ops.reshape(counts, (n, *(1,) * len(tail)))
     if empty is not None:
-        return ops.where(ops.compare("EQ", counts, 0), empty, out)
-    least = ops.maximum(counts, 1)
-    return ops.div(out, least if kind == "Mean" else ops.Sqrt()(least))
+        return ops.where(ops.compare("EQ", counts, 0), empty, combined)
+    divisor = ops.maximum(counts, 1)
+    return ops.div(combined, divisor if kind == "Mean" else ops.Sqrt()(divisor))
 
 
-def _start(how: str, dtype: DType) -> float | int:
-    """The start value of a combination: of floats the extreme number, no infinity."""
-    if how in ("add", "mul"):
-        return int(how == "mul")
+def _start(combination: str, dtype: DType) -> float | int:
+    """The start value of a combination: for floats the extreme finite number, no infinity."""
+    if combination in ("add", "mul"):
+        return int(combination == "mul")
     if dtype.is_float:
         max_value = float(ml_dtypes.finfo(dtype.numpy).max)
-        return -max_value if how == "max" else max_value
-    return np.iinfo(dtype.numpy).min if how == "max" else np.iinfo(dtype.numpy).max
+        return -max_value if combination == "max" else max_value
+    return np.iinfo(dtype.numpy).min if combination == "max" else np.iinfo(dtype.numpy).max
 
 
 def segment_count(found: Found, ids: Node) -> DimLike:
-    """One more than the last of ids that do not fall, which only the run knows."""
+    """One more than the last of ids in ascending order, found at run time."""
     last = ops.reduce_max(ops.concat([ops.full((1,), -1, i64), ops.cast(ids, i64)]))
     return found.size(ops.add(last, 1), max_run_time_size(), "segments")

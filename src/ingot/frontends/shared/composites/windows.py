@@ -1,4 +1,4 @@
-"""Padding of windows, and TensorFlow's ways to place the samples of a resized image."""
+"""Padding of windows, and TensorFlow's sampling coordinates of a resized image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Padding = tuple[tuple[DimLike, DimLike], ...]
 
 
 def same_total(size: DimLike, kernel: int, stride: int, dilation: int) -> DimLike:
-    """The padding with which as many windows as strides fit into an axis; negative where windows leave a rest."""
+    """The total "SAME" padding of an axis, for ceil(size / stride) windows; negative where they do not cover it."""
     window = (kernel - 1) * dilation + 1
     return window - 1 if stride == 1 else (ceildiv(size, stride) - 1) * stride + window - size
 
@@ -22,14 +22,14 @@ def same_total(size: DimLike, kernel: int, stride: int, dilation: int) -> DimLik
 def same_padding(
     sizes: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> Padding:
-    """(low, high) of each axis for results of ceil(size / stride), the odd element at the end."""
+    """(low, high) of each axis for ceil(size / stride) results; an odd element goes to the high end."""
     totals = [dim_max(same_total(*axis), 0) for axis in zip(sizes, kernel, strides, dilation, strict=True)]
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def pad_first(x: Node, padding: Padding, fill: float, axis: int) -> tuple[Node, Pairs]:
-    """x and the padding that is left to the op: dynamic or negative padding is an op of its own. axis: of the first
-    pair."""
+    """x and the padding that remains for the windowed op: dynamic or negative padding becomes a separate op. axis: of
+    the first pair."""
     fixed = tuple((low, high) for low, high in padding if isinstance(low, int) and isinstance(high, int))
     if len(fixed) == len(padding) and all(p >= 0 for pair in fixed for p in pair):
         return x, fixed
@@ -52,7 +52,7 @@ def resize_linear(x: Node, sizes: Sequence[DimLike], align_corners: bool, half_p
 
 def resize_nearest(x: Node, sizes: Sequence[DimLike], align_corners: bool, half_pixel: bool) -> Node:
     coordinates = _coordinates(align_corners, half_pixel)
-    # floor((i + 0.5) * scale): half a pixel is added, and not taken off again
+    # floor((i + 0.5) * scale): half a pixel is added and not subtracted again
     rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
     return ops.Resize(tuple(sizes), (1, 2), "nearest", coordinates, rounding)(x)
 

@@ -28,7 +28,7 @@ def partitioned_call(c: Call, *arguments: Value) -> Result:
     return c.walk.call(c, c.function("f"), arguments)
 
 
-# values of several kinds as tensors, and back
+# conversion of values of all kinds to tensors and back
 
 
 def _nodes(value: Value) -> tuple[Node, ...]:
@@ -44,18 +44,18 @@ def _flat(values: Sequence[Value]) -> tuple[Node, ...]:
 
 
 def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
-    """Values of the kinds of `values`, made of `nodes` in order."""
+    """Values of the kinds of `values`, rebuilt from `nodes` in order."""
     remaining = iter(nodes)
-    out: list[Value] = []
+    rebuilt: list[Value] = []
     for v in values:
         if isinstance(v, TensorList) and v.buffer is not None:
             buffer = next(remaining)
-            out.append(TensorList(v.dtype, buffer.shape[0], buffer))
+            rebuilt.append(TensorList(v.dtype, buffer.shape[0], buffer))
         elif isinstance(v, Complex):
-            out.append(Complex(next(remaining), next(remaining)))
+            rebuilt.append(Complex(next(remaining), next(remaining)))
         else:
-            out.append(next(remaining) if isinstance(v, Node) else v)
-    return out
+            rebuilt.append(next(remaining) if isinstance(v, Node) else v)
+    return rebuilt
 
 
 def _checked(values: Sequence[Value]) -> Sequence[Value]:
@@ -118,7 +118,7 @@ def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Seq
 
 
 def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Value]) -> Sequence[Value]:
-    """Lists that nothing was put into, and into which one of the branches puts something, full of zeros."""
+    """The values, where empty lists to which some branch adds elements are filled with zeros."""
     if not any(isinstance(v, TensorList) and v.buffer is None for v in arguments):
         return arguments
     refused = list(c.walk.refused)
@@ -132,14 +132,14 @@ def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Va
     return [_of_zeros(v, put[id(v)]) if isinstance(v, TensorList) and id(v) in put else v for v in arguments]
 
 
-def _of_zeros(items: TensorList, like: TensorList) -> TensorList:
-    assert like.buffer is not None
-    return TensorList(items.dtype, items.length, ops.full((items.length, *like.buffer.shape[1:]), 0, items.dtype))
+def _of_zeros(items: TensorList, filled: TensorList) -> TensorList:
+    assert filled.buffer is not None
+    return TensorList(items.dtype, items.length, ops.full((items.length, *filled.buffer.shape[1:]), 0, items.dtype))
 
 
 def _as_seen_by_body(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
-    """Values as a body sees them: values that any graph may hold as they are, inputs of its own for others; and the
-    former by what they are outside."""
+    """Values inside a body: values that any graph may hold are unchanged, others become inputs; and the former by
+    their outer values."""
     free: dict[Node, Node] = {}
     for n in _flat(values):
         form = c.walk.sizes.closed_form(n)
@@ -154,8 +154,8 @@ def _as_seen_by_body(c: Call, values: Sequence[Value]) -> tuple[list[Value], dic
 
 @row("While", "StatelessWhile", any_kind=True)
 def while_(c: Call, *arguments: Value) -> Result:
-    """Values that the body hands on unchanged are not carried; where the values' types change, iterations are written
-    out, or what grows has room for as many iterations as there may be."""
+    """Values that the body returns unchanged are not carried; where types change, the loop is unrolled, or growing
+    values get room for the maximum number of iterations."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
     start, refused, was_finding = list(_checked(arguments)), list(c.walk.refused), c.walk.is_finding
@@ -166,7 +166,7 @@ def while_(c: Call, *arguments: Value) -> Result:
         trial = _trial(c, cond, body, start)
         if trial.reason is None:
             return _loop(c, cond, body, trial)
-        # what only the run knows in a loop may be known in each of its iterations
+        # values that are unknown in the loop may be known in each unrolled iteration
         unrolled = _unrolled(c, cond, body, start)
         if unrolled is not None:
             return unrolled
@@ -183,17 +183,17 @@ def while_(c: Call, *arguments: Value) -> Result:
 
 
 def _is_over(c: Call, cond: Function, values: Sequence[Value]) -> bool:
-    """Whether it is known that there is no other iteration."""
+    """Whether it is known that there is no further iteration."""
     (test,) = _results_in_trial(c, cond, values)
     return not isinstance(test, Missing) and _decided(c, test) is False
 
 
 def _without_iterations(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
-    """An iteration would say of which shape the lists are that nothing was put into."""
+    """Trace one iteration to find the element shapes of lists that are still empty."""
     refused = list(c.walk.refused)
     try:
         ends = _results_in_trial(c, body, start)
-    except ShapeError:  # elements of nothing
+    except ShapeError:  # elements of an empty list
         return start
     finally:
         c.walk.refused[:] = refused
@@ -201,7 +201,7 @@ def _without_iterations(c: Call, body: Function, start: Sequence[Value]) -> Sequ
 
 
 def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
-    """Lists that nothing was put into yet, with zeros of the shape that an iteration puts into them."""
+    """The starts, where empty lists are filled with zeros of the shape that an iteration adds."""
     return [
         _of_zeros(v, e)
         if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
@@ -212,9 +212,9 @@ def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """The observations of a trial iteration. values: what the loop starts with, None where the body is refused; fixed:
-    which of them stay. appends: places of counters and of lists as long as they say. reason: why it is no loop of
-    values whose types stay."""
+    """The observations of a trial iteration. values: the loop's start values, None where the body is refused; fixed:
+    which of them do not change. appends: indices of counters and of lists whose lengths they are. reason: why it is not
+    a loop of values of constant types."""
 
     values: Sequence[Value] | None
     fixed: Sequence[bool]
@@ -246,8 +246,8 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
 
 
 def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
-    """The values that the trial iteration begins with: inputs of its own, except values that the body plainly hands on
-    and that any graph may hold, as shapes are made of them."""
+    """The start values of the trial iteration: new inputs, except values that the body returns unchanged and that any
+    graph may hold, as shapes may depend on them."""
     f, probes = c.walk.functions.get(body.name), _own_inputs(start, f"{c.loc}.probe")
     for k in f.passed_through.intersection(range(len(start))) if f is not None else ():
         value = start[k]
@@ -259,7 +259,7 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
 def _note_counters(
     c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]
 ) -> None:
-    """Note the facts about a loop's counters, as its body sees them."""
+    """Record the facts about a loop's counters for its body."""
     if counter is not None:
         c.walk.upper_bounds[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
     c.walk.appends.update(
@@ -269,7 +269,7 @@ def _note_counters(
 
 
 def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
-    """The results of a function in a trial, of which the graph keeps nothing."""
+    """The results of a function in a trial, whose effects on the graph are discarded."""
     with c.walk.found.within():
         return c.walk.call(c, function, values)
 
@@ -277,12 +277,12 @@ def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> S
 def _type_change(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
     """The change of a carried value's type; None where none does. Raises ShapeError for sizes that may be equal."""
     for k, (a, b) in enumerate(zip(start, ends, strict=True)):
-        one, other = _nodes(a), _nodes(b)
-        if len(one) != len(other) or type(a) is not type(b):
+        nodes_a, nodes_b = _nodes(a), _nodes(b)
+        if len(nodes_a) != len(nodes_b) or type(a) is not type(b):
             return f"value {k} becomes another kind"
         if isinstance(a, TensorList) and isinstance(b, TensorList) and a.length != b.length:
             return f"list {k} grows from {a.length} to {b.length}"
-        for x, y in zip(one, other, strict=True):
+        for x, y in zip(nodes_a, nodes_b, strict=True):
             if x.dtype != y.dtype or x.type.rank != y.type.rank:
                 return f"value {k} changes from {x.type} to {y.type}"
             for d, e in zip(x.shape, y.shape, strict=True):
@@ -295,15 +295,15 @@ def _type_change(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
 
 @dataclass(frozen=True)
 class _Counter:
-    """A carried value that goes 0, 1, ... limit - 1, one more with each iteration, of a loop that nothing else ends."""
+    """A carried value that counts 0, 1, ... limit - 1, and alone ends the loop."""
 
     place: int
     limit: DimLike
 
 
 def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
-    """Counters, one more with each iteration, and lists that start as long as they say: so long they are in each
-    iteration, if each makes them longer by one."""
+    """Counters that grow by one with each iteration, and lists whose initial lengths they are and that grow by one
+    element with each iteration, so that the counter is always the list's length."""
     unchanged = _unchanged(start, probes, ends)
     appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
@@ -318,7 +318,7 @@ def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Seq
 
 
 def _unchanged(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
-    """The values that an iteration hands on unchanged, by what they become."""
+    """The values that an iteration returns unchanged, by their results."""
     triples = zip(start, probes, ends, strict=True)
     return {p: v for v, p, e in triples if p is e and isinstance(p, Node) and isinstance(v, Node)}
 
@@ -340,11 +340,11 @@ def _counter(
             continue
         if not (isinstance(n, Node) and isinstance(n.op, ops.Compare) and n.op.direction == "LT"):
             return None
-        at, limit = n.inputs
-        places = [k for k, p in enumerate(probes) if p is at]
+        probe, limit = n.inputs
+        places = [k for k, p in enumerate(probes) if p is probe]
         try:
             first, end = (c.size(start[k]) for k in places), c.size(limit)
-            if [*first] != [0] or not all(_is_next(ends[k], at, unchanged) for k in places):
+            if [*first] != [0] or not all(_is_next(ends[k], probe, unchanged) for k in places):
                 return None
         except Unsupported:
             return None
@@ -352,17 +352,17 @@ def _counter(
     return counters[-1] if counters and all(f.limit == counters[0].limit for f in counters) else None
 
 
-def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
-    """Whether `end` is at + 1; before: what values that stay are."""
+def _is_next(end: Value, start: Node, start_values: Mapping[Node, Node]) -> bool:
+    """Whether `end` is at + 1; before: the start values of unchanged values."""
     if not isinstance(end, Node) or not isinstance(end.op, ops.Add):
         return False
     a, b = end.inputs
-    step = b if a is at else a if b is at else at
-    return step is not at and splat_of(before.get(step, step)) == 1
+    step = b if a is start else a if b is start else start
+    return step is not start and splat_of(start_values.get(step, step)) == 1
 
 
 def _grown(start: Value, end: Value, counter: _Counter) -> Value:
-    """A list that gets an element with each iteration, at the length that it ends with."""
+    """A list that gets an element with each iteration, at its final length."""
     if not isinstance(start, TensorList) or not isinstance(end, TensorList) or start.buffer is None:
         return start
     if end.length == start.length or end.length != dim_max(start.length, counter.limit):
@@ -413,7 +413,7 @@ _MAX_ITERATIONS = 4096
 
 
 def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
-    """Iteration after iteration written out; None where their number is not known, or something in them is refused."""
+    """The loop unrolled; None where the number of iterations is not known, or something in them is refused."""
     for _ in range(_MAX_ITERATIONS):
         check_time(c.loc)
         (test,) = c.walk.call(c, cond, values)

@@ -1,4 +1,4 @@
-"""Constants, ranges, and what passes values on."""
+"""Constants, ranges, and ops that return their operands."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def _as_integer(x: Node) -> Node:
 
 
 def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
-    """As many numbers as the run finds."""
+    """A range whose length is found at run time."""
     if not isinstance(step, int) or step == 0:
         raise Unsupported(f"a step of {step}")
     if not c.walk.may_find((start, limit)):
         raise Unsupported("a range of a length that only the run knows, in a loop or branch")
     first, last = ops.cast(start, i64), ops.cast(limit, i64)
     reach = ops.sub(last, first) if step > 0 else ops.sub(first, last)
-    # rounded up, of what may be below 0
+    # rounded up; the span may be negative
     count = ops.div(ops.add(ops.maximum(reach, 0), abs(step) - 1), abs(step))
     line = ops.arange(c.walk.found.size(count, max_run_time_size(), "range"), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
@@ -173,7 +173,7 @@ def lin_space(c: Call, start: Node, stop: Node, num: Node) -> Node:
 
 @row("OneHot")
 def one_hot(c: Call, indices: Node, depth: Node, on: Node, off: Node) -> Node:
-    """Rows of `off` with `on` at each index; an index out of range has none."""
+    """Rows of `off` with `on` at each index; none for an index out of range."""
     n, axis = c.size(depth), c.int("axis", -1)
     axis = indices.type.rank if axis == -1 else axis
     wide = ops.expand_dims(indices, axis)

@@ -1,4 +1,4 @@
-"""Object detection: suppression of boxes that overlap, crops of regions."""
+"""Object detection: non-maximum suppression of boxes, crops of regions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
 
 @row(*_OPS)
 def non_max_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, *limits: Node) -> Node:
-    """Indices of the boxes that stay, the best first."""
+    """Indices of the boxes that are kept, best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
     is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, limits[1] if len(limits) > 1 else None)
     places = ops.reshape(c.walk.found.places(is_kept), (-1,))
@@ -39,7 +39,7 @@ def padded_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, over
 def _chosen(
     c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node
 ) -> tuple[Node, Node]:  # fmt: skip
-    """Indices, and how many of them count."""
+    """Indices, and the number of valid ones."""
     is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, min_score)
     valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
@@ -64,7 +64,7 @@ def soft_suppression(
 def combined(
     c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, min_score: Node
 ) -> Result:  # fmt: skip
-    """Of each image the best boxes of all classes, each class suppressed alone; then zeros."""
+    """For each image the best boxes of all classes, suppressed class by class, padded with zeros."""
     batch, n, groups, _ = boxes.shape
     classes = scores.shape[2]
     require_equal(boxes.shape[:2], scores.shape[:2], "boxes and scores")
@@ -77,7 +77,7 @@ def combined(
     is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, min_score)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
-    # what stays of all classes, the best first
+    # the kept boxes of all classes, best first
     kept_scores = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
     is_removed = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
     line = ops.broadcast_to(ops.arange(classes * n), is_removed.shape)
@@ -105,7 +105,7 @@ def combined(
 
 @row("CropAndResize")
 def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) -> Node:
-    """Regions, in parts of the image's sides, as images of one size."""
+    """Regions, given in fractions of the image's sides, resized to one size."""
     rows, columns = image.shape[1:3]
     height, width = c.numbers(size)
     y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
@@ -115,7 +115,7 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
     batch = ops.reshape(ops.cast(index, i64), (boxes.shape[0], 1, 1))
 
     def at(y: Node, x: Node) -> Node:
-        """Pixels of rows y[n, height] and columns x[n, width]; those outside are not looked at."""
+        """Pixels of rows y[n, height] and columns x[n, width]; those outside are masked later."""
         y = ops.expand_dims(ops.clip(ops.cast(y, i64), 0, rows - 1), 2)
         x = ops.expand_dims(ops.clip(ops.cast(x, i64), 0, columns - 1), 1)
         places = ops.stack([ops.broadcast_to(v, crops) for v in (batch, y, x)], -1)
@@ -133,12 +133,12 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
     return ops.where(ops.expand_dims(is_inside, 3), value, c.float("extrapolation_value", 0.0))
 
 
-def _between(a: Node, b: Node, share: Node) -> Node:
-    return ops.add(a, ops.mul(ops.sub(b, a), share))
+def _between(a: Node, b: Node, fraction: Node) -> Node:
+    return ops.add(a, ops.mul(ops.sub(b, a), fraction))
 
 
 def _places(first: Node, last: Node, count: int, size: DimLike) -> Node:
-    """f32[n, count]: where the samples lie along an axis."""
+    """f32[n, count]: the positions of the samples along an axis."""
     end = ops.scalar(size - 1, f32)
     if count == 1:
         return ops.expand_dims(ops.mul(ops.mul(ops.add(first, last), 0.5), end), 1)
@@ -147,5 +147,5 @@ def _places(first: Node, last: Node, count: int, size: DimLike) -> Node:
     return ops.add(ops.expand_dims(ops.mul(first, end), 1), line)
 
 
-def _within(at: Node, size: DimLike) -> Node:
-    return ops.and_(ops.compare("GE", at, 0.0), ops.compare("LE", at, ops.scalar(size - 1, f32)))
+def _within(positions: Node, size: DimLike) -> Node:
+    return ops.and_(ops.compare("GE", positions, 0.0), ops.compare("LE", positions, ops.scalar(size - 1, f32)))

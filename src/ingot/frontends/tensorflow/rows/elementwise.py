@@ -93,7 +93,7 @@ def floor_mod(c: Call, a: Node, b: Node) -> Node:
 
 
 def _of_sizes(c: Call, rule: Callable[[DimLike, DimLike], DimLike], a: Node, b: Node) -> Node | None:
-    """Known sizes by one positive number, which are sizes again, or None: the sizes may be negative."""
+    """Known sizes divided by a positive number, as sizes; None where they may be negative."""
     divisor = splat_of(b)
     if divisor is None or int(divisor) <= 0 or ops.broadcast_shapes(a.shape, b.shape) != a.shape:
         return None
@@ -259,7 +259,7 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
 
 @row("Lbeta")
 def log_beta(c: Call, x: Node) -> Node:
-    """log B over the last axis: the sum of log-gammas less the log-gamma of the sum."""
+    """log B over the last axis: the sum of log-gammas minus the log-gamma of the sum."""
     return ops.sub(ops.reduce_sum(special.lgamma(x), -1), special.lgamma(ops.reduce_sum(x, -1)))
 
 

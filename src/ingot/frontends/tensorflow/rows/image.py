@@ -39,7 +39,7 @@ def _coordinates(c: Call) -> tuple[bool, bool]:
 
 @row("ResizeBicubic")
 def bicubic(c: Call, x: Node, size: Node) -> Node:
-    """By a matrix for each axis, as TensorFlow's kernels are rounded to a table of 1,024 places."""
+    """By a matrix for each axis, as TensorFlow's kernel weights come from a table of 1,024 entries."""
     height, width = c.numbers(size)
     rows, columns = static_sizes(x.shape[1:3], "an image")
     down, across = _cubic(c, rows, height), _cubic(c, columns, width)
@@ -50,7 +50,7 @@ _KERNEL_TABLE_SIZE = 1024
 
 
 def _cubic(c: Call, size: int, out: int) -> np.ndarray:
-    """f32[out, size]: what each element of the result takes of an axis. Keys' kernel."""
+    """f32[out, size]: the weights of an axis's elements for each element of the result. Keys' kernel."""
     half, corners = c.flag("half_pixel_centers"), c.flag("align_corners") and out > 1
     a = np.float32(-0.5 if half else -0.75)
     scale = np.float32(size - 1) / np.float32(out - 1) if corners else np.float32(size) / np.float32(out)
@@ -64,7 +64,7 @@ def _cubic(c: Call, size: int, out: int) -> np.ndarray:
         inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
         place = (first + tap).astype(np.int64)
         tap_weights = np.where(d <= 1, inner, outer)
-        if half:  # taps outside weigh nothing
+        if half:  # taps outside have no weight
             tap_weights = np.where((place >= 0) & (place < size), tap_weights, 0)
         np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), tap_weights.astype(np.float32))
     return weights / weights.sum(1, keepdims=True) if half else weights
@@ -176,7 +176,7 @@ def _cubic_of(b: float, c: float) -> Kernel:
     return height
 
 
-# how far each reaches, and its height at a distance
+# (radius, value by distance) of each kernel
 _KERNELS: dict[str, tuple[float, Kernel]] = {
     **{f"lanczos{r}": (float(r), _lanczos(float(r))) for r in (1, 3, 5)},
     "gaussian": (1.5, lambda x: where(x < 1.5, (-2.0 * x * x).map(ops.Exp()), 0.0)),
@@ -204,16 +204,17 @@ def _at(x: Node, i: int) -> Term:
 
 
 def _resampled(reach: float, kernel: Kernel, n: DimLike, out: DimLike, scale: Term, move: Term, wide: bool) -> Node:
-    """f32[out, n]: what each element of the result takes of an axis. wide: kernels grow where an image shrinks."""
+    """f32[out, n]: the weights of an axis's elements for each element of the result. wide: antialias, with kernels
+    that grow where an image shrinks."""
     inverse = 1.0 / scale
     step = Term(ops.maximum(inverse.node, 1.0)) if wide else inverse * 0.0 + 1.0
-    at = Term(ops.expand_dims(ops.arange(out, f32), 1)) + 0.5
-    at = at * inverse - inverse * move
+    centers = Term(ops.expand_dims(ops.arange(out, f32), 1)) + 0.5
+    centers = centers * inverse - inverse * move
     places = Term(ops.arange(n, f32))
-    low, high = (at - reach * step - 0.5).map(ops.Ceil()), (at + reach * step - 0.5).map(ops.Floor())
-    distance = (places + 0.5 - at).map(ops.Abs()).cast(f64) / step.cast(f64)
+    low, high = (centers - reach * step - 0.5).map(ops.Ceil()), (centers + reach * step - 0.5).map(ops.Floor())
+    distance = (places + 0.5 - centers).map(ops.Abs()).cast(f64) / step.cast(f64)
     weights = where((places >= low) & (places <= high), kernel(distance), 0.0)
     total = weights.sum((1,), keepdims=True)
-    is_sampled = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
-    is_sampled = is_sampled & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
+    is_sampled = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (centers >= 0.0)
+    is_sampled = is_sampled & Term(ops.compare("LE", centers.node, ops.scalar(n, f32)))
     return where(is_sampled, weights / where(is_sampled, total, 1.0), 0.0).cast(f32).node

@@ -30,7 +30,7 @@ def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> No
 def _found_slice(
     c: Call, x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int
 ) -> Node:
-    """Between ends that the run finds, and so is the size."""
+    """A slice whose bounds and size are found at run time."""
     if step != 1 or not c.walk.may_find([v for v in (start, stop) if isinstance(v, Node)]):
         raise Unsupported("a slice whose ends only the run knows, with steps or in a loop or branch")
     n = ops.scalar(x.shape[axis], i64)
@@ -38,8 +38,8 @@ def _found_slice(
     def place(end: DimLike | Node | None, missing: Node) -> Node:
         if end is None:
             return missing
-        at = ops.cast(end, i64) if isinstance(end, Node) else ops.scalar(end, i64)
-        return ops.clip(ops.where(ops.compare("LT", at, 0), ops.add(at, n), at), 0, n)
+        position = ops.cast(end, i64) if isinstance(end, Node) else ops.scalar(end, i64)
+        return ops.clip(ops.where(ops.compare("LT", position, 0), ops.add(position, n), position), 0, n)
 
     first = place(start, ops.scalar(0, i64))
     count = ops.maximum(ops.sub(place(stop, n), first), 0)
@@ -64,7 +64,7 @@ def gather_nd(c: Call, x: Node, indices: Node) -> Node:
 
 @row("ScatterNd")
 def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
-    """Sums of the updates that meet."""
+    """Updates of the same element are added."""
     return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _as_i64(indices), updates)
 
 
@@ -87,7 +87,7 @@ def _as_i64(indices: Node) -> Node:
 
 @row("DynamicStitch", "ParallelDynamicStitch")
 def dynamic_stitch(c: Call, *operands: Node) -> Node:
-    """Rows put where constant indices say."""
+    """Rows at constant indices of the result."""
     half = len(operands) // 2
     indices, data = operands[:half], operands[half:]
     places = [c.array(i).reshape(-1) for i in indices]
@@ -123,8 +123,8 @@ def strided_update(c: Call, x: Node, begin: Node, end: Node, strides: Node, valu
     return ops.DynamicUpdateSlice()(x, ops.reshape(value, tuple(shape)), *starts)
 
 
-def _front(at: DimLike, size: DimLike) -> DimLike:
-    return at + size if isinstance(at, int) and at < 0 else at
+def _front(index: DimLike, size: DimLike) -> DimLike:
+    return index + size if isinstance(index, int) and index < 0 else index
 
 
 @row("Where")

@@ -1,6 +1,6 @@
-"""Lists of tensors: arrays of the frameworks' loops. All elements of one are of one shape, and lie in one buffer.
+"""Lists of tensors, the arrays of the frameworks' loops. All elements of a list have one shape, and are in one buffer.
 
-TensorListReserve(n)  ->  nothing yet          TensorListSetItem  ->  dynamic_update_slice of [n, *shape]
+TensorListReserve(n)  ->  no node              TensorListSetItem  ->  dynamic_update_slice of [n, *shape]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _list(value: Value) -> TensorList:
 
 
 def _buffer(c: Call, items: TensorList, shape: Node) -> Node:
-    """All of a list, with zeros where nothing was put."""
+    """The elements of a list, zeros where none was set."""
     if items.buffer is not None:
         return items.buffer
     sizes = c.sizes(shape)
@@ -75,11 +75,11 @@ def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
     return _elements_at(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
 
 
-def _elements_at(buffer: Node, at: Node) -> Node:
-    """Elements of a list; zeros where it has none, as a loop of no iterations has them."""
+def _elements_at(buffer: Node, indices: Node) -> Node:
+    """Elements of a list; zeros where it is empty, as for a loop without iterations."""
     if buffer.shape[0] == 0:
-        return ops.full((*at.shape, *buffer.shape[1:]), 0, buffer.dtype)
-    return ops.Take(0)(buffer, at)
+        return ops.full((*indices.shape, *buffer.shape[1:]), 0, buffer.dtype)
+    return ops.Take(0)(buffer, indices)
 
 
 @row("TensorListLength", any_kind=True)
@@ -119,9 +119,9 @@ def resize(c: Call, handle: Value, size: Node) -> Value:
 
 
 def resized(buffer: Node, count: DimLike) -> Node:
-    """More elements of zeros, or fewer."""
-    rest = (0,) * (buffer.type.rank - 1)
-    return ops.pad(buffer, (0, *rest), (count - buffer.shape[0], *rest))
+    """`buffer` extended by zeros, or truncated, to `count` elements."""
+    zeros = (0,) * (buffer.type.rank - 1)
+    return ops.pad(buffer, (0, *zeros), (count - buffer.shape[0], *zeros))
 
 
 @row("TensorListGather", any_kind=True)
@@ -131,7 +131,7 @@ def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
 
 @row("TensorListScatter", "TensorListScatterV2")
 def scatter(c: Call, x: Node, indices: Node, shape: Node, *count: Node) -> Value:
-    """As many elements as `count` says, or, for -1, as indices need."""
+    """A list of `count` elements or, for -1, of as many as the indices need."""
     count_wanted = c.size(count[0]) if count else -1
     if count_wanted == -1:
         count_wanted = 1 + max(c.numbers(indices), default=-1)
@@ -159,7 +159,7 @@ def concat(c: Call, handle: Value, *rest: Value) -> Result:
 
 @row("TensorListSplit")
 def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
-    """Into parts of one length."""
+    """Split into parts of one length."""
     sizes = c.sizes(lengths)
     if not sizes or any(s != sizes[0] for s in sizes):
         raise Unsupported("into parts of different lengths")
@@ -169,7 +169,7 @@ def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
     return TensorList(x.dtype, len(sizes), ops.reshape(x, whole))
 
 
-# TensorArrays: the flow is the list, and the handle says nothing
+# TensorArrays: the flow value is the list, and the handle is not used
 
 
 @row("TensorArrayV3", results=("handle", "flow"))

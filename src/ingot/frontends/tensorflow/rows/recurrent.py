@@ -24,17 +24,17 @@ def _cell(
     gate = {name: ops.slice_axis(z, 1, k * n, (k + 1) * n) for k, name in enumerate(order)}
     peeps = c.flag("use_peephole")
 
-    def opened(name: str, state: Node, weights: Node, more: float = 0.0) -> Node:
-        value = ops.add(gate[name], more) if more else gate[name]
+    def opened(name: str, state: Node, weights: Node, forget_bias: float = 0.0) -> Node:
+        value = ops.add(gate[name], forget_bias) if forget_bias else gate[name]
         return ops.Logistic()(ops.add(value, ops.mul(state, weights)) if peeps else value)
 
     i, f = opened("i", cs, peepholes[0]), opened("f", cs, peepholes[1], forget)
     ci = ops.Tanh()(gate["c"])
-    new = ops.add(ops.mul(ci, i), ops.mul(cs, f))
-    new = ops.clip(new, -clip, clip) if clip > 0 else new
-    o = opened("o", new, peepholes[2])
-    co = ops.Tanh()(new)
-    return i, new, f, o, ci, co, ops.mul(co, o)
+    new_cell = ops.add(ops.mul(ci, i), ops.mul(cs, f))
+    new_cell = ops.clip(new_cell, -clip, clip) if clip > 0 else new_cell
+    o = opened("o", new_cell, peepholes[2])
+    co = ops.Tanh()(new_cell)
+    return i, new_cell, f, o, ci, co, ops.mul(co, o)
 
 
 @row("LSTMBlockCell", results=_RESULTS)

@@ -32,7 +32,7 @@ from ingot.frontends.torch.aten.layers import (
 )
 from ingot.frontends.torch.table import Handler
 
-# on real tensors; `complex.complex_handler` knows those on complex ones
+# handlers on real tensors; `complex.complex_handler` finds those on complex ones
 ATEN: dict[str, Handler] = merged(
     m.aten
     for m in (

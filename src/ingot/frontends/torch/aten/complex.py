@@ -1,7 +1,7 @@
-"""Complex tensors: pairs of real ones, done by the rows of real tensors where an op is linear.
+"""Complex tensors as pairs of real ones, handled by the rows of real tensors where an op is linear.
 
-An op that only moves or adds elements does so to both parts; one that is linear in each of its operands (a product) is
-a sum over the choices of a part of each. What remains has a row here. `complex_handler` finds which it is.
+An op that only moves or adds elements is applied to both parts; one that is linear in each operand (a product) is a sum
+over choices of a part of each operand. All others have a row here. `complex_handler` picks the case.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ingot.frontends.torch.values import (
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node
 
-# what makes complex tensors of real ones
+# ops that build complex tensors from real ones
 aten = Table()
-# what takes complex tensors
+# ops that take complex tensors
 on_complex = Table()
 
-# op -> positions of the operands that it is linear in, all together: (a, b) -> f(a, b) with f(2a, 2b) = 2 f(a, b)
+# op -> positions of the operands in which it is jointly linear: f(2a, 2b) = 2 f(a, b)
 _LINEAR: dict[str, tuple[int, ...]] = {
     "add.Tensor": (0, 1), "add.Scalar": (0, 1), "sub.Tensor": (0, 1), "sub.Scalar": (0, 1), "rsub.Scalar": (0, 1),
     "rsub.Tensor": (0, 1), "where.self": (1, 2), "where.ScalarSelf": (1, 2), "where.ScalarOther": (1, 2),
@@ -44,7 +44,7 @@ _LINEAR: dict[str, tuple[int, ...]] = {
     "index_add.default": (0, 3), "index_copy.default": (0, 3), "scatter.src": (0, 3), "scatter_add.default": (0, 3),
     "slice_scatter.default": (0, 1), "select_scatter.default": (0, 1), "copy.default": (0, 1),
 }  # fmt: skip
-# linear in their first operand
+# ops that are linear in their first operand
 _LINEAR_IN_FIRST = frozenset((
     "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
     "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "ravel.default",
@@ -70,7 +70,7 @@ _CONVOLUTIONS = (
     "convolution.default", "conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding",
     "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input",
 )  # fmt: skip
-# op -> positions of the operands that it is linear in, each for itself
+# op -> positions of the operands in each of which it is linear
 _MULTILINEAR: dict[str, tuple[int, ...]] = {
     "mul.Tensor": (0, 1), "mul.Scalar": (0, 1), "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1),
     "dot.default": (0, 1), "matmul.default": (0, 1), "outer.default": (0, 1), "kron.default": (0, 1),
@@ -127,8 +127,8 @@ def _is_real(value: object) -> bool:
 
 
 def _with(args: Sequence[object], places: Sequence[int], parts: Sequence[object]) -> list[object]:
-    of = dict(zip(places, parts, strict=True))
-    return [of.get(i, a) for i, a in enumerate(args)]
+    replacements = dict(zip(places, parts, strict=True))
+    return [replacements.get(i, a) for i, a in enumerate(args)]
 
 
 def _checked(args: Sequence[object], places: Sequence[int | None], named: Mapping[str, object]) -> list[int]:
@@ -139,11 +139,11 @@ def _checked(args: Sequence[object], places: Sequence[int | None], named: Mappin
 
 def _linear(handler: Handler, places: tuple[int, ...]) -> Handler:
     def both(c: Context, *args: object, **named: object) -> object:
-        at = _checked(args, places, named)
-        real = handler(c, *_with(args, at, [_part(args[i], False) for i in at]), **named)
-        if all(_is_real(args[i]) for i in at):
+        positions = _checked(args, places, named)
+        real = handler(c, *_with(args, positions, [_part(args[i], False) for i in positions]), **named)
+        if all(_is_real(args[i]) for i in positions):
             return _paired(real, None)
-        return _paired(real, handler(c, *_with(args, at, [_part(args[i], True) for i in at]), **named))
+        return _paired(real, handler(c, *_with(args, positions, [_part(args[i], True) for i in positions]), **named))
 
     return both
 
@@ -159,13 +159,13 @@ def _paired(real: object, imag: object) -> object:
 
 def _multilinear(handler: Handler, places: tuple[int, ...], added: int | None) -> Handler:
     """(a + bi)(c + di) = ac + (ad + bc) i - bd: a term per choice of parts, times i for each imaginary one. The operand
-    `added` to the product goes to the first term of either part."""
+    `added` to the product is added to the first term of each part."""
 
     def terms(c: Context, *args: object, **named: object) -> object:
         base = None if added is None or added >= len(args) else args[added]
-        at = [i for i in _checked(args, (*places, added), named) if i != added]
-        operands = [args[i] for i in at]
-        # einsum has its operands in a list
+        positions = [i for i in _checked(args, (*places, added), named) if i != added]
+        operands = [args[i] for i in positions]
+        # einsum takes its operands as a list
         flat = [v for s in operands for v in (s if isinstance(s, tuple | list) else (s,))]
         sums: list[Node | None] = [None, None]
         free = [not _is_real(v) for v in flat]
@@ -176,7 +176,7 @@ def _multilinear(handler: Handler, places: tuple[int, ...], added: int | None) -
                 tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in operands
             ]
             odd, negative = sum(choice) % 2, sum(choice) % 4 > 1
-            arguments = _with(args, at, parts_chosen)
+            arguments = _with(args, positions, parts_chosen)
             if base is not None:
                 part = _part(base, bool(odd))
                 assert isinstance(part, Node) and added is not None
@@ -213,7 +213,7 @@ def complex_of(x: Node) -> Complex:
 @aten("view.dtype", "view_copy.dtype")
 @on_complex("view.dtype", "view_copy.dtype")
 def view_dtype(c: Context, x: Node | Complex, dtype: torch.dtype) -> Node | Complex:
-    """The same bytes as another dtype; another width makes the last axis longer or shorter."""
+    """The same bytes as another dtype; another width changes the size of the last axis."""
     x = real_of(x) if isinstance(x, Complex) else x
     shape = (*c.shape, 2) if dtype.is_complex else c.shape
     if c.dtype.bits > x.dtype.bits:
@@ -255,7 +255,7 @@ def imag(c: Context, z: Complex) -> Node:
 
 @on_complex("_conj.default", "conj.default", "_conj_physical.default", "conj_physical.default", "_conj_copy.default")
 def conj(c: Context, z: Complex | complex) -> Complex:
-    z = pair(z, c)  # autograd asks it of numbers, too
+    z = pair(z, c)  # autograd calls it on numbers, too
     return z if z.imag is None else Complex(z.real, ops.Neg()(z.imag))
 
 
@@ -285,7 +285,7 @@ def pair(value: object, c: Context) -> Complex:
 
 @on_complex("reciprocal.default")
 def reciprocal(c: Context, z: Complex) -> Complex:
-    """conj(z) / |z|^2, by the larger part first (Smith, 1962), so that no square overflows; of 0 it is infinite."""
+    """conj(z) / |z|^2, dividing by the larger part first (Smith, 1962), so that no square overflows; inf for 0."""
     one = filled(z.real.shape, 1, z.real.dtype)
     if z.imag is None:
         return Complex(ops.Div()(one, z.real))
@@ -327,18 +327,18 @@ def square(c: Context, z: Complex) -> Complex:
 
 def power_of(c: Context, z: Complex, exponent: int) -> Complex:
     n = abs(exponent)
-    out = Complex(filled(z.real.shape, 1, z.real.dtype)) if n == 0 else z
+    power = Complex(filled(z.real.shape, 1, z.real.dtype)) if n == 0 else z
     for _ in range(n - 1):
-        out = _times(out, z)
-    return reciprocal(c, out) if exponent < 0 else out
+        power = _times(power, z)
+    return reciprocal(c, power) if exponent < 0 else power
 
 
 @on_complex("exp.default")
 def exp(c: Context, z: Complex) -> Complex:
     if z.imag is None:
         return Complex(ops.Exp()(z.real))
-    out = functions.exp(functions.Complex(z.real, z.imag))
-    return Complex(out.real, out.imag)
+    value = functions.exp(functions.Complex(z.real, z.imag))
+    return Complex(value.real, value.imag)
 
 
 @on_complex("log.default")

@@ -24,16 +24,16 @@ _REAL: Mapping[str, Handler] = merged(
 
 
 def pairs(*values: object, dtype_of: Context) -> tuple[f.Complex, ...]:
-    """Operands of one shape, both parts of each there."""
+    """The operands broadcast to one shape, with both parts."""
     operands = [pair(v, dtype_of) for v in values]
     flat = aligned(tuple(p for z in operands for p in (z.real, z.imaginary)))
     return tuple(f.Complex(a, b) for a, b in zip(flat[::2], flat[1::2], strict=True))
 
 
-def _function(name: str, of: Callable[[f.Complex], f.Complex]) -> None:
+def _function(name: str, function: Callable[[f.Complex], f.Complex]) -> None:
     def applied(c: Context, z: Complex) -> Complex:
-        out = of(*pairs(z, dtype_of=c))
-        return Complex(out.real, out.imag)
+        value = function(*pairs(z, dtype_of=c))
+        return Complex(value.real, value.imag)
 
     on_complex(f"{name}.default")(applied)
 
@@ -54,11 +54,11 @@ for _name, _of in {
 
 @on_complex("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def power(c: Context, base: object, exponent: Operand | Complex | complex) -> Complex:
-    """Small whole powers are products."""
+    """A power; small integer exponents are products."""
     if isinstance(exponent, int | float) and exponent == int(exponent) and abs(exponent) <= 64:
         return power_of(c, pair(base, c), int(exponent))
-    out = f.sqrt(*pairs(base, dtype_of=c)) if exponent == 0.5 else f.power(*pairs(base, exponent, dtype_of=c))
-    return Complex(out.real, out.imag)
+    value = f.sqrt(*pairs(base, dtype_of=c)) if exponent == 0.5 else f.power(*pairs(base, exponent, dtype_of=c))
+    return Complex(value.real, value.imag)
 
 
 # --- comparisons: an element is true unless it is 0
@@ -74,11 +74,11 @@ def ne(c: Context, a: object, b: object) -> Node:
     return _compared("NE", ops.Or(), a, b)
 
 
-def _compared(direction: str, both: ops.And | ops.Or, a: object, b: object) -> Node:
-    (like,) = [v for v in (a, b) if isinstance(v, Complex)][:1]
-    real, other = ((v if isinstance(v, Complex) else _of_type(v, like)) for v in (a, b))
+def _compared(direction: str, combine: ops.And | ops.Or, a: object, b: object) -> Node:
+    (complex_operand,) = [v for v in (a, b) if isinstance(v, Complex)][:1]
+    real, other = ((v if isinstance(v, Complex) else _of_type(v, complex_operand)) for v in (a, b))
     parts = [aligned(p) for p in ((real.real, other.real), (real.imaginary, other.imaginary))]
-    return both(*aligned([compare(direction, x, y) for x, y in parts]))
+    return combine(*aligned([compare(direction, x, y) for x, y in parts]))
 
 
 def _of_type(value: object, like: Complex) -> Complex:
@@ -108,14 +108,14 @@ for _name in (
         _of_truth(_name)
 
 
-def _of_parts(name: str, both: ops.And | ops.Or) -> None:
-    on_complex(name)(lambda c, z: both(*(_of_real(name, c, p) for p in (z.real, z.imaginary))))
+def _of_parts(name: str, combine: ops.And | ops.Or) -> None:
+    on_complex(name)(lambda c, z: combine(*(_of_real(name, c, p) for p in (z.real, z.imaginary))))
 
 
 def _of_real(name: str, c: Context, *args: object, **named: object) -> Node:
-    out = _REAL[f"aten.{name}"](c, *args, **named)
-    assert isinstance(out, Node)
-    return out
+    result = _REAL[f"aten.{name}"](c, *args, **named)
+    assert isinstance(result, Node)
+    return result
 
 
 _of_parts("isnan.default", ops.Or())
@@ -149,17 +149,17 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
     size = z.real.shape[axis] if z.real.type.rank else 1
     if not isinstance(size, int):
         raise Unsupported("complex products of as many factors as a dynamic size says")
-    out, step = _full_pair(z), 1
+    product_, step = _full_pair(z), 1
     while step < size:
         shifted = [
             ops.Concat(axis)(
                 filled((*p.shape[:axis], step, *p.shape[axis + 1 :]), first, p.dtype),
                 shape.slice_axis(p, axis, 0, size - step),
             )
-            for p, first in ((out.real, 1), (out.imag, 0))
+            for p, first in ((product_.real, 1), (product_.imag, 0))
         ]
-        out, step = f.multiply(out, f.Complex(*shifted)), 2 * step
-    return Complex(out.real, out.imag)
+        product_, step = f.multiply(product_, f.Complex(*shifted)), 2 * step
+    return Complex(product_.real, product_.imag)
 
 
 @on_complex("prod.default", "prod.dim_int")
@@ -174,7 +174,7 @@ def prod(c: Context, z: Complex, dim: int | None = None, keepdim: bool = False, 
     return Complex(*(ops.reshape(p, c.shape) for p in last))
 
 
-# --- linear algebra: [[A, -B], [B, A]] stands for A + Bi, in products, inverses and series of powers
+# --- linear algebra: [[A, -B], [B, A]] represents A + Bi in products, inverses and power series
 
 
 def _embedded(z: Complex) -> Node:
@@ -184,23 +184,23 @@ def _embedded(z: Complex) -> Node:
 
 
 def _restored(x: Node) -> Complex:
-    """The complex matrix that a matrix stands for."""
+    """The complex matrix that a real matrix [[A, -B], [B, A]] represents."""
     rank = x.type.rank
     rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
-    left = shape.slice_axis(x, rank - 1, 0, columns)
-    return Complex(*(shape.slice_axis(left, rank - 2, at, at + rows) for at in (0, rows)))
+    columns_ = shape.slice_axis(x, rank - 1, 0, columns)
+    return Complex(*(shape.slice_axis(columns_, rank - 2, row, row + rows) for row in (0, rows)))
 
 
 def _of_matrices(name: str) -> None:
-    """The results that are matrices are restored; those that are not tell of the real ones."""
+    """A row that applies a real op to the embedded matrices and converts matrix results back."""
 
     def done(c: Context, *args: object, **named: object) -> object:
         arguments = [_embedded(a) if isinstance(a, Complex) else a for a in args]
-        out = _REAL[f"aten.{name}"](c, *arguments, **named)
-        if isinstance(out, Node):
-            return _restored(out)
-        assert isinstance(out, tuple)
-        return (_restored(out[0]), *(None for _ in out[1:-1]), out[-1])
+        results = _REAL[f"aten.{name}"](c, *arguments, **named)
+        if isinstance(results, Node):
+            return _restored(results)
+        assert isinstance(results, tuple)
+        return (_restored(results[0]), *(None for _ in results[1:-1]), results[-1])
 
     on_complex(name)(done)
 
@@ -217,9 +217,9 @@ def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: 
         matrix, rhs = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, rhs))
         *batch, rows, columns = c.results[0].shape
         context = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
-        solution, *rest = solve(context, matrix, rhs)
+        solution, *other_results = solve(context, matrix, rhs)
         assert isinstance(solution, Complex)
-        return (Complex(*(ops.swap_axes(p, -1, -2) for p in solution.parts)), *rest)
+        return (Complex(*(ops.swap_axes(p, -1, -2) for p in solution.parts)), *other_results)
     rank = rhs.real.type.rank
     axis = rank - 1 if rank < matrix.real.type.rank else rank - 2
     embedded, n = _embedded(matrix), matrix.real.shape[-1]
@@ -228,4 +228,4 @@ def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: 
     solution[place] = 2 * n
     x = factorizations.solved(embedded, ops.Concat(axis)(rhs.real, rhs.imaginary), tuple(solution), True)
     _, _, info = factorizations.lu_factor_ex(c, embedded)
-    return (Complex(*(shape.slice_axis(x, place, at, at + n) for at in (0, n))), None, None, info)
+    return (Complex(*(shape.slice_axis(x, place, row, row + n) for row in (0, n))), None, None, info)

@@ -1,4 +1,4 @@
-"""Tensors from nothing: fills, ranges, identity and triangles."""
+"""Creation of tensors: fills, ranges, identity and triangles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = Table()
 
 
 def filled(shape: Sequence[DimLike], value: Operand, dtype: DType) -> Node:
-    """`value` everywhere."""
+    """A tensor filled with `value`."""
     return expand(node_of(value, dtype), shape)
 
 
@@ -30,7 +30,7 @@ def index_along(shape: Sequence[DimLike], axis: int) -> Node:
 
 @aten("full.default", "full.names", "new_full.default", "full_like.default")
 def full(c: Context, shape: object, *args: Operand, fill_value: Operand | None = None, **named: object) -> Node:
-    # new_full(x, size, value) has the value third, the others second
+    # the value is the third argument of new_full(x, size, value), the second of the others
     value = fill_value if fill_value is not None else args[-1]
     return filled(c.shape, value, c.dtype)
 
@@ -41,7 +41,7 @@ def full(c: Context, shape: object, *args: Operand, fill_value: Operand | None =
     "empty_permuted.default", "_efficientzerotensor.default",
 )  # fmt: skip
 def zeros(c: Context, *args: object, **named: object) -> Node:
-    # what an uninitialised tensor holds is undefined, so zeros are as good
+    # the contents of an uninitialised tensor are undefined, so zeros will do
     return filled(c.shape, 0, c.dtype)
 
 
@@ -90,11 +90,11 @@ def linspace(c: Context, start: Operand, end: Operand, steps: DimLike, **named: 
     if isinstance(steps, Dim) or not isinstance(start, int | float) or not isinstance(end, int | float):
         raise Unsupported("ends or a count that are known only at run time")
     if c.dtype.is_integer:
-        start, end = int(start), int(end)  # before anything is computed of them
+        start, end = int(start), int(end)  # truncated first, as in PyTorch
     a, b = float(start), float(end)
     step = (b - a) / (steps - 1) if steps > 1 else 0.0
     index = np.arange(steps)
-    # from the nearer end, as PyTorch does
+    # computed from the nearer end, as in PyTorch
     values = np.where(index < max(steps // 2, 1), a + step * index, b - step * (steps - 1 - index))
     return const(values.astype(c.dtype.numpy))
 
@@ -145,12 +145,12 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
     rank = len(c.shape)
     first, second = axis_of(dim1, rank), axis_of(dim2, rank)
     if (first, second) != (rank - 2, rank - 1):
-        rest = [i for i in range(rank) if i not in (first, second)]
-        order = (*rest, first, second)
+        other_axes = [i for i in range(rank) if i not in (first, second)]
+        order = (*other_axes, first, second)
         last = replace(c, results=(c.type.with_shape(tuple(c.shape[i] for i in order)),))
         inverse_order = tuple(order.index(i) for i in range(rank))
         return ops.Transpose(inverse_order)(diag_embed(last, x, offset))
-    # columns hold x shifted by the offset, rows pick the one that is theirs
+    # each column holds x shifted by the offset; each row selects its own element
     low, high = max(offset, 0), max(-offset, 0)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
     wide = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)

@@ -1,4 +1,4 @@
-"""Division in PyTorch's ways of rounding, and remainders."""
+"""Division with PyTorch's rounding modes, and remainders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
 
 
 def _whole_quotient(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
-    """The whole quotient. PyTorch rounds narrow floats in each step between two tensors, and once by a number."""
+    """The integral quotient. PyTorch rounds narrow floats in each step for two tensors, but once for a number."""
 
     def quotient(c: Context, a: Operand, b: Operand) -> Node:
         return divide(*aligned((a, b), c.dtype))
@@ -52,17 +52,17 @@ def trunc_div(a: Node, b: Node) -> Node:
 
 def floor_div(a: Node, b: Node) -> Node:
     """PyTorch's floor division: Python's on integers, and on floats the exact quotient's floor (not floor(a / b))."""
-    rest = ops.Rem()(a, b)
+    remainder = ops.Rem()(a, b)
     zero = expand(scalar_like(0, a), a.shape)
     one = expand(scalar_like(1, a), a.shape)
-    differs = ops.And()(ops.Compare("NE")(rest, zero), _signs_differ(rest, b))
+    is_inexact = ops.And()(ops.Compare("NE")(remainder, zero), _signs_differ(remainder, b))
     if not a.dtype.is_float:
         if a.dtype.kind == "u":
             return ops.Div()(a, b)
         quotient = ops.Div()(a, b)
-        return ops.Select()(differs, ops.Sub()(quotient, one), quotient)
-    quotient = ops.Div()(ops.Sub()(a, rest), b)
-    quotient = ops.Select()(differs, ops.Sub()(quotient, one), quotient)
+        return ops.Select()(is_inexact, ops.Sub()(quotient, one), quotient)
+    quotient = ops.Div()(ops.Sub()(a, remainder), b)
+    quotient = ops.Select()(is_inexact, ops.Sub()(quotient, one), quotient)
     half = expand(scalar_like(0.5, a), a.shape)
     floored = ops.Floor()(quotient)
     short = ops.Compare("GT")(ops.Sub()(quotient, floored), half)
@@ -81,11 +81,13 @@ def _signs_differ(a: Node, b: Node) -> Node:
 def remainder(c: Context, a: Operand, b: Operand) -> Node:
     """Python's %: the sign of the divisor."""
     a_, b_ = aligned((a, b), c.dtype)
-    rest = ops.Rem()(a_, b_)
+    truncated = ops.Rem()(a_, b_)
     if a_.dtype.kind == "u":
-        return rest
-    wrong = ops.And()(ops.Compare("NE")(rest, expand(scalar_like(0, rest), rest.shape)), _signs_differ(rest, b_))
-    return ops.Select()(wrong, ops.Add()(rest, b_), rest)
+        return truncated
+    needs_shift = ops.And()(
+        ops.Compare("NE")(truncated, expand(scalar_like(0, truncated), truncated.shape)), _signs_differ(truncated, b_)
+    )
+    return ops.Select()(needs_shift, ops.Add()(truncated, b_), truncated)
 
 
 @aten("fmod.Tensor", "fmod.Scalar")

@@ -62,9 +62,9 @@ def select(condition: Node, a: Node, b: Node) -> Node:
     return ops.Select()(expand(condition, shape), expand(a, shape), expand(b, shape))
 
 
-def _unary(name: str, make: Make) -> None:
+def _unary(name: str, make_op: Make) -> None:
     def unary(c: Context, x: Node) -> Node:
-        return make()(x)
+        return make_op()(x)
 
     aten.add(f"{name}.default", unary)
 
@@ -122,7 +122,7 @@ def positive(c: Context, x: Node) -> Node:
 
 
 def truncate(x: Node) -> Node:
-    """Towards zero; integers as they are."""
+    """Rounded towards zero; integers unchanged."""
     if not x.dtype.is_float:
         return x
     return select(compare("LT", x, scalar_like(0, x)), ops.Ceil()(x), ops.Floor()(x))
@@ -209,7 +209,7 @@ def rsub(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
 
 
 def _combined(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand, alpha: Operand) -> Node:
-    """a +- b * alpha, all in the result's dtype first, rounded once."""
+    """a +- b * alpha, with operands converted to the result's dtype first, rounded once."""
     a_, b_, factor = aligned((a, b, alpha), c.dtype)
     if isinstance(alpha, int | float) and alpha == 1:
         return combine(a_, b_)
@@ -228,7 +228,7 @@ def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
 
 
 def combine_exactly(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
-    """The operands combined, a number among them as it is and not as the result's dtype would have it."""
+    """`combine` of the operands, where a number is not rounded to the result's dtype first."""
 
     def exact(c: Context, a: Operand, b: Operand) -> Node:
         return combine(*aligned((a, b), c.dtype))
@@ -284,15 +284,15 @@ def _extreme(make: Make, logical: Make) -> Callable[[Context, Node, Node], Node]
     return extreme
 
 
-def _number(make: Make, logical: Make, beats: str) -> Callable[[Context, Node, Node], Node]:
-    """The extreme that is no NaN. Of equal operands the first has the gradient."""
-    either = _extreme(make, logical)
+def _number(make: Make, logical: Make, preferred: str) -> Callable[[Context, Node, Node], Node]:
+    """The extreme that ignores NaN. Of equal operands, the first gets the gradient."""
+    extreme_of = _extreme(make, logical)
 
     def extreme(c: Context, a: Node, b: Node) -> Node:
         a, b = aligned((a, b), c.dtype)
         if not a.dtype.is_float:
-            return either(c, a, b)
-        return ops.Select()(ops.Or()(compare(beats, a, b), ops.IsNan()(b)), a, b)
+            return extreme_of(c, a, b)
+        return ops.Select()(ops.Or()(compare(preferred, a, b), ops.IsNan()(b)), a, b)
 
     return extreme
 
@@ -318,8 +318,8 @@ def hypot(c: Context, a: Node, b: Node) -> Node:
     ratio = ops.Div()(small, ops.Select()(ops.Compare("EQ")(large, zero), one, large))
     value = ops.Mul()(large, ops.Sqrt()(ops.Add()(one, ops.Mul()(ratio, ratio))))
     infinity = expand(scalar_like(math.inf, a), a.shape)
-    either = ops.Or()(ops.Compare("EQ")(a, infinity), ops.Compare("EQ")(b, infinity))
-    return ops.Select()(either, infinity, value)
+    is_infinite = ops.Or()(ops.Compare("EQ")(a, infinity), ops.Compare("EQ")(b, infinity))
+    return ops.Select()(is_infinite, infinity, value)
 
 
 @aten("logaddexp.default")
@@ -338,9 +338,9 @@ def xlogy(c: Context, x: Operand, y: Operand) -> Node:
     x_, y_ = aligned((x, y), c.dtype)
     zero = expand(scalar_like(0, x_), x_.shape)
     finite = ops.And()(ops.Compare("GT")(y_, zero), ops.IsFinite()(y_))
-    # elsewhere 0 is multiplied with log(1), and neither has a slope
-    nothing = ops.And()(ops.Compare("EQ")(x_, zero), ops.Not()(finite))
-    logarithm = ops.Log()(ops.Select()(nothing, expand(scalar_like(1, y_), y_.shape), y_))
+    # log(1) where x is 0, so that the gradient is not NaN there
+    is_guarded = ops.And()(ops.Compare("EQ")(x_, zero), ops.Not()(finite))
+    logarithm = ops.Log()(ops.Select()(is_guarded, expand(scalar_like(1, y_), y_.shape), y_))
     value = ops.Add()(ops.Mul()(x_, logarithm), zero)  # no zero is negative
     return ops.Select()(ops.IsNan()(y_), y_, value)
 
@@ -353,7 +353,7 @@ def copysign(c: Context, a: Operand, b: Operand) -> Node:
 
 
 def _sign_bit(x: Node) -> Node:
-    """The sign of floats by their bits: zeros and NaN have one, too."""
+    """The sign bit of floats, which zeros and NaN have, too."""
     if x.dtype.is_float:
         x = ops.BitcastConvert(DTYPES[f"i{x.dtype.bits}"])(x)
     return compare("LT", x, scalar_like(0, x))
@@ -407,7 +407,7 @@ def masked_fill(c: Context, x: Node, mask: Node, value: Operand) -> Node:
 
 
 def bounded(x: Node, low: Operand | None, high: Operand | None, *, open: bool = False) -> Node:
-    """min(max(x, low), high) in x's dtype; NaN stays NaN. One bound is a clamp, too: at a bound x has the gradient."""
+    """min(max(x, low), high) in x's dtype; NaN stays NaN. A Clamp even for one bound: x gets the gradient at bounds."""
     low = ops.identity_of("max", x.dtype) if low is None else low
     high = ops.identity_of("min", x.dtype) if high is None else high
     value, lo, hi = aligned((x, low, high), x.dtype)
@@ -449,7 +449,7 @@ def addcmul(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Nod
 
 @aten("prims.fma.default")
 def fma(c: Context, a: Node, b: Operand, x: Operand) -> Node:
-    """a b + x, as torch's own composition rounds it; dynamo makes it of what `torch.optim` writes as lerp and add."""
+    """a b + x, rounded as torch's decomposition; dynamo emits it for lerp and add in `torch.optim`."""
     a_, b_, x_ = aligned((a, b, x), c.dtype)
     return ops.Add()(ops.Mul()(a_, b_), x_)
 

@@ -1,4 +1,4 @@
-"""Elements between channels and space, and sliding windows: pixel shuffles, unfold and fold."""
+"""Rearrangements of elements between channels and space, and sliding windows: pixel shuffles, unfold and fold."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def pixel_unshuffle(c: Context, x: Node, downscale_factor: int) -> Node:
 
 @aten("channel_shuffle.default", "native_channel_shuffle.default")
 def channel_shuffle(c: Context, x: Node, groups: int) -> Node:
-    n, channels, *rest = x.shape
-    split_ = reshape(x, (n, groups, channels // groups, *rest))
+    n, channels, *spatial = x.shape
+    split_ = reshape(x, (n, groups, channels // groups, *spatial))
     return reshape(swap(split_, 1, 2), x.shape)
 
 
@@ -52,8 +52,8 @@ def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
 def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation: int = 1) -> Node:
     """`count` windows of `size` elements every `step` along `axis`, which becomes two axes: size, count."""
     if size == step and dilation == 1:
-        whole = slice_axis(x, axis, 0, count * size)
-        return swap(reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
+        covered = slice_axis(x, axis, 0, count * size)
+        return swap(reshape(covered, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
     windows = ops.Windows(axis, size, step, dilation)(x)
     return swap(with_shape(windows, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
 
@@ -74,8 +74,8 @@ def im2col(
     x = _windows(x, 2, kernel_size[0], stride[0], counts[0], dilation[0])
     x = _windows(x, 4, kernel_size[1], stride[1], counts[1], dilation[1])
     taps = kernel_size[0] * kernel_size[1]
-    whole = reshape(swap(x, 3, 4), (n, channels * taps, counts[0] * counts[1]))
-    return whole if batched else reshape(whole, c.shape)
+    columns_ = reshape(swap(x, 3, 4), (n, channels * taps, counts[0] * counts[1]))
+    return columns_ if batched else reshape(columns_, c.shape)
 
 
 @aten("col2im.default")
@@ -98,7 +98,7 @@ def col2im(
         part = select_index(x, 2, i)
         low = [(i // kernel_size[1]) * dilation[0], (i % kernel_size[1]) * dilation[1]]
         high = [s - lo - ((m - 1) * t + 1) for s, lo, m, t in zip(padded, low, counts, stride, strict=True)]
-        # padding of the fold is cropped at once: negative pads crop
+        # the fold's padding is cropped by negative pads
         low = [lo - p for lo, p in zip(low, padding, strict=True)]
         high = [hi - p for hi, p in zip(high, padding, strict=True)]
         padded_part = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))

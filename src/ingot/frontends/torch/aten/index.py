@@ -1,4 +1,4 @@
-"""Reading and writing by computed indices."""
+"""Gathers and scatters by computed indices."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def embedding(
         rows = learning_by_frequency(rows, indices, weight.shape[0])
     if padding_idx < 0:
         return rows
-    # the row of padding does not learn from what reads it here
+    # the padding row gets no gradient from these reads
     padding = insert_axis(compare("EQ", indices, scalar_like(padding_idx, indices)), indices.type.rank)
     return select(padding, ops.StopGradient()(rows), rows)
 
 
 def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
-    """Rows of a table of `count`, each of which learns so much less as its index occurs more often."""
+    """Rows of a table of `count` rows, whose gradients are divided by the number of occurrences of their index."""
     flat = cast(reshape(indices, (indices.type.size,)), i64)
     table = write_rows(filled((count,), 0, i64), 0, flat, filled(flat.shape, 1, i64), "add")
     frequencies = cast(ops.Take(0)(table, indices), rows.dtype)
@@ -87,7 +87,7 @@ def gather(c: Context, x: Node, dim: int, index: Node, *, sparse_grad: bool = Fa
 
 
 def _cropped(x: Node, shape: Sequence[DimLike], axis: int | None) -> Node:
-    """The leading part of `x` of that shape; `axis` stays whole."""
+    """The leading part of `x` of that shape; `axis` is not cropped."""
     for i, size in enumerate(shape):
         if i != axis:
             x = slice_axis(x, i, 0, size)
@@ -102,15 +102,15 @@ def take_along_dim(c: Context, x: Node, indices: Node, dim: int | None = None) -
     shape = broadcast_shape(
         [(*x.shape[:axis], 1, *x.shape[axis + 1 :]), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :])]
     )
-    whole = expand(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
-    return ops.GatherElements(axis)(whole, expand(indices, (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])))
+    source = expand(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
+    return ops.GatherElements(axis)(source, expand(indices, (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])))
 
 
 _REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def _combining(x: Node, reduction: str) -> str:
-    """The combination of a scatter: a sum of booleans is whether any is true, their product whether all are."""
+    """The combination of a scatter: for booleans, a sum is `or` and a product is `and`."""
     return {"add": "max", "mul": "min"}.get(reduction, reduction) if x.dtype == boolean else reduction
 
 
@@ -168,8 +168,8 @@ Write = Callable[[Node, Node, str], Node]
 
 
 def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: bool) -> Node:
-    """`source` reduced into the elements of `x` that `write` chooses. Without `include_self` these start from nothing;
-    a mean is of the sources and, with it, of the element."""
+    """`source` reduced into the elements of `x` that `write` selects. Without `include_self` these start from the
+    neutral element; a mean counts the element itself only with it."""
     mean = reduce == "mean"
     kind = "add" if mean else _REDUCTIONS[reduce]
     if include_self and not mean:
@@ -178,11 +178,11 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
     if not include_self:
         name = {"add": "sum", "mul": "prod"}.get(kind, kind)
         x = select(compare("GT", count, scalar_like(0, x)), scalar_like(ops.identity_of(name, x.dtype), x), x)
-    out = write(x, source, kind)
+    combined = write(x, source, kind)
     if not mean:
-        return out
+        return combined
     parts = ops.Add()(count, filled(x.shape, 1, x.dtype)) if include_self else ops.maximum(count, 1)
-    return ops.Div()(out, parts) if x.dtype.is_float else floor_div(out, parts)
+    return ops.Div()(combined, parts) if x.dtype.is_float else floor_div(combined, parts)
 
 
 def _move_to_first(x: Node, axis: int) -> Node:
@@ -190,7 +190,7 @@ def _move_to_first(x: Node, axis: int) -> Node:
 
 
 def _move_first_to(x: Node, axis: int) -> Node:
-    """The inverse of `_front`: the first axis to `axis`."""
+    """The inverse of `_move_to_first`: the first axis to `axis`."""
     order = list(range(1, x.type.rank))
     order.insert(axis, 0)
     return transpose(x, order)
@@ -208,15 +208,15 @@ def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> 
 
 
 def _as_large(c: Context, source: Node, x: Node, axis: int, count: DimLike) -> Node:
-    """`source`, which must have `count` rows along `axis` and else x's sizes: torch does not compare them all while it
-    traces."""
+    """`source`, which must have `count` rows along `axis` and otherwise x's sizes: torch does not check all of these
+    while it traces."""
     for i in range(source.type.rank):
         source = with_size(c, source, i, count if i == axis else x.shape[i])
     return source
 
 
 def _row_each(c: Context, x: Node, source: Node, dim: int, index: Node) -> Node:
-    """`source`, which must have a row for each index."""
+    """`source`, which must have one row for each index."""
     return _as_large(c, source, x, axis_of(dim, x.type.rank), index.type.size) if x.type.rank else source
 
 
@@ -240,9 +240,9 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
 
 
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
-    """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
+    """(axis, index tensor) for every indexed axis. A mask is replaced by the coordinates of its true elements."""
     checked: list[tuple[int, Node]] = []
-    axis, mask_count = 0, None  # mask_count: elements that the masks before choose
+    axis, mask_count = 0, None  # mask_count: the number of elements that earlier masks select
     for index in indices:
         if index is None:
             axis += 1
@@ -270,7 +270,7 @@ def _is_mask(index: Node) -> bool:
 
 
 def _grid(indices: Sequence[tuple[int, Node]]) -> Node:
-    """The broadcast index tensors side by side on a new last axis, as gather_nd and scatter_nd take them."""
+    """The broadcast index tensors stacked on a new last axis, as gather_nd and scatter_nd take them."""
     shape = broadcast_shape([index.shape for _, index in indices])
     columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in indices]
     return columns[0] if len(columns) == 1 else ops.Concat(len(shape))(*columns)
@@ -281,33 +281,33 @@ def _indexed_first(x: Node, axes: Sequence[int]) -> Node:
 
 
 def _place(axes: Sequence[int]) -> int:
-    """The position of the indexed axes' common shape: in their place where they are adjacent, else first (as in
+    """The position of the indexed axes' broadcast shape in the result: where they are if adjacent, else first (as in
     numpy)."""
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     return axes[0] if adjacent else 0
 
 
-def _moved(lead: int, at: int, rank: int) -> tuple[int, ...]:
-    """The permutation that puts the first `lead` axes of `rank` behind the next `at`."""
-    return (*range(lead, lead + at), *range(lead), *range(lead + at, rank))
+def _moved(lead: int, count: int, rank: int) -> tuple[int, ...]:
+    """The permutation that moves the first `lead` axes of `rank` after the next `at` ones."""
+    return (*range(lead, lead + count), *range(lead), *range(lead + count, rank))
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(c: Context, x: Node, indices: Indices) -> Node:
     masks = [(i, m) for i, m in enumerate(indices) if m is not None]
     if len(masks) == 1 and _is_mask(masks[0][1]) and masks[0][1].type.rank > 1:
-        # rows of the masked axes as one
-        ((at, mask),) = masks
-        joined = (*x.shape[:at], mask.type.size, *x.shape[at + mask.type.rank :])
+        # flatten the masked axes
+        ((mask_axis, mask),) = masks
+        flat_shape = (*x.shape[:mask_axis], mask.type.size, *x.shape[mask_axis + mask.type.rank :])
         for i in range(mask.type.rank):
-            mask = with_size(c, mask, i, x.shape[at + i])
-        x, indices = reshape(x, joined), (*indices[:at], reshape(mask, (mask.type.size,)))
+            mask = with_size(c, mask, i, x.shape[mask_axis + i])
+        x, indices = reshape(x, flat_shape), (*indices[:mask_axis], reshape(mask, (mask.type.size,)))
     checked = _checked(c, x, indices)
     if not checked:
         return x
     if len(checked) == 1:
-        axis, only = checked[0]
-        return ops.Take(axis)(x, only)
+        axis, single_index = checked[0]
+        return ops.Take(axis)(x, single_index)
     axes = [axis for axis, _ in checked]
     grid = _grid(checked)
     picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
@@ -326,42 +326,44 @@ def index_put(
     axes = [axis for axis, _ in checked]
     grid = _grid(checked)
     lead = grid.shape[:-1]
-    rest = tuple(d for i, d in enumerate(x.shape) if i not in axes)
-    at = _place(axes)
-    # values broadcast against x[indices], whose indexed axes lie in their place
-    updates = expand(values, (*rest[:at], *lead, *rest[at:]))
-    updates = transpose(updates, (*range(at, at + len(lead)), *range(at), *range(at + len(lead), updates.type.rank)))
-    written = ops.ScatterND(_combining(x, "add") if accumulate else "none")(_indexed_first(x, axes), grid, updates)
+    other_sizes = tuple(d for i, d in enumerate(x.shape) if i not in axes)
+    place = _place(axes)
+    # values broadcast against x[indices], whose indexed axes are at `place`
+    updates = expand(values, (*other_sizes[:place], *lead, *other_sizes[place:]))
+    updates = transpose(
+        updates, (*range(place, place + len(lead)), *range(place), *range(place + len(lead), updates.type.rank))
+    )
+    updated = ops.ScatterND(_combining(x, "add") if accumulate else "none")(_indexed_first(x, axes), grid, updates)
     order = (*axes, *(i for i in range(x.type.rank) if i not in axes))
-    return transpose(written, tuple(order.index(i) for i in range(x.type.rank)))
+    return transpose(updated, tuple(order.index(i) for i in range(x.type.rank)))
 
 
 def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
-    """x[mask] = values: one, or as many as the mask has places, each of which reads the next."""
+    """x[mask] = values: a single value, or one for each true element of the mask, in order."""
     axis = next(i for i, m in enumerate(indices) if m is not None)
     for i in range(mask.type.rank):
         # torch does not compare them while it traces
         mask = with_size(c, mask, i, x.shape[axis + i])
-    rest = x.shape[axis + mask.type.rank :]
+    trailing = x.shape[axis + mask.type.rank :]
     if values.type.size == 1:
-        new = expand(reshape(values, ()), x.shape)
+        replacement = expand(reshape(values, ()), x.shape)
     else:
-        whole = expand(values, (*x.shape[:axis], _count(values, axis, len(rest)), *rest))
-        new = reshape(_at_true(whole, axis, mask), x.shape)
-    mask = reshape(mask, (*mask.shape, *((1,) * len(rest))))
-    return select(mask, add(x, new) if accumulate else new, x)
+        lines = expand(values, (*x.shape[:axis], _count(values, axis, len(trailing)), *trailing))
+        replacement = reshape(_at_true(lines, axis, mask), x.shape)
+    mask = reshape(mask, (*mask.shape, *((1,) * len(trailing))))
+    return select(mask, add(x, replacement) if accumulate else replacement, x)
 
 
 def _at_true(values: Node, axis: int, mask: Node) -> Node:
-    """For each element of `mask` a slice of `values` along `axis`: the k-th at its k-th true element, any at the
-    others. A slice of zeros in front is there to read even if `values` has none."""
+    """For each element of `mask` a slice of `values` along `axis`: the k-th slice at the k-th true element, an
+    arbitrary one elsewhere. A slice of zeros is prepended, so that there is one to read even if `values` is empty."""
     zeros = filled((*values.shape[:axis], 1, *values.shape[axis + 1 :]), 0, values.dtype)
     count = ops.CumReduce("sum", 0)(cast(reshape(mask, (mask.type.size,)), i64))
     return ops.Take(axis)(ops.concat([zeros, values], axis), count)
 
 
 def _count(values: Node, axis: int, trailing_axes: int) -> DimLike:
-    """The number of places that `values` has elements for, with `trailing_axes` axes behind theirs."""
+    """The number of mask elements that `values` covers, given `trailing_axes` axes after the masked ones."""
     return values.shape[-trailing_axes - 1] if values.type.rank > trailing_axes else 1
 
 
@@ -402,8 +404,8 @@ def slice_scatter(
 def select_scatter(c: Context, x: Node, src: Node, dim: int, index: DimLike) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
-    at = index + size if isinstance(index, int) and index < 0 else index
-    return slice_scatter(c, x, insert_axis(src, axis), axis, at, at + 1)
+    position = index + size if isinstance(index, int) and index < 0 else index
+    return slice_scatter(c, x, insert_axis(src, axis), axis, position, position + 1)
 
 
 @aten("diagonal_scatter.default")
@@ -416,7 +418,7 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     for size, other in zip(x.shape[:rows], src.shape[:rows], strict=True):
         if isinstance(size, int) and isinstance(other, int) and size != other:
             raise ShapeError("diagonal_scatter", expected=f"a source with the sizes {x.shape[:rows]}", got=src.type)
-    # a line of the columns in front of each row, of which a row takes its own
+    # the source padded to rows of x's columns; each row selects its own element
     high_amount = x.shape[-1] - low - src.shape[-1]
     line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, high_amount), (0,) * (rows + 1))(src, scalar_like(0, src))
     wide = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)

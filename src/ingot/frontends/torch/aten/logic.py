@@ -155,8 +155,8 @@ def searchsorted(
 
 
 def _places(c: Context, boundaries: Node, x: Operand, counts_equal: bool) -> Node:
-    """The number of elements in a row of `boundaries`, one row or a row per row of `x`, that are below each value (or
-    are it: `counts_equal`); all below NaN."""
+    """For each value of x, the number of elements in the row of `boundaries` (a single row, or one per row of `x`) that
+    are below it, or equal with `counts_equal`; for NaN, all."""
     edges, values = promoted((boundaries, x), result_type((boundaries, x)))
     if boundaries.type.rank > 1:
         edges = ops.expand_dims(edges, -2)
@@ -168,13 +168,13 @@ def _places(c: Context, boundaries: Node, x: Operand, counts_equal: bool) -> Nod
 
 
 def _greatest_divisor(a: Node, b: Node) -> Node:
-    """Euclid's algorithm on all elements at once, as many steps as the slowest of them takes."""
+    """Euclid's algorithm on all elements at once, for as many steps as the slowest of them needs."""
     x, y = (Input(name, a.type)() for name in ("a", "b"))
     zero = filled(y.shape, 0, y.dtype)
     is_done = ops.Compare("EQ")(y, zero)
     is_going = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(is_done)) if y.type.rank else ops.Not()(is_done)
-    rest = ops.Rem()(x, ops.Select()(is_done, filled(y.shape, 1, y.dtype), y))
-    ends = ops.Select()(is_done, x, y), ops.Select()(is_done, zero, rest)
+    remainder = ops.Rem()(x, ops.Select()(is_done, filled(y.shape, 1, y.dtype), y))
+    ends = ops.Select()(is_done, x, y), ops.Select()(is_done, zero, remainder)
     return ops.While(Graph((x, y), (is_going,)), Graph((x, y), ends))(ops.Abs()(b), ops.Abs()(a)).results[0]
 
 
@@ -187,6 +187,6 @@ def gcd(c: Context, a: Node, b: Node) -> Node:
 def lcm(c: Context, a: Node, b: Node) -> Node:
     a, b = aligned((a, b), c.dtype if c.dtype.bits > 16 else DTYPES["i32"])  # C multiplies in int
     divisor = _greatest_divisor(a, b)
-    none = ops.Compare("EQ")(divisor, filled(a.shape, 0, a.dtype))
-    parts = ops.Div()(a, ops.Select()(none, filled(a.shape, 1, a.dtype), divisor))
-    return cast(ops.Select()(none, filled(a.shape, 0, a.dtype), ops.Abs()(ops.Mul()(parts, b))), c.dtype)
+    is_zero = ops.Compare("EQ")(divisor, filled(a.shape, 0, a.dtype))
+    parts = ops.Div()(a, ops.Select()(is_zero, filled(a.shape, 1, a.dtype), divisor))
+    return cast(ops.Select()(is_zero, filled(a.shape, 0, a.dtype), ops.Abs()(ops.Mul()(parts, b))), c.dtype)

@@ -1,4 +1,4 @@
-"""Padding: with a value, by reflection, by repetition, around a circle."""
+"""Padding: constant, reflection, replication, circular."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ for _n in (1, 2, 3):
 
 @aten("_pad_circular.default")
 def circular_pad(c: Context, x: Node, pad: Sequence[DimLike]) -> Node:
-    """Elements that negative pads cut off are not in the circle."""
+    """Circular padding; elements that negative pads crop are not repeated."""
     cut = [min(p, 0) if isinstance(p, int) else 0 for p in pad]
     remaining = [p - q for p, q in zip(pad, cut, strict=True)]
     return ops.PadMode(*pads(remaining, x.type.rank), "wrap")(constant_pad(c, x, cut) if any(cut) else x)

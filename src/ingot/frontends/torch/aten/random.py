@@ -1,4 +1,4 @@
-"""Random numbers: PyTorch's distributions, of Ingot's own bits (`ingot.ops.random`)."""
+"""Random numbers: PyTorch's distributions, from Ingot's own random bits (`ingot.ops.random`)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ingot.ops import distributions, sampling
 
 aten = Table()
 
-# of self-normalizing networks (Klambauer et al. 2017)
+# alpha dropout of self-normalizing networks (Klambauer et al. 2017)
 _ALPHA = 1.7580993408473766
 
 
 def _drawn(c: Context, sampler: sampling.Sampler) -> Node:
-    """Standard numbers of the result's shape, not yet rounded to its type."""
+    """Standard random numbers of the result's shape, not yet rounded to its type."""
     return sampler(c.key(), c.shape, sampling.compute_dtype(c.dtype))
 
 
@@ -42,8 +42,8 @@ def _pair(c: Context, sampler: sampling.Sampler, dtype: object, scale: float) ->
     if not (isinstance(dtype, torch.dtype) and dtype.is_complex):
         return sampler(c.key(), c.shape, c.dtype)
     real, imag = (sampler(c.key(), c.shape, c.dtype) for _ in range(2))
-    by = filled(c.shape, scale, c.dtype)
-    return Complex(ops.Mul()(real, by), ops.Mul()(imag, by))
+    factor = filled(c.shape, scale, c.dtype)
+    return Complex(ops.Mul()(real, factor), ops.Mul()(imag, factor))
 
 
 @aten("rand.default", "rand.generator", "rand_like.default", "rand_like.generator")
@@ -83,7 +83,7 @@ def randint_like_low(c: Context, x: Node, low: DimLike, high: DimLike, **named: 
 
 
 def _beyond(dtype: DType) -> int:
-    """Above the integers that `random_` draws for a type: all that it holds from 0 on, and next to each other."""
+    """The exclusive upper bound of the integers that `random_` draws for a type: all consecutive ones from 0 on."""
     if dtype == boolean:
         return 2
     if dtype.is_float:
@@ -129,8 +129,8 @@ def bernoulli_p(c: Context, x: Node, p: Operand = 0.5, **named: object) -> Node:
 
 def _moved(c: Context, x: Node, scale: Operand, shift: Operand) -> Node:
     """scale * x + shift."""
-    by, to = (expand(node_of(v, x.dtype), c.shape) for v in (scale, shift))
-    return cast(ops.Add()(ops.Mul()(x, by), to), c.dtype)
+    factor, offset = (expand(node_of(v, x.dtype), c.shape) for v in (scale, shift))
+    return cast(ops.Add()(ops.Mul()(x, factor), offset), c.dtype)
 
 
 @aten("uniform.default")
@@ -212,7 +212,7 @@ def binomial(c: Context, count: Node, chance: Node, *args: object) -> Node:
 
 
 def dropped(c: Context, x: Node, p: float) -> Node:
-    """`x` as a dropout in training leaves it."""
+    """`x` after dropout in training."""
     return sampling.dropout(c.key(), x, p)[0] if p else x
 
 
@@ -235,7 +235,7 @@ def native_dropout(c: Context, x: Node, p: float, train: bool | None) -> tuple[N
 
 
 def _channels(x: Node) -> tuple[DimLike, ...]:
-    """A draw for each channel of each sample."""
+    """The shape of one draw for each channel of each sample."""
     if x.type.rank < 2:
         raise Unsupported(f"a dropout of channels in a tensor of rank {x.type.rank}")
     return (*x.shape[:2], *(1 for _ in x.shape[2:]))
@@ -269,7 +269,7 @@ def feature_alpha_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
 
 
 def _rrelu(c: Context, x: Node, lower: float, upper: float, training: bool) -> tuple[Node, Node | None]:
-    """The result, and the factors of its elements; None where they are not asked for."""
+    """The result, and its elements' factors; None where all are fixed."""
     if not training:
         return ops.LeakyRelu((lower + upper) / 2)(x), None
     slope = ops.add(

@@ -35,11 +35,11 @@ Dims = int | Sequence[int] | None
 
 
 def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
-    """The fold of `axes` (non-negative), kept as 1 where asked."""
+    """The reduction over `axes` (non-negative), kept as size 1 if `keepdim`."""
     if not x.type.rank:
         return x
-    out = ops.Reduce(kind, tuple(axes))(x)
-    return reshape(out, keepdim_shape(x.shape, axes)) if keepdim else out
+    result = ops.Reduce(kind, tuple(axes))(x)
+    return reshape(result, keepdim_shape(x.shape, axes)) if keepdim else result
 
 
 def keepdim_shape(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
@@ -53,8 +53,8 @@ def sum_(c: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype:
 
 @aten("histc.default")
 def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) -> Node:
-    """The number of elements in each of equally wide bins; the last one has its upper end, too, and what lies outside
-    is in none."""
+    """The number of elements in each of equally wide bins; the last one includes its upper end, and elements outside
+    are not counted."""
     x = reshape(x, (product(x.shape),))
     low, high = scalar_like(min, x), scalar_like(max, x)
     if min == max:
@@ -63,11 +63,11 @@ def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) 
         one = scalar_like(1, x)
         low, high = ops.Select()(flat, ops.Sub()(low, one), low), ops.Select()(flat, ops.Add()(high, one), high)
     scaled = ops.mul(ops.sub(x, low), bins)
-    at = ops.minimum(cast(ops.div(scaled, ops.sub(high, low)), i64), bins - 1)
+    bin = ops.minimum(cast(ops.div(scaled, ops.sub(high, low)), i64), bins - 1)
     is_inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
-    at = ops.Select()(is_inside, at, filled(x.shape, -1, i64))
+    bin = ops.Select()(is_inside, bin, filled(x.shape, -1, i64))
     shape = (bins, *x.shape)
-    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
+    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(bin))
     return cast(ops.Reduce("sum", (1,))(cast(is_bin, i64)), c.dtype)
 
 
@@ -112,8 +112,8 @@ def variance(x: Node, axes: Sequence[int], correction: float, keepdim: bool) -> 
         freedom = ops.Max()(node_of(count - int(correction), x.dtype), node_of(0, x.dtype))
     else:
         freedom = ops.Max()(ops.Sub()(node_of(count, x.dtype), node_of(correction, x.dtype)), node_of(0, x.dtype))
-    out = ops.Div()(squares, expand(freedom, squares.shape))
-    return out, center if keepdim or not x.type.rank else reshape(center, out.shape)
+    value = ops.Div()(squares, expand(freedom, squares.shape))
+    return value, center if keepdim or not x.type.rank else reshape(center, value.shape)
 
 
 def _moments(x: Node, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Node, Node]:
@@ -180,8 +180,8 @@ def arg_extreme(kind: str, x: Node, axis: int, keepdim: bool) -> Node:
         return node_of(0, i64)
     if x.dtype == boolean:
         x = cast(x, f32)
-    out = ops.ArgReduce(kind, axis)(x)
-    return reshape(out, keepdim_shape(x.shape, (axis,))) if keepdim else out
+    indices = ops.ArgReduce(kind, axis)(x)
+    return reshape(indices, keepdim_shape(x.shape, (axis,))) if keepdim else indices
 
 
 _extremes("max")
@@ -226,8 +226,8 @@ def vector_norm(
     c: Context, x: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: object = None
 ) -> Node:
     x = cast(x, c.dtype)
-    out = norm(cast(x, wide(x.dtype)), float(ord), axes_of(dim, x.type.rank), keepdim)
-    return cast(reshape(out, c.shape), c.dtype)
+    norm_value = norm(cast(x, wide(x.dtype)), float(ord), axes_of(dim, x.type.rank), keepdim)
+    return cast(reshape(norm_value, c.shape), c.dtype)
 
 
 @aten("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
@@ -284,8 +284,8 @@ def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
         is_best = ops.Compare("EQ")(x, best)
         if x.dtype.is_float:
             is_best = ops.Or()(is_best, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
-        where = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
-        return best, ops.CumReduce("max", axis)(where)
+        position = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
+        return best, ops.CumReduce("max", axis)(position)
 
     return running
 
@@ -346,13 +346,15 @@ def median_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[No
     axis = axis_of(dim, x.type.rank)
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, where = _at_rank(x, (x.shape[axis] - 1) // 2, axis, keepdim)
+    values, position = _at_rank(x, (x.shape[axis] - 1) // 2, axis, keepdim)
     if not x.dtype.is_float:
-        return values, where
+        return values, position
     # a NaN anywhere is the median
     missing = reduced("or", ops.IsNan()(x), (axis,), keepdim)
     first = arg_extreme("max", cast(ops.IsNan()(x), f32), axis, keepdim)
-    return ops.Select()(missing, filled(values.shape, math.nan, x.dtype), values), ops.Select()(missing, first, where)
+    return ops.Select()(missing, filled(values.shape, math.nan, x.dtype), values), ops.Select()(
+        missing, first, position
+    )
 
 
 @aten("median.default")
@@ -366,9 +368,9 @@ def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ..
     pair = sorted_with_index(x, axis, False, rank + 1)
     if not x.type.rank:
         return pair
-    out = [slice_axis(p, axis, rank, rank + 1) for p in pair]
+    slices = [slice_axis(p, axis, rank, rank + 1) for p in pair]
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-    return tuple(p if keepdim else reshape(p, shape) for p in out)
+    return tuple(p if keepdim else reshape(p, shape) for p in slices)
 
 
 def _softmax(make: Callable[[int], Op]) -> Callable[..., Node]:
@@ -415,6 +417,6 @@ def cdist(c: Context, a: Node, b: Node, p: float = 2.0, compute_mode: int | None
     rows, columns, width = c.shape[-2], c.shape[-1], a.shape[-1]
     lead = c.shape[:-2]
     shape = (*lead, rows, columns, width)
-    left = expand(reshape(a, (*a.shape[:-1], 1, width)), shape)
+    lhs = expand(reshape(a, (*a.shape[:-1], 1, width)), shape)
     rhs = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), shape)
-    return norm(ops.Sub()(left, rhs), float(p), (len(shape) - 1,), False)
+    return norm(ops.Sub()(lhs, rhs), float(p), (len(shape) - 1,), False)

@@ -1,4 +1,4 @@
-"""Results whose size depends on data, and torchvision's boxes: the size is a symbol that the run finds."""
+"""Ops whose result size depends on data, and torchvision's ops on boxes: the size is a symbol found at run time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ aten = Table()
 
 
 def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True) -> Node:
-    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number. spanned: whether
-    torch's range of it can be believed."""
+    """i64[k]: the flat positions of the mask's true elements. like: torch's expression for their number. spanned:
+    whether torch's range of it is reliable."""
     places, count = ops.true_indices(mask)
     return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like, spanned))
 
@@ -41,25 +41,25 @@ def nonzero_numpy(c: Context, x: Node) -> tuple[Node, ...]:
 @aten("masked_select.default")
 def masked_select(c: Context, x: Node, mask: Node) -> Node:
     shape = broadcast_shape([x.shape, mask.shape])
-    # torch takes x's own size for the bound, though the mask may make it larger
+    # torch uses x's size as the bound, although broadcasting with the mask may exceed it
     places = selected(c, expand(mask, shape), c.shape[0], spanned=x.shape == shape)
     x = expand(x, shape)
     return ops.Take(0)(reshape(x, (x.type.size,)), places)
 
 
 def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:
-    """The coordinates of a mask's true elements: what a mask as an index stands for."""
+    """The coordinates of a mask's true elements, which a mask as an index is short for."""
     return ops.coordinates(selected(c, ops.nonzero_mask(mask), like), mask.shape)
 
 
 def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, Groups, DimLike]:
-    """(values, the groups, how many they are) of the elements, or of the slices along an axis."""
+    """(values, the groups, the number of groups) of the elements, or of the slices along an axis."""
     line = reshape(x, (x.type.size,)) if axis is None else x
-    at = axis or 0
-    rows = transpose(line, (at, *(d for d in range(line.type.rank) if d != at)))
+    axis_ = axis or 0
+    rows = transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
     groups = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
-    size = c.sizes.found(groups.count, rows.shape[0], c.shape[at])
-    return ops.Take(at)(line, slice_axis(groups.first, 0, 0, size)), groups, size
+    size = c.sizes.found(groups.count, rows.shape[0], c.shape[axis_])
+    return ops.Take(axis_)(line, slice_axis(groups.first, 0, 0, size)), groups, size
 
 
 def _results(values: Node, groups: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
@@ -99,7 +99,7 @@ def unique_consecutive(
 
 
 def _wanted(c: Context, *results: Node) -> tuple[Node, ...]:
-    """Results that were not asked for are empty, as torch has them."""
+    """The results, empty where they were not requested, as in torch."""
     return tuple(
         filled((0,), 0, r.dtype) if want.shape == (0,) and r.shape != (0,) else r
         for r, want in zip(results, c.results, strict=True)
@@ -134,7 +134,7 @@ def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLik
     (n,) = x.shape
     min_length = ops.scalar(minlength, i64)
     values = cast(x, i64)
-    # the largest of none is the least integer
+    # the maximum of no elements would be the least integer
     count = ops.maximum(ops.add(ops.reduce_max(values), 1), min_length) if n != 0 else min_length
     size = c.sizes.found(count, None, c.shape[0])
     summands = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
@@ -143,7 +143,7 @@ def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLik
 
 @aten("torchvision.nms.default")
 def nms(c: Context, boxes: Node, scores: Node, iou_threshold: float) -> Node:
-    """The boxes that stay, the best first (torchvision.ops.nms)."""
+    """The indices of the boxes that are kept, best first (torchvision.ops.nms)."""
     (n,) = scores.shape
     _, order = ops.Sort(0, True)(scores, ops.arange(n)).results
     corners = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)

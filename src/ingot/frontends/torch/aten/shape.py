@@ -38,20 +38,20 @@ def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
         return x
     size = product(shape)
     if size != x.type.size and isinstance(size, Dim):
-        # equal by a guard of torch's, such as n % k == 0 for n // k * k, which no rule of Dim can show
+        # equal by a guard of torch, such as n % k == 0 for n // k * k, which Dim cannot prove
         flat = x if x.type.rank == 1 else ops.Reshape((x.type.size,))(x)
         x = ops.Slice((0,), (size,), (1,))(flat)
     return ops.Reshape(shape)(x)
 
 
 def transpose(x: Node, permutation: Sequence[int]) -> Node:
-    """`x` with its axes in that order; `x` itself for the identity."""
+    """`x` with its axes permuted; `x` itself for the identity."""
     permutation = tuple(permutation)
     return x if permutation == tuple(range(x.type.rank)) else ops.Transpose(permutation)(x)
 
 
 def insert_axis(x: Node, axis: int) -> Node:
-    """A size of 1 put before `axis` (non-negative)."""
+    """An axis of size 1 inserted before `axis` (non-negative)."""
     return reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
@@ -143,12 +143,12 @@ def broadcast_tensors(c: Context, tensors: Sequence[Node]) -> tuple[Node, ...]:
 
 @aten("meshgrid.default", "meshgrid.indexing")
 def meshgrid(c: Context, tensors: Sequence[Node], *, indexing: str = "ij") -> tuple[Node, ...]:
-    out: list[Node] = []
+    grids: list[Node] = []
     for i, (t, result) in enumerate(zip(tensors, c.results, strict=True)):
         axis = 1 - i if indexing == "xy" and i < 2 and len(tensors) > 1 else i
         form = tuple(product(t.shape) if k == axis else 1 for k in range(len(tensors)))
-        out.append(expand(reshape(t, form), result.shape))
-    return tuple(out)
+        grids.append(expand(reshape(t, form), result.shape))
+    return tuple(grids)
 
 
 @aten("permute.default", "permute_copy.default")
@@ -176,9 +176,9 @@ def movedim(c: Context, x: Node, source: int | Sequence[int], destination: int |
     rank = x.type.rank
     sources = [axis_of(d, rank) for d in ([source] if isinstance(source, int) else source)]
     targets = [axis_of(d, rank) for d in ([destination] if isinstance(destination, int) else destination)]
-    at = dict(zip(targets, sources, strict=True))
-    rest = iter([d for d in range(rank) if d not in sources])
-    return transpose(x, [at[i] if i in at else next(rest) for i in range(rank)])
+    source_of = dict(zip(targets, sources, strict=True))
+    unmoved = iter([d for d in range(rank) if d not in sources])
+    return transpose(x, [source_of[i] if i in source_of else next(unmoved) for i in range(rank)])
 
 
 @aten("cat.default", "concat.default", "concatenate.default")
@@ -187,7 +187,7 @@ def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     nonempty = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
     parts = promoted(nonempty, c.dtype)
     axis = axis_of(dim, parts[0].type.rank)
-    # the other sizes are equal, though torch may print them in another form
+    # the other sizes are equal, though possibly in another form
     parts = tuple(with_shape(p, (*c.shape[:axis], p.shape[axis], *c.shape[axis + 1 :])) for p in parts)
     return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
 
@@ -217,13 +217,13 @@ def vstack(c: Context, tensors: Sequence[Node]) -> Node:
 )  # fmt: skip
 def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
-    out: list[Node] = []
-    at: DimLike = 0
-    # torch's own inference has settled how many parts there are and how long each is
+    parts: list[Node] = []
+    start: DimLike = 0
+    # the number and the sizes of the parts are those of torch's own inference
     for part in c.results:
-        out.append(slice_axis(x, axis, at, at + part.shape[axis]))
-        at = at + part.shape[axis]
-    return tuple(out)
+        parts.append(slice_axis(x, axis, start, start + part.shape[axis]))
+        start = start + part.shape[axis]
+    return tuple(parts)
 
 
 @aten("unbind.int", "unbind_copy.int")
@@ -233,20 +233,20 @@ def unbind(c: Context, x: Node, dim: int = 0) -> tuple[Node, ...]:
 
 
 def select_index(x: Node, axis: int, index: DimLike) -> Node:
-    """x[index] along `axis`, index in [0, size); the axis goes."""
+    """x[index] along `axis`, index in [0, size); the axis is removed."""
     part = slice_axis(x, axis, index, index + 1)
     return reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 def _from_end(index: DimLike, size: DimLike) -> DimLike:
-    """`index` counted from the end where it is negative."""
+    """`index` from the front, where a negative one counts from the end."""
     if not _is_signed(index):
         raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
     return index + size if _is_negative(index) else index
 
 
 def _is_signed(index: DimLike) -> bool:
-    """Whether it is known on which side of 0 an index lies."""
+    """Whether the sign of an index is known."""
     low, _ = bounds(index)
     return (low is not None and low >= 0) or _is_negative(index)
 
@@ -263,9 +263,9 @@ def select(c: Context, x: Node, dim: int, index: Operand) -> Node:
         return _select_dynamic(x, axis, index)
     if not isinstance(index, int | Dim):
         raise Unsupported("an index that is no integer")
-    at = _from_end(index, x.shape[axis])
-    _within(c, at, at + 1, x.shape[axis])
-    return select_index(x, axis, at)
+    position = _from_end(index, x.shape[axis])
+    _within(c, position, position + 1, x.shape[axis])
+    return select_index(x, axis, position)
 
 
 def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
@@ -275,8 +275,8 @@ def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
 def clipped(
     start: DimLike | None, end: DimLike | None, step: int, size: DimLike, length: DimLike
 ) -> tuple[DimLike, DimLike]:
-    """Python's slice rules for x[start:end:step], which has `length` elements: negative ends count from the end, all is
-    clamped. Of x[-n:] with n a size, torch has settled on which side of 0 the start lies: `length` tells."""
+    """Python's rules for x[start:end:step], which has `length` elements: negative bounds count from the end, and all
+    are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it."""
     signed = start is None or _is_signed(start)
     lo = 0 if start is None else _clamped(start, size) if signed or step != 1 else None
     if step == 1 and lo is not None:
@@ -286,15 +286,15 @@ def clipped(
 
 
 def _is_all(end: DimLike | None, size: DimLike) -> bool:
-    """Whether a slice up to `end` takes all that follows its start."""
+    """Whether `end` is the end of the axis."""
     return end is None or end == size or (isinstance(end, int) and end >= 2**62)
 
 
 def _clamped(index: DimLike, size: DimLike) -> DimLike:
     if isinstance(index, int) and index >= 2**62:
         return size
-    at = _from_end(index, size)
-    return dim_max(0, at) if _is_negative(index) else dim_min(at, size)
+    position = _from_end(index, size)
+    return dim_max(0, position) if _is_negative(index) else dim_min(position, size)
 
 
 @aten("slice.Tensor", "slice_copy.Tensor")
@@ -308,7 +308,7 @@ def slice_(
 
 
 def _within(c: Context, low: DimLike, high: DimLike, size: DimLike) -> None:
-    """Note that a slice lies in its axis: torch takes a size for 2 at least, and may be right for these alone."""
+    """Require that a slice is within its axis: torch assumes sizes of at least 2, for which alone it may hold."""
     c.sizes.require(low, high)
     c.sizes.require(high, size)
 

@@ -1,4 +1,4 @@
-"""Functions that a formula in their own dtype would get wrong where digits cancel or a rounded operand is magnified."""
+"""Functions whose formulas lose accuracy in their own dtype, by cancellation or by magnified rounding of operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = Table()
 
 @aten("exp2.default", "special_exp2.default")
 def exp2(c: Context, x: Node) -> Node:
-    # exp(x log 2) is off by x times the rounding of its operand
+    # exp(x log 2) would have an error of x times the rounding of its operand
     return ops.Pow()(*aligned((2.0, cast(x, c.dtype)), c.dtype))
 
 
@@ -65,7 +65,7 @@ for _name, _function in {
 
 
 def _binary(name: str, function: Callable[[Node, Node], Node], overloads: tuple[str, ...]) -> None:
-    """A row of two operands, of which either may be a number, that is computed in f64."""
+    """A row of two operands, either of which may be a number, that is computed in f64."""
 
     def row(c: Context, x: Operand, n: Operand) -> Node:
         a, b = (expand(cast(node_of(v, c.dtype), f64), c.shape) for v in (x, n))
@@ -97,7 +97,7 @@ _binary("igammac", incomplete_gamma.igammac, ("default",))
 
 @aten("digamma.default")
 def digamma(c: Context, x: Node) -> Node:
-    """Infinite at 0, with the sign of the side that 0 is on."""
+    """The digamma function; infinite at 0, with a sign by the sign of the zero."""
     x = cast(cast(x, c.dtype), f64)
     pole = ops.div(-1.0, x)
     return cast(ops.where(ops.compare("EQ", x, 0.0), pole, special.digamma(x)), c.dtype)

@@ -1,4 +1,4 @@
-"""A tensor's memory under other strides."""
+"""`as_strided`: a tensor's memory viewed with other strides."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def as_strided(
     stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
 ) -> Node:
-    """`x`'s memory under other strides, where a value fills it: a gather of rows, or only another order of dimensions
-    (torch writes so that a mean's result is channels last). The offset counts from the start of the memory."""
+    """`x`'s memory viewed with other strides, where a value fills it: a gather of rows, or just a permutation of axes
+    (torch uses it to make a mean's result channels last). The offset counts from the start of the memory."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset
     memory_axes = [(n, s) for n, s in zip(x.shape, memory.strides, strict=True) if n != 1]
@@ -45,12 +45,14 @@ def as_strided_scatter(
     c: Context, x: Node, src: Node, size: Sequence[DimLike], stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
 ) -> Node:  # fmt: skip
-    """`x` with `src` where `as_strided` would read."""
+    """`x` with `src` written where `as_strided` would read."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset
-    at = _places_by_stride(tuple(size), stride, start - memory.start, 1)
-    written = ops.ScatterND("none")(_elements(memory), reshape(at, (at.type.size, 1)), reshape(src, (src.type.size,)))
-    return _rows_by_stride(written, [*zip(x.shape, memory.strides, strict=True)], memory.offset - memory.start)
+    positions = _places_by_stride(tuple(size), stride, start - memory.start, 1)
+    updated = ops.ScatterND("none")(
+        _elements(memory), reshape(positions, (positions.type.size, 1)), reshape(src, (src.type.size,))
+    )
+    return _rows_by_stride(updated, [*zip(x.shape, memory.strides, strict=True)], memory.offset - memory.start)
 
 
 def _memory(c: Context) -> Memory:
@@ -61,30 +63,30 @@ def _memory(c: Context) -> Memory:
 
 
 def _elements(memory: Memory) -> Node:
-    """All elements of a memory, in their order."""
+    """All elements of a memory, in order."""
     if memory.order is None:
         raise Unsupported("of a tensor whose elements do not fill its memory; call .contiguous() first")
     return reshape(transpose(memory.base, memory.order), (memory.base.type.size,))
 
 
 def _places_by_stride(shape: tuple[DimLike, ...], strides: Sequence[DimLike], start: DimLike, unit: DimLike) -> Node:
-    """start + sum of index * stride for each index of `shape`, in units of so many elements."""
-    at = filled(shape, floordiv(start, unit), i64)
+    """start + sum of index * stride for each index of `shape`, in units of `unit` elements."""
+    positions = filled(shape, floordiv(start, unit), i64)
     for axis, step in enumerate(strides):
-        at = ops.Add()(at, ops.Mul()(index_along(shape, axis), filled(shape, floordiv(step, unit), i64)))
-    return at
+        positions = ops.Add()(positions, ops.Mul()(index_along(shape, axis), filled(shape, floordiv(step, unit), i64)))
+    return positions
 
 
 def _rows_by_stride(x: Node, dims: Sequence[tuple[DimLike, DimLike]], start: DimLike) -> Node:
-    """Of `x` in row-major order, the element at start + sum of index * stride, per (size, stride) of the result."""
-    inner, rest = 1, list(dims)
-    # the last dimensions that lie together are rows, which are gathered whole
-    while rest and isinstance(rest[-1][0], int) and rest[-1][1] == inner:
+    """Elements of `x` in row-major order at start + sum of index * stride. dims: (size, stride) of the result."""
+    inner, outer = 1, list(dims)
+    # the contiguous last dimensions are rows, which are gathered whole
+    while outer and isinstance(outer[-1][0], int) and outer[-1][1] == inner:
         if any(
-            exact_quotient(s, inner * rest[-1][0]) is None for s in (start, x.type.size, *(s for _, s in rest[:-1]))
+            exact_quotient(s, inner * outer[-1][0]) is None for s in (start, x.type.size, *(s for _, s in outer[:-1]))
         ):
             break
-        inner *= rest.pop()[0]
-    at = _places_by_stride(tuple(n for n, _ in rest), [s for _, s in rest], start, inner)
+        inner *= outer.pop()[0]
+    positions = _places_by_stride(tuple(n for n, _ in outer), [s for _, s in outer], start, inner)
     rows = reshape(x, (floordiv(x.type.size, inner), inner))
-    return reshape(ops.Take(0)(rows, at), [n for n, _ in dims])
+    return reshape(ops.Take(0)(rows, positions), [n for n, _ in dims])

@@ -1,6 +1,6 @@
-"""Backward passes that torch runs as one op and has no decomposition for, as compositions of other ops.
+"""Decompositions of backward ops for which torch has none.
 
-Each takes the arguments of the ATen op in whose place it stands.
+Each takes the arguments of the ATen op that it replaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
-MAX_SEARCHED_TAPS = 32  # elements of a window, one of several that meet, whose maximum is found again
+MAX_SEARCHED_TAPS = 32  # the largest window, if windows overlap, whose maximum is searched again by backward
 
 
 def _for_all(values: Ints, rank: int) -> list[int]:
@@ -31,8 +31,8 @@ def attention(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    """The same op. It computes scores again and reads neither the result nor sums of exponentials: the query, which it
-    reads anyway, stands in their places, so that nothing is kept for it."""
+    """The same op. It recomputes scores and reads neither the result nor the sums of exponentials: the query, which it
+    reads anyway, is passed in their places, so that they are not saved."""
     if logsumexp is query:
         return NotImplemented
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -44,9 +44,9 @@ def attention_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, is_causal: bool, mask: Tensor | None,
     scale: float | None, kept_share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
-    et al., FlashAttention, algorithm 4). kept_share: what dropout multiplied the probabilities by. Of 16-bit operands,
-    the probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
+    """The gradients of query, key, value and of the masked scores, from recomputed probabilities (Dao et al.,
+    FlashAttention, algorithm 4). kept_share: the dropout factors of the probabilities. For 16-bit operands, the
+    probabilities and the scaled gradients of scores are rounded to 16 bits before products, as there."""
     weights = attention_weights(query, key, mask, is_causal, scale)
     g, v = grad.to(weights.dtype), value.to(weights.dtype)
     of_weights = g @ v.transpose(-1, -2)
@@ -60,7 +60,7 @@ def attention_gradients(
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """The probabilities, at least in float32; a query that sees no key has none."""
+    """The probabilities, at least in float32; all 0 for a query whose keys are all masked."""
     scores = _scores(query, key, mask, is_causal, scale)
     return torch.where(scores.amax(-1, keepdim=True) == -math.inf, 0.0, scores.softmax(-1))
 
@@ -88,7 +88,7 @@ def lstm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients of one direction of a layer's input, weights, biases and state. x: (steps, batch, features).
 
-    The gates are computed again, of all steps in one product, as the states in front of them are the outputs.
+    The gates are recomputed in one product for all steps, as the previous states are known from the outputs.
     """
     if reverse:
         x, output = x.flip(0), output.flip(0)
@@ -130,7 +130,7 @@ def average_pool(
     rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> Any:  # fmt: skip
-    """The same op, of nothing but the sizes of the image, so that forward keeps no image."""
+    """The same op, which reads only the image's sizes, so that forward does not save the image."""
     if _is_nothing(x):
         return NotImplemented
     backward = (_aten.avg_pool2d_backward, _aten.avg_pool3d_backward)[rank - 2]
@@ -138,14 +138,14 @@ def average_pool(
 
 
 def adaptive_average_pool(rank: int, grad: Tensor, x: Tensor) -> Any:
-    """The same op, of nothing but the sizes of the image."""
+    """The same op, which reads only the image's sizes."""
     if _is_nothing(x):
         return NotImplemented
     return (_aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)[rank - 2](grad, _nothing(grad, x))
 
 
 def _nothing(grad: Tensor, x: Tensor) -> Tensor:
-    """One zero of the shape of x, which takes no memory."""
+    """A zero broadcast to the shape of x, which takes no memory."""
     return grad.new_zeros([]).expand(x.shape)
 
 
@@ -154,19 +154,19 @@ def _is_nothing(x: Tensor) -> bool:
 
 
 def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]:
-    """The backward pass of a resize that is one linear map along each axis: the same op for static sizes; for others by
-    the transposed maps, which are what the resize makes of the identity."""
+    """The backward pass of a resize that is a linear map along each axis: the same op for static sizes; else by the
+    transposed maps, which are obtained by resizing the identity matrix."""
 
-    def backward(grad: Tensor, output_size: Ints, input_size: Ints, *more: Any) -> Any:
+    def backward(grad: Tensor, output_size: Ints, input_size: Ints, *options: Any) -> Any:
         rank = len(output_size)
         if _is_static(*output_size, *input_size):  # torch has no meta function for open batches
             return NotImplemented
-        align, scales = (more[:1], more[1:]) if corners else ((), more)
+        align, scales = (options[:1], options[1:]) if corners else ((), options)
         for i in range(rank):
             identity = torch.eye(input_size[2 + i], dtype=grad.dtype, device=grad.device)
             image = identity.reshape(1, input_size[2 + i], *(input_size[2 + i] if j == i else 1 for j in range(rank)))
             sizes = [output_size[i] if j == i else 1 for j in range(rank)]
-            # by scales or by sizes, all axes alike: one element is the same by any scale
+            # by scales or by sizes, for all axes: a single element does not depend on the scale
             factors = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
             axis_gradient = forward(image, sizes, *align, *factors).reshape(input_size[2 + i], output_size[i])
             axis = 2 + i
@@ -180,13 +180,13 @@ def maximum_pool(
     rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
     indices: Tensor,
 ) -> Any:  # fmt: skip
-    """The same op, which finds the places of the maxima of small windows again, so that forward makes and keeps none:
-    the maxima stand for them. Of others each gradient is added where the maximum was."""
+    """The same op, which searches small windows again for their maxima, so that forward computes no indices: the maxima
+    are passed instead. For other windows, each gradient is added at the index of the maximum."""
     if indices.is_floating_point():
         return NotImplemented
     sizes, steps = _for_all(kernel, rank), _for_all(stride or kernel, rank)
-    meet = any(n > s for n, s in zip(sizes, steps, strict=True)) or set(dilation) != {1}
-    if (meet and math.prod(sizes) > MAX_SEARCHED_TAPS) or not _is_static(*x.shape[-rank:], *grad.shape[-rank:]):
+    overlap = any(n > s for n, s in zip(sizes, steps, strict=True)) or set(dilation) != {1}
+    if (overlap and math.prod(sizes) > MAX_SEARCHED_TAPS) or not _is_static(*x.shape[-rank:], *grad.shape[-rank:]):
         return _scattered(grad, x, indices, rank)
     pool = (_aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices)[rank - 2]
     window = kernel, stride, padding, dilation, ceil_mode
@@ -194,7 +194,7 @@ def maximum_pool(
 
 
 def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    """The gradient of a pool of windows of one size, side by side, if it is one."""
+    """As `maximum_pool`, where the windows are adjacent and of one size."""
     sizes, counts = x.shape[-rank:], grad.shape[-rank:]
     if not _is_static(*sizes, *counts) or any(m == 0 or n % m for n, m in zip(sizes, counts, strict=True)):
         return _scattered(grad, x, indices, rank)
@@ -204,7 +204,7 @@ def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -
 
 
 def _searched(rank: int, grad: Tensor, x: Tensor, window: Sequence[Any], maxima: Tensor) -> Tensor:
-    """The backward pass of a pool with its maxima: a call equal to forward's, and a graph computes equal calls once."""
+    """The backward pass of a pool with its maxima, from a call equal to forward's, which the graph computes once."""
     backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
     return backward(grad, x, *window, maxima)
 
@@ -220,12 +220,12 @@ def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
 
 
 def shrink(grad: Tensor, x: Tensor, bound: float) -> Tensor:
-    """hardshrink's and softshrink's: nothing between -bound and bound."""
+    """hardshrink's and softshrink's gradient: 0 between -bound and bound."""
     return torch.where((x >= -bound) & (x <= bound), 0.0, grad)
 
 
 def padded(op: Any, composition: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The backward pass of a pad with a value's own elements: the same op, of nothing but the sizes, where they are
+    """The backward pass of a reflection or replication pad: the same op, which reads only sizes, where these are
     static."""
 
     def backward(grad: Tensor, x: Tensor, padding: Ints) -> Any:
@@ -254,8 +254,8 @@ def group_norm(
     grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, batch: int, channels: int,
     elements: int, groups: int, output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of x, weight and bias; mean, scale (1 / deviation): (batch, groups). Written in values of channels
-    and images, so that an image stays as it is stored."""
+    """The gradients of x, weight and bias; mean, scale (1 / deviation): (batch, groups). Written without reshaping the
+    image, so that its memory layout is preserved."""
     wide = torch.promote_types(x.dtype, torch.float32)
     count, shape = channels // groups * elements, (batch, channels, *[1] * (x.dim() - 2))
     images, gradients = x.to(wide), grad.to(wide)
@@ -276,15 +276,15 @@ def group_norm(
     of_x = (of_x + of_channels(offset).reshape(shape)).to(x.dtype)
     of_weight = ((products - total * of_channels(mean)) * of_channels(scale)).sum(0)
     of_x = of_x.contiguous(memory_format=suggest_memory_format(x))
-    found = (of_x, *(v if weight is None else v.to(weight.dtype) for v in (of_weight, total.sum(0))))
-    return tuple(v if is_wanted else None for v, is_wanted in zip(found, output_mask, strict=True))
+    results = (of_x, *(v if weight is None else v.to(weight.dtype) for v in (of_weight, total.sum(0))))
+    return tuple(v if is_wanted else None for v, is_wanted in zip(results, output_mask, strict=True))
 
 
 def weight_norm(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """The gradients of v and g in v g / |v|."""
-    others = [d for d in range(v.dim()) if d != axis % v.dim()]
+    other_axes = [d for d in range(v.dim()) if d != axis % v.dim()]
     norms = norms.to(g.dtype)
-    of_g = (grad * v).sum(others, keepdim=True) / norms
+    of_g = (grad * v).sum(other_axes, keepdim=True) / norms
     return g / norms * (grad - v * of_g / norms), of_g.to(g.dtype)
 
 
@@ -296,27 +296,27 @@ def _distance_slope(difference: Tensor, distance: Tensor, grad: Tensor, p: float
         return grad * difference.sign()
     if p == math.inf:
         return grad * difference.sign() * (difference.abs() == distance)
-    # of numbers up to 1, so that no power overflows
+    # ratios of at most 1, so that no power overflows
     share = difference / torch.where(distance == 0, 1.0, distance)
     slope = share if p == 2 else share.sign() * share.abs().pow(p - 1)
     return torch.where(difference == 0, 0.0, grad * slope)
 
 
 def distances(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
-    """cdist's, of its first operand (..., rows, size): the distances are (..., rows, rows of b)."""
+    """The gradient of cdist's first operand (..., rows, size); the distances are (..., rows, rows of b)."""
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     return _distance_slope(difference, distance.unsqueeze(-1), grad.unsqueeze(-1), p).sum(-2)
 
 
 def distances_of_pairs(grad: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
-    """pdist's: what a pair of rows gets is the same, with the other sign."""
+    """pdist's gradient: the two rows of a pair get opposite gradients."""
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1).unbind(0)
     slope = _distance_slope(x[first] - x[second], distance[:, None], grad[:, None], p)
     return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
 
 
 def masked_scatter(grad: Tensor, mask: Tensor, sizes: Ints) -> Tensor:
-    """The source's: its k-th element gets what stands where the mask is true the k-th time."""
+    """The gradient of the source: its k-th element gets the gradient at the mask's k-th true element."""
     size = math.prod(sizes)
     flat = mask.expand(grad.shape).flatten()
     rank = torch.cumsum(flat.to(torch.int64), 0) - 1
@@ -332,7 +332,7 @@ def random_relu(
     return torch.where(x > 0, grad, grad * ((lower + upper) / 2))
 
 
-# by the op that they are in place of
+# by the op that they replace
 BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
     _aten.mkldnn_rnn_layer_backward.default: lstm,

@@ -1,4 +1,4 @@
-"""Bags of embeddings backwards. Each takes the arguments of the ATen op in whose place it stands."""
+"""Backward passes of embedding bags. Each takes the arguments of the ATen op that it replaces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def table(
     grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, sizes: Tensor, maxima: Tensor, rows: int,
     scale_by_frequency: bool, mode: int, sparse: bool, weights: Tensor | None, padding: int = -1,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the table: each row gets those of the bags that it is in, of a maximum where it was the first.
+    """The gradient of the table: each row gets those of the bags that contain it, for maxima where it is the first one.
 
-    bag: of each index, or nothing. sizes: of bags, without what is padding. weights: of each index, for sums.
+    bag: of each index, or empty. sizes: of bags, without padding. weights: of each index, for sums.
     """
     if sparse:
-        return NotImplemented  # a tensor without zeros, which has no place in a graph
+        return NotImplemented  # a sparse tensor, which the graph cannot express
     zeros = grad.new_zeros((rows, grad.shape[1]))
     if mode == _MAX:
         bag_gradients = torch.where((sizes != 0)[:, None], grad, 0.0)
@@ -36,7 +36,7 @@ def table(
 
 
 def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:
-    """The bag of each index: as many as begin before it."""
+    """The bag of each index, from the number of bags that begin up to it."""
     if bag.shape[0]:
         return bag
     begins = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
@@ -46,6 +46,6 @@ def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:
 def weights(
     grad: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding: int = -1
 ) -> Tensor:
-    """The gradient of the weights of the indices, of bags that are sums."""
+    """The gradient of the indices' weights, for bags that are sums."""
     gradients = (table.index_select(0, indices) * grad.index_select(0, _bags(indices, offsets, bag))).sum(1)
     return torch.where(indices == padding, 0.0, gradients) if padding >= 0 else gradients

@@ -2,9 +2,9 @@
 
     batched_nms(boxes, scores, classes, t)   ->   nms(boxes + classes * (boxes.max() + 1), scores, t)
 
-torchvision asks how many boxes there are, which only the run knows, to return early for none and to go class by class
-for more than a thousand. Moving the boxes of each class to a place of their own is what it does for fewer, and
-right for none.
+torchvision branches on the number of boxes, which is known only at run time: it returns early for none, and goes class
+by class for more than a thousand. Shifting the boxes of each class apart is what it does for fewer, and is right for
+none, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @contextmanager
 def suppression_in_one() -> Iterator[None]:
-    """Within, torchvision's `batched_nms` does not branch, where torchvision is loaded."""
+    """Within the block, torchvision's `batched_nms` does not branch, if torchvision is loaded."""
     holders = [sys.modules[name] for name in ("torchvision.ops.boxes", "torchvision.ops") if name in sys.modules]
     originals = [module.batched_nms for module in holders]
     for module in holders:

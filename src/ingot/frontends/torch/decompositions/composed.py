@@ -1,4 +1,4 @@
-"""Ops of torch that it has no decomposition for, as torch code: scans, sorts, selections and bits."""
+"""Decompositions of ops for which torch has none, as torch code: scans, sorts, selections and bit operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """log of the running sum of exp: log2(n) sums of neighbours at distances 1, 2, 4, ... (Hillis and Steele 1986).
 
-    In double, as PyTorch adds them. A length that only the run knows takes the sum of each prefix anew, n^2 in all.
+    In double, as PyTorch does. For a length known only at run time, each prefix is summed separately, O(n^2).
     """
     if x.is_complex():
         raise NotImplementedError("logcumsumexp of complex numbers")
@@ -35,26 +35,26 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest of the most frequent values, and the last place among equals: the longest run when sorted."""
+    """The smallest of the most frequent values, and its last position: the longest run of the sorted values."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, places = torch.sort(x.to(torch.uint8) if x.dtype == torch.bool else x, dim=dim, stable=True)
     lines = values.movedim(dim, -1)
-    at = torch.arange(lines.shape[-1]).expand(lines.shape)
+    positions = torch.arange(lines.shape[-1]).expand(lines.shape)
     begins = F.pad(lines[..., 1:] != lines[..., :-1], (1, 0), value=True)
-    length = at - torch.cummax(torch.where(begins, at, 0), -1).values
+    length = positions - torch.cummax(torch.where(begins, positions, 0), -1).values
     value, place = _one_of(values, places, dim, length.argmax(-1, keepdim=True).movedim(-1, dim), keepdim)
     return value.to(x.dtype), place
 
 
-def _one_of(values: Tensor, places: Tensor, dim: int, at: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The element `at` (of size 1 along `dim`) of both."""
-    value, place = (torch.gather(v, dim, at) for v in (values, places))
+def _one_of(values: Tensor, places: Tensor, dim: int, index: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The element of both at index `at` (of size 1 along `dim`)."""
+    value, place = (torch.gather(v, dim, index) for v in (values, places))
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
 
 
 def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower median of what is not NaN, which sorts behind everything."""
+    """The lower median of the elements that are not NaN; NaN sorts last."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, places = torch.sort(x, dim=dim, stable=True)
@@ -68,18 +68,18 @@ def nanmedian_of_all(x: Tensor) -> Tensor:
 
 
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """The places of the first `size` elements that are not zero, [size, rank]; rows beyond their number are filled."""
+    """The positions of the first `size` elements that are not zero, [size, rank], padded with `fill_value`."""
     flat = (x != 0).flatten()
     rank = torch.cumsum(flat.to(torch.int64), 0) - 1
-    # what is not asked for goes behind the end
+    # elements that are not requested go to one more entry
     rank = torch.where(flat & (rank < size), rank, size)
-    rest = torch.full((size + 1,), -1, dtype=torch.int64).scatter(0, rank, torch.arange(flat.shape[0]))[:size]
+    positions = torch.full((size + 1,), -1, dtype=torch.int64).scatter(0, rank, torch.arange(flat.shape[0]))[:size]
     columns: list[Tensor] = []
-    place = rest
+    place = positions
     for n in reversed(x.shape):
-        columns.append(torch.where(rest < 0, fill_value, place % max(n, 1)))
+        columns.append(torch.where(positions < 0, fill_value, place % max(n, 1)))
         place = place // max(n, 1)
-    return torch.stack(columns[::-1], 1) if columns else rest.new_empty((size, 0))
+    return torch.stack(columns[::-1], 1) if columns else positions.new_empty((size, 0))
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
@@ -89,7 +89,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def pdist(x: Tensor, p: float = 2) -> Tensor:
     """Distances of all pairs of rows, in order."""
     n = x.shape[0]
-    # triu_indices would take an open size for the example's
+    # triu_indices would fix an open size at the example's
     if isinstance(n, torch.SymInt):
         first, second = torch.ones(n, n, dtype=torch.bool).triu(1).nonzero().unbind(1)
     else:
@@ -106,13 +106,13 @@ _BITS = {
 
 
 def nextafter(x: Tensor, y: Tensor) -> Tensor:
-    """The next number behind `x` in the direction of `y`: floats are ordered as the integers of their bits."""
+    """The next number after `x` towards `y`: floats are ordered as the integers of their bits."""
     x, y = torch.broadcast_tensors(x, y)
     kind = _BITS[x.dtype]
     bits = x.contiguous().view(kind)
     step = torch.where((y > x) == (x > 0), bits + 1, bits - 1)
-    least = torch.where(y > 0, 1, torch.iinfo(kind).min + 1).to(kind)
-    value = torch.where(x == 0, least, step).view(x.dtype)
+    smallest = torch.where(y > 0, 1, torch.iinfo(kind).min + 1).to(kind)
+    value = torch.where(x == 0, smallest, step).view(x.dtype)
     return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), math.nan, value))
 
 
@@ -132,23 +132,23 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 def fractional_max_pool(
     x: Tensor, kernel: Sequence[int], output: Sequence[int], samples: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Maxima of windows whose places are as random as `samples` (N, C, axes), and where they are (Graham 2014).
+    """Maxima of windows at random positions given by `samples` (N, C, axes), and their indices (Graham 2014).
 
-    x is (N, C, *S) or (C, *S). Of two axes the samples are in the reverse order, as PyTorch has it.
+    x is (N, C, *S) or (C, *S). For two axes, the samples are in reverse order, as in PyTorch.
     """
     n = len(kernel)
     planes = x if x.dim() > n + 1 else x.unsqueeze(0)
     space = planes.shape[2:]
-    # a layer may hold more of them than there are planes
+    # a layer may hold more samples than there are planes
     columns = samples[: planes.shape[0]].unbind(-1)
     samples_by_axis = columns[::-1] if n == 2 else columns
     place = torch.zeros((), dtype=torch.int64)
     for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, samples_by_axis, strict=True)):
         starts = _interval_starts(size - window, count, sample)
-        at = starts.unsqueeze(-1) + torch.arange(window)
+        indices = starts.unsqueeze(-1) + torch.arange(window)
         shape = [1] * (2 * n)
         shape[axis], shape[n + axis] = count, window
-        place = place * size + at.reshape(*planes.shape[:2], *shape)
+        place = place * size + indices.reshape(*planes.shape[:2], *shape)
     place = place.flatten(2 + n)
     windows = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
     values, best = windows.max(-1)
@@ -157,7 +157,7 @@ def fractional_max_pool(
 
 
 def _interval_starts(last: int, count: int, sample: Tensor) -> Tensor:
-    """The begins of `count` windows, the last at `last`: [..., count] of a number from 0 to 1 each."""
+    """The starts of `count` windows [..., count], the last at `last`; sample: a number from 0 to 1 for each row."""
     if count < 2:
         return torch.full((*sample.shape, count), last)
     alpha = sample.new_full((), last) / sample.new_full((), count - 1)
@@ -167,7 +167,7 @@ def _interval_starts(last: int, count: int, sample: Tensor) -> Tensor:
 
 
 def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Tensor:
-    """The exclusive or of all elements' bits, 64 of each: a float's as a double. Halves join, log2(n) times."""
+    """The exclusive or of all elements as 64 bits, floats as doubles, by combining halves log2(n) times."""
     bits = x.to(torch.float64).view(torch.int64) if x.is_floating_point() else x.to(torch.int64)
     axes = sorted(d % max(x.dim(), 1) for d in dim or range(x.dim()))
     if x.dim():
@@ -179,14 +179,14 @@ def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mo
         bits = F.pad(bits, (0, 1))
     while (n := bits.shape[-1]) > 1:
         bits = bits[..., : n // 2] ^ bits[..., n // 2 :] if n % 2 == 0 else F.pad(bits, (0, 1))
-    out = bits.squeeze(-1)
+    hashed = bits.squeeze(-1)
     for axis in axes if keepdim and x.dim() else ():
-        out = out.unsqueeze(axis)
-    return out.view(torch.uint64)
+        hashed = hashed.unsqueeze(axis)
+    return hashed.view(torch.uint64)
 
 
 def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
-    """The rows that `indices` name, scaled down to a norm of `max_norm` where theirs is larger."""
+    """The rows at `indices`, scaled down to norm `max_norm` where theirs is larger."""
     named = torch.zeros(weight.shape[0], dtype=torch.bool).index_fill(0, indices.flatten(), True)
     norms = torch.linalg.vector_norm(weight, norm_type, -1)
     scale = torch.where(named & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
@@ -194,7 +194,7 @@ def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type
 
 
 def determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(the determinant, LU, pivots) of (..., n, n); of complex numbers the determinant alone."""
+    """(the determinant, LU, pivots) of (..., n, n); for complex numbers only the determinant is computed."""
     if x.is_complex():
         return torch.linalg.eigvals(x).prod(-1), *_unfactored(x)
     lu, pivots = _factored(x)
@@ -213,7 +213,7 @@ def log_determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _factored(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x's transpose where x lies by rows, as LAPACK reads columns: gradients solve with these very factors."""
+    """LU and pivots of x's transpose where x is row-major, as LAPACK is column-major: gradients use these factors."""
     lu, pivots, _ = torch.linalg.lu_factor_ex(x.mT if x.is_contiguous() else x)
     return lu, pivots
 
@@ -232,7 +232,7 @@ def _parity(pivots: Tensor) -> Tensor:
 
 
 def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """The ops of `foreach` optimizers on lists of tensors, tensor by tensor, as torch's kernels for any device do."""
+    """The ops of `foreach` optimizers on lists of tensors, one tensor at a time, as torch's generic kernels do."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
     packets = [getattr(torch.ops.aten, name.removeprefix("aten::")) for name in sorted(names)]

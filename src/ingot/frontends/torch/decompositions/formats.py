@@ -1,8 +1,8 @@
-"""Memory formats of images that torch's kernels give and neither its compositions nor its meta functions know.
+"""Memory formats of results as torch's kernels produce them, where its decompositions and meta functions do not.
 
     avg_pool2d_backward(grad, x)   ->   contiguous(avg_pool2d_backward(grad, x), memory_format=that of x)
 
-Values are the same; a functional graph's results have the strides that its tracing gave them.
+Values are the same, but a functional graph's results must have the traced strides.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ _aten = torch.ops.aten
 
 
 def in_format_of(place: int, composition: Callable[..., Any]) -> Callable[..., Any]:
-    """A composition whose result has the memory format of its argument at `place`."""
+    """`composition`, whose result gets the memory format of the argument at position `place`."""
 
     def formatted(*args: Any, **kwargs: Any) -> Any:
-        out = composition(*args, **kwargs)
-        return out if out is NotImplemented else out.contiguous(memory_format=suggest_memory_format(args[place]))
+        result = composition(*args, **kwargs)
+        return (
+            result if result is NotImplemented else result.contiguous(memory_format=suggest_memory_format(args[place]))
+        )
 
     return formatted
 
 
 def _in_own_format(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The op itself, whose result has the memory format of its first argument."""
+    """The op itself, whose result gets the memory format of its first argument."""
 
     def formatted(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         memory_format = suggest_memory_format(x)
@@ -41,7 +43,7 @@ def _in_own_format(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def _channel_shuffle(x: Tensor, groups: int) -> Any:
-    """Of channels that are last in memory: so they are in the result."""
+    """Channels-last inputs give channels-last results."""
     if suggest_memory_format(x) is torch.contiguous_format:
         return NotImplemented
     shuffled = x.movedim(1, -1).unflatten(-1, (groups, -1)).transpose(-1, -2).flatten(-2)

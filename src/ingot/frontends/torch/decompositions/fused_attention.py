@@ -1,8 +1,8 @@
-"""Attention as torch runs it on GPUs in one op, where it is trained: the gradients, and dropout whose mask both see.
+"""Training of torch's fused GPU attention: gradients, and dropout with one mask for both passes.
 
-Without dropout both stay ops, and what is kept are sums of exponentials; the query stands where the backward op takes a
-random state, so that none is kept. torch keeps a random state for the backward op
-to draw the same mask of dropout from; here what is kept in its place is the mask.
+Without dropout both passes stay ops, and sums of exponentials are saved; the query is passed for the backward op's
+random state, so that none is saved. With dropout, torch saves a random state from which the backward op draws the same
+mask; here the mask is saved in its place.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _aten = torch.ops.aten
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """(out, which weights dropout kept)"""
+    """(the result, a mask of the weights that dropout kept)"""
     key, value = _per_head(query, key, value)
     weights = attention_weights(query, key, bias, causal, scale)
     is_kept = torch.rand_like(weights) >= p
-    out = torch.where(is_kept, weights / (1 - p), 0.0) @ value.to(weights.dtype)
-    return out.to(query.dtype), is_kept
+    result = torch.where(is_kept, weights / (1 - p), 0.0) @ value.to(weights.dtype)
+    return result.to(query.dtype), is_kept
 
 
 def _per_head(query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
-    """Keys or values of a group of heads, for each of its heads."""
+    """Keys or values that groups of heads share, repeated for each head."""
     return tuple(x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in shared)
 
 
@@ -54,11 +54,11 @@ def flash(
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
     if not dropout_p:
-        return NotImplemented  # it stays one op
-    out, is_kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
+        return NotImplemented  # kept as one op
+    result, is_kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
     lengths = query.new_empty(0, dtype=torch.int32)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
+    return result, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
 
 
 def flash_backward(
@@ -82,9 +82,9 @@ def efficient(
 ) -> Any:  # fmt: skip
     if not dropout_p:
         return NotImplemented
-    out, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    result, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, is_kept, query.new_empty(0, dtype=torch.int64)
+    return result, sums, is_kept, query.new_empty(0, dtype=torch.int64)
 
 
 def efficient_backward(
@@ -110,10 +110,10 @@ def cudnn(
 ) -> Any:  # fmt: skip
     if not dropout_p:
         return NotImplemented
-    out, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    result, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     lengths = query.new_empty(0, dtype=torch.int32)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
+    return result, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
 
 
 def cudnn_backward(
@@ -131,7 +131,7 @@ def cudnn_backward(
     return _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)[:3]
 
 
-# by the op that they are in place of
+# by the op that they replace
 FUSED: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_flash_attention.default: flash,
     _aten._scaled_dot_product_flash_attention_backward.default: flash_backward,

@@ -1,4 +1,4 @@
-"""TorchScript: archives and ScriptModules, as modules that torch.export traces."""
+"""TorchScript archives and ScriptModules, as modules that torch.export can trace."""
 
 from ingot.frontends.torch.script.archive import load
 from ingot.frontends.torch.script.evaluate import Evaluator

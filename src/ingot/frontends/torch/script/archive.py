@@ -1,5 +1,5 @@
-"""TorchScript archives. They are read in a process of their own, as they hold code that torch compiles and pickles:
-with bounded memory and time, and nothing of them but plain data comes back.
+"""TorchScript archives. They contain code that torch compiles, and pickles, so they are read in a separate process with
+bounded memory and time, which returns only plain data.
 
     model.pt  ->  [ torch.jit.load, extract ]  ->  JSON and tensors  ->  Program
 """
@@ -18,14 +18,14 @@ from ingot.frontends.torch.script.graph import Program, read
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOp, UnsupportedOpError
 
 _READER_SECONDS = 300
-_READER_MEMORY_BYTES = 16 << 30  # of addresses: torch alone takes a few GB
-_MAX_MEMORY_RATIO = 16  # of an archive's contents to its size: torch stores them as they are
+_READER_MEMORY_BYTES = 16 << 30  # of address space: torch alone takes a few GB
+_MAX_MEMORY_RATIO = 16  # of an archive's unpacked size to its file size: torch stores contents uncompressed
 _REPORT_FILE = "refused.json"
 _READER_CODE = "from ingot.frontends.torch.script.archive import main; main()"
 
 
 def load(path: Path) -> Program:
-    """Raises what `extract` raises, ImportModelError for an archive that torch does not read, or not within bounds."""
+    """Raises as `extract` does, and ImportModelError for an archive that torch cannot read within the limits."""
     _check_size(path)
     with tempfile.TemporaryDirectory() as folder:
         arguments, env = [os.path.realpath(path), folder], {"OMP_NUM_THREADS": "1"}
@@ -35,7 +35,7 @@ def load(path: Path) -> Program:
 
 
 def _raise_refused(report: Path, path: Path) -> None:
-    """Raise the error that the process reported of an archive that torch reads and Ingot refuses."""
+    """Raise the error that the process reported for an archive that torch reads and Ingot refuses."""
     if not report.exists():
         return
     what, refused = json.loads(report.read_text())
@@ -45,10 +45,10 @@ def _raise_refused(report: Path, path: Path) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """Raise ImportModelError for an archive that unpacks to far more than it is."""
+    """Raise ImportModelError for an archive that unpacks to far more than its size."""
     try:
         with zipfile.ZipFile(path) as archive:
-            whole = sum(i.file_size for i in archive.infolist())
+            unpacked_size = sum(i.file_size for i in archive.infolist())
             code = (archive.read(i) for i in archive.infolist() if i.filename.endswith(".py") and i.file_size < 1 << 24)
             optimized = any(b"prim.ConstantMKLDNNTensor" in text for text in code)
         size = path.stat().st_size
@@ -61,13 +61,13 @@ def _check_size(path: Path) -> None:
             where=str(path),
             fix="save the module as it was before",
         )
-    if whole > _MAX_MEMORY_RATIO * size + (1 << 20):
+    if unpacked_size > _MAX_MEMORY_RATIO * size + (1 << 20):
         what = "an archive unpacks to too much"
-        raise ImportModelError(what, expected=f"about {size} bytes", got=whole, where=str(path))
+        raise ImportModelError(what, expected=f"about {size} bytes", got=unpacked_size, where=str(path))
 
 
 def main() -> None:
-    """In the process: argv is the archive and a folder for what was in it."""
+    """The process's entry point: argv is the archive, and a folder for the result."""
     path, folder = sys.argv[1:]
     size = os.path.getsize(path)
     limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + 4 * size, _MAX_MEMORY_RATIO * size + (64 << 20))
@@ -84,7 +84,7 @@ def main() -> None:
     except IngotError as e:
         ops = [(op.name, op.where, op.reason) for op in e.ops] if isinstance(e, UnsupportedOpError) else []
         (Path(folder) / _REPORT_FILE).write_text(json.dumps((str(e), ops)))
-    except Exception as e:  # torch's own errors are of many kinds; the caller gets the last line
+    except Exception as e:  # torch raises errors of many kinds; the caller gets the last line
         text = str(e).strip().replace("\n", " ")
         sys.stderr.write(f"\n{text}\n")
         raise SystemExit(1) from None

@@ -1,10 +1,10 @@
-"""A partial evaluator of TorchScript: what is known is computed, what depends on tensors is called, and traced.
+"""A partial evaluator of TorchScript: known values are computed, ops on tensors are called, and so traced.
 
     torch.export of Evaluator(program)  =  the program with ints, strings, lists, attributes and branches gone
 
-A module whose forward walks the nodes of a program. Python's values stand for what is known: numbers, strings, lists. A
-branch on them is the one that is taken, a loop over them is written out. Sizes are torch's symbolic ones where the
-caller wants them dynamic. A branch on a tensor's value is taken both ways, and its results are chosen among.
+The evaluator is a module whose forward walks the nodes of a program. Known numbers, strings and lists are Python
+values: of a branch on them only the taken side is evaluated, a loop over them is unrolled. Dynamic sizes are torch's
+symbolic ones. A branch on a tensor's value is evaluated both ways, and its results are selected.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Env = dict[str, Any]
 
 @dataclass
 class Outcome:
-    """The attributes that an evaluation writes: known values, and which are tensors of the result.
+    """The attributes that an evaluation writes: known values, and the paths of those that are tensors of the result.
 
-    It is an object of its own, as torch.export puts back what a forward sets of its module.
+    It is a separate object, as torch.export restores attributes of the module that forward sets.
     """
 
     known: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -44,15 +44,15 @@ class Outcome:
 
 
 class Evaluator(nn.Module):
-    """forward: the program's arguments, behind the values of `state`, attributes that are tensors and set by it.
+    """forward takes the values of `state`, attributes that are tensors and that it sets, then the program's arguments.
 
-    It returns the program's result and the new values of attributes that are tensors; `outcome` tells the others.
+    It returns the program's result and the new values of attributes that are tensors; `outcome` has the others.
     """
 
     def __init__(
         self, program: Program, known: Mapping[str, Any], state: Sequence[str] = (), *, buffers: bool = False
     ) -> None:
-        """buffers: what the program writes are buffers of the module, which keep their types."""
+        """buffers: whether the attributes that the program writes are buffers of the module, of constant types."""
         super().__init__()
         self.program = program
         self.keeps = buffers
@@ -66,14 +66,14 @@ class Evaluator(nn.Module):
                 while hasattr(self, name):
                     name += "_"
                 self._buffers_of[path] = name
-                # what is set is no longer what others hold
+                # an attribute that is set no longer shares memory with others
                 is_state = buffers and path in program.written
                 self.register_buffer(name, value.detach().clone() if is_state else value.detach())
         self.forward = self._signed()
         self.eval()
 
     def _signed(self) -> Callable[..., Any]:
-        """`evaluate` with the signature that the arguments' names give."""
+        """`evaluate` with a signature of the program's argument names."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = [inspect.Parameter(STATE, kind)] if self.state else []
         for a in self.program.arguments:
@@ -95,24 +95,24 @@ class Evaluator(nn.Module):
             **pytree.tree_map(lambda v: v, self.before),
             **{p: getattr(self, b) for p, b in self._buffers_of.items()},
         }
-        if self.keeps:  # what was read stays what it was
+        if self.keeps:  # values that were read must not change
             attributes |= {p: attributes[p].clone() for p in self.program.written}
         attributes |= zip(self.state, state, strict=True)
         run, lists = _Run(attributes), {p: _contents([v]) for p, v in attributes.items() if isinstance(v, list | dict)}
         (result,) = run.block(self.program.body, arguments, {})
         self._check_lists(attributes, lists)
         result = _as_tensors(result)
-        written = {p: attributes[p] for p in self.program.written}
-        changed = self.outcome.changed = tuple(p for p, v in written.items() if isinstance(v, torch.Tensor))
-        self.outcome.known = {p: v for p, v in written.items() if p not in changed}
+        new_values = {p: attributes[p] for p in self.program.written}
+        changed = self.outcome.changed = tuple(p for p, v in new_values.items() if isinstance(v, torch.Tensor))
+        self.outcome.known = {p: v for p, v in new_values.items() if p not in changed}
         if self.keeps:
-            for path, value in written.items():
+            for path, value in new_values.items():
                 getattr(self, self._buffers_of[path]).copy_(value)
-        return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
+        return (result, tuple(new_values[p] for p in changed)) if new_values and not self.keeps else result
 
     def _check_lists(self, attributes: Env, state_before: Mapping[str, Any]) -> None:
-        """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: what is
-        kept from call to call are tensors and what is known."""
+        """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: only
+        tensors and known values can be kept between calls."""
         for path, value in attributes.items():
             if path in self.program.written:
                 refused = isinstance(value, list | tuple | dict) and any(map(_holds_tensor, pytree.tree_leaves(value)))
@@ -123,8 +123,8 @@ class Evaluator(nn.Module):
                 raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
 
     def _check_memory(self, changed: Iterable[str]) -> None:
-        """Raise UnsupportedOpError for a tensor that is changed in place, shares its memory with another and is set, or
-        the other is: what is set has memory of its own here."""
+        """Raise UnsupportedOpError for a tensor that is changed in place and shares memory with another, where either
+        is set: attributes that are set have separate memory here."""
         memory = {p: v.untyped_storage().data_ptr() for p, v in self.before.items() if isinstance(v, torch.Tensor)}
         for path in changed:
             shared = [p for p, at in memory.items() if at and at == memory[path]]
@@ -133,24 +133,24 @@ class Evaluator(nn.Module):
                 raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
 
     def path_of(self, buffer: str) -> str:
-        """The attribute that a buffer holds."""
+        """The path of the attribute that a buffer holds."""
         return next(path for path, name in self._buffers_of.items() if name == buffer)
 
     def is_steady(self, arguments: Sequence[Any]) -> bool:
-        """Whether what it writes are tensors alone, whose types stay. It is run on copies, as it may write in place."""
+        """Whether it writes only tensors, whose types do not change. Runs it on copies, as it may write in place."""
         state, states = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
         with torch.no_grad():
-            _, new = Evaluator(self.program, state, self.state).forward(*states)
+            _, new_values = Evaluator(self.program, state, self.state).forward(*states)
         self._check_memory([p for p, v in state.items() if isinstance(v, torch.Tensor) and v._version])
-        old = [self.before[p] for p in self.program.written]
-        return len(new) == len(old) and all(
+        old_values = [self.before[p] for p in self.program.written]
+        return len(new_values) == len(old_values) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
-            for a, b in zip(old, new, strict=True)
+            for a, b in zip(old_values, new_values, strict=True)
         )
 
 
 def _as_tensors(value: Any) -> Any:
-    """A result without conditions of the run: as tensors."""
+    """A result with its run-time conditions and numbers as tensors."""
     if isinstance(value, Truth | Number):
         return value.tensor
     if isinstance(value, list | tuple):
@@ -164,7 +164,7 @@ class _Raised(InputError):
 
 @dataclass
 class _Run:
-    """One evaluation. attributes: what they are now."""
+    """One evaluation. attributes: their current values."""
 
     attributes: Env
 
@@ -186,7 +186,7 @@ class _Run:
         return self.call(n, args)
 
     def call(self, n: Node, args: list[Any]) -> Sequence[Any]:
-        """An op: of tensors, which torch runs, or of what is known."""
+        """Evaluate an op: on tensors by torch, on known values here."""
         namespace, _, name = n.kind.partition("::")
         base, _, overload = name.partition(".")
         tensors = any(map(_holds_tensor, args))
@@ -231,7 +231,7 @@ class _Run:
             self.attributes.update(attributes_before)
             try:
                 ends.append((self.block(block, (), env), dict(self.attributes)))
-            except _Raised:  # a check of values: what it lets through is computed
+            except _Raised:  # a check of values: assumed to pass
                 continue
         if _contents(visible) != mark:
             reason = "a branch on a tensor's value that changes a tensor or a list in place"
@@ -242,9 +242,9 @@ class _Run:
         if len(ends) == 1:
             self.attributes.update(ends[0][1])
             return ends[0][0]
-        (yes, then), (no, otherwise) = ends
+        (yes, then_attributes), (no, else_attributes) = ends
         for path in attributes_before:
-            self.attributes[path] = _chosen(n, test, then[path], otherwise[path])
+            self.attributes[path] = _chosen(n, test, then_attributes[path], else_attributes[path])
         return [_chosen(n, test, a, b) for a, b in zip(yes, no, strict=True)]
 
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
@@ -270,8 +270,7 @@ class _Run:
     def repeated(
         self, n: Node, iteration: int, max_iterations: Any, is_going: Any, carried: list[Any], env: Env
     ) -> Sequence[Any]:
-        """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
-        says."""
+        """A loop at run time. It also carries tensors among the attributes that it sets, after the program's values."""
         paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
 
         def evaluate(
@@ -287,15 +286,15 @@ class _Run:
                 raise ValueError("a tensor or a list is changed in place")
             return [*results, *(inner.attributes[p] for p in paths)]
 
-        others = {p: v for p, v in self.attributes.items() if p not in paths}
+        other_attributes = {p: v for p, v in self.attributes.items() if p not in paths}
         starts = [*carried, *(self.attributes[p] for p in paths)]
-        ends = repeat(n, iteration, max_iterations, is_going, starts, env, others, evaluate)
+        ends = repeat(n, iteration, max_iterations, is_going, starts, env, other_attributes, evaluate)
         self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
         return ends[: len(carried)]
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
-    """A key that tells whether tensors, and lists and dicts of them, were changed."""
+    """A key that changes when tensors, or lists and dicts of them, are changed."""
     elements: list[object] = []
     for v in values:
         if isinstance(v, torch.Tensor):
@@ -315,7 +314,7 @@ def _holds_tensor(v: Any) -> bool:
     return isinstance(v, torch.Tensor) or (isinstance(v, list | tuple) and any(map(_holds_tensor, v)))
 
 
-# these take lists for what they are, whatever is in them
+# ops on lists as such, whatever their elements
 _LISTS = frozenset((
     "len", "__getitem__", "append", "extend", "insert", "pop", "clear", "reverse", "copy", "list", "_set_item", "keys",
     "values", "items", "get", "update", "__contains__", "slice", "add", "mul", "Delete",
@@ -327,13 +326,13 @@ def _of_containers(base: str, args: Sequence[Any]) -> bool:
 
 
 def _moved(args: list[Any]) -> Any:
-    x, *rest = args
-    code = next((a for a in rest if isinstance(a, int) and not isinstance(a, bool)), None)
+    x, *options = args
+    code = next((a for a in options if isinstance(a, int) and not isinstance(a, bool)), None)
     return x if code is None else x.to(dtype_of_code(code))
 
 
 def _argument(value: Any, schema: Any) -> Any:
-    """A value as the op takes it: TorchScript has numbers for types, and numbers in the place of tensors."""
+    """A value as the op takes it: TorchScript passes numbers for types, and numbers for tensors."""
     kind = schema.real_type.str() if hasattr(schema, "real_type") else str(schema.type)
     if value is None:
         return None
@@ -357,7 +356,7 @@ def _number_type(value: Any) -> torch.dtype:
 
 
 def _of_truths(n: Node, base: str, args: list[Any]) -> Any:
-    """Logic of conditions."""
+    """Logic ops on conditions."""
     tensors = [a.tensor if isinstance(a, Truth) else torch.scalar_tensor(a, dtype=torch.bool) for a in args]
     ops: dict[str, Callable[..., torch.Tensor]] = {
         "__not__": torch.logical_not, "__and__": torch.logical_and, "__or__": torch.logical_or,
@@ -389,17 +388,17 @@ def _chosen(n: Node, test: Truth, a: Any, b: Any) -> Any:
 
 
 def _chosen_tensor(test: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`test ? a : b`. Where their sizes differ, those of the larger are computed and what the run chooses is taken."""
+    """`test ? a : b`. Where sizes differ, both are padded to the larger one and the result is cut at run time."""
     pairs = list(zip(a.shape, b.shape, strict=True))
-    # sizes that only the run knows differ from others
+    # run-time sizes count as different from others
     differing = [axis for axis, (x, y) in enumerate(pairs) if not guard_or_false(x == y)]
-    whole = [torch.sym_max(x, y) if axis in differing else x for axis, (x, y) in enumerate(pairs)]
+    sizes = [torch.sym_max(x, y) if axis in differing else x for axis, (x, y) in enumerate(pairs)]
     if differing:
-        a, b = (_padded(x, whole) for x in (a, b))
+        a, b = (_padded(x, sizes) for x in (a, b))
     selected = torch.where(test, a, b)
     for axis in differing:
         size = torch.where(test, *map(torch.scalar_tensor, pairs[axis]))
-        selected = selected.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
+        selected = selected.index_select(axis, torch.nonzero(torch.arange(sizes[axis]) < size).squeeze(1))
     return selected
 
 
@@ -438,7 +437,7 @@ _PRIM: dict[str, _Handler] = {
     "prim::Constant": lambda run, n, args, env: (_copied(n.value),),
     "prim::GetAttr": lambda run, n, args, env: (run.attributes[n.attribute],),
     "prim::SetAttr": _set_attribute,
-    "prim::CreateObject": lambda run, n, args, env: ({},),  # what it holds, by name
+    "prim::CreateObject": lambda run, n, args, env: ({},),  # attributes by name
     "object::get": lambda run, n, args, env: (args[0][n.attribute],),
     "object::set": _set_of_object,
     "prim::If": lambda run, n, args, env: run.branch(n, args, env),

@@ -1,4 +1,4 @@
-"""Arguments to trace forward with, where there are no example inputs: an archive declares names alone.
+"""Arguments to trace forward with, where there are no example inputs: an archive declares only names.
 
 inputs={"x": ("f32", [1, None])}, weights={"rate": 16000}  ->  (tensor of ones, 16000), dynamic={"x": {1: "x_1"}}
 """
@@ -18,7 +18,7 @@ from ingot.frontends.torch.script.graph import Program
 from ingot.ir.types import DTYPES
 from ingot.support.errors import InputError
 
-_OPEN_SIZE = 32  # of a size that is left open, in the example
+_OPEN_SIZE = 32  # the example's value of an open size
 
 
 Values = Mapping[str, Any]
@@ -31,9 +31,9 @@ def examples(
     if example_inputs is not None or not (inputs or weights):
         return _arguments(program, example_inputs), dynamic
     bounds_by_name: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
-    known = [a.name for a in program.arguments]
-    if unknown := [name for name in (*(inputs or {}), *(weights or {})) if name not in known]:
-        raise InputError("inputs", expected=f"arguments of forward, {known}", got=unknown)
+    names = [a.name for a in program.arguments]
+    if unknown := [name for name in (*(inputs or {}), *(weights or {})) if name not in names]:
+        raise InputError("inputs", expected=f"arguments of forward, {names}", got=unknown)
     values: dict[str, Any] = {name: _value(x) for name, x in (weights or {}).items()}
     axes: dict[str, Any] = {}
     for name, form in (inputs or {}).items():

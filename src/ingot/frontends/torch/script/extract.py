@@ -1,4 +1,4 @@
-"""A ScriptModule's forward with all that it calls written in its place, as plain data."""
+"""A ScriptModule's forward, with all calls inlined, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.frontends.torch.script.graph import Argument, Block, Node, Program
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-# of objects that the program makes, whose attributes are their own; those that a module holds are as modules are
+# ops on objects that the program creates; objects that a module holds are treated as modules
 _OBJECT_OPS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
 _ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::floor_divide", "aten::remainder"))
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
@@ -23,7 +23,7 @@ def extract(module: torch.jit.ScriptModule) -> Program:
     are neither modules nor plain values."""
     if not hasattr(module, "forward"):
         raise ImportModelError("a TorchScript module without forward", fix="save one that has it")
-    # a frozen module has no mode
+    # a frozen module has no training mode
     if getattr(module, "training", False) and any(True for _ in module.parameters()):
         raise ImportModelError("the model is in training mode", fix="call .eval() on it before it is saved")
     graph = module.inlined_graph
@@ -41,14 +41,14 @@ def extract(module: torch.jit.ScriptModule) -> Program:
 
 
 class _Reader:
-    """modules: what stands for a module in the graph, or for an object that one holds -> (its path, itself). One that
-    several hold has the path that it is met at first: what is set there is seen by all. types_set: of those that the
-    program sets attributes of; others need not be known again."""
+    """modules: a graph value that is a module, or an object that one holds -> (its path, the object). A shared object
+    has the path at which it is met first, so that all see what is set there. types_set: the types whose attributes the
+    program sets; other objects need not be recognized as shared."""
 
     def __init__(self, modules: dict[str, tuple[str, Any]], types_set: frozenset[str]) -> None:
         self.modules = modules
         self.types_set = types_set
-        self.met: dict[str, list[tuple[str, Any]]] = {}  # by their types
+        self.met: dict[str, list[tuple[str, Any]]] = {}  # (path, object) by type
         self.attributes: dict[str, Any] = {}
         self.written: dict[str, None] = {}
         self.refused: list[UnsupportedOp] = []
@@ -100,7 +100,7 @@ class _Reader:
             self.refused.append(UnsupportedOp(kind, loc, f"of {', '.join(strangers)}, an object that a module holds"))
 
     def _forked(self, n: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], loc: str) -> Node:
-        """A task as a branch that is always taken: its block's arguments are values of the outside."""
+        """A task as a branch that is always taken: its block's arguments are outer values."""
         task = _task(n)
         names = [v.debugName() for v in task.inputs()]
         self.modules |= {name: self.modules[i] for name, i in zip(names, inputs, strict=True) if i in self.modules}
@@ -121,13 +121,13 @@ class _Reader:
         return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
 
     def _first(self, path: str, value: Any, type: Any) -> tuple[str, Any]:
-        """What this is, as it was met before."""
+        """(path, value) at which this object was met first."""
         if type.str() not in self.types_set:
             return path, value
         met = self.met.setdefault(type.str(), [])
-        for known in met:
-            if known[0] == path or _is_same(known[1], value):
-                return known
+        for candidate in met:
+            if candidate[0] == path or _is_same(candidate[1], value):
+                return candidate
         met.append((path, value))
         return met[-1]
 
@@ -145,11 +145,11 @@ class _Reader:
 
 
 class _Held:
-    """An object of a class of the program's own that a module holds. Python may lack its class, so that its attributes
-    are read by a graph that torch runs."""
+    """An object of a class of the program that a module holds. Python may lack its class, so its attributes are read by
+    a graph that torch runs."""
 
     def __init__(self, module: Any, names: tuple[tuple[str, Any], ...]) -> None:
-        """names: attributes on the way from the module, with their types."""
+        """names: the path of attributes from the module, with their types."""
         self.module, self.names = getattr(module, "_c", module), names
 
     def at(self, name: str, type: Any) -> Any:
@@ -162,7 +162,7 @@ class _Held:
 
 
 def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
-    """In a graph, what a module that is its next input holds."""
+    """Builds, in `graph`, the read of an object at a path of attributes from the module, a new input."""
     value = graph.addInput("")
     value.setType(module._type())
     for name, type in names:
@@ -174,7 +174,7 @@ def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> An
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two are one module, or one held object. Python's wrappers of it may be several."""
+    """Whether both are the same module or held object, possibly in different Python wrappers."""
     graph = torch._C.Graph()
     owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
     node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
@@ -184,13 +184,13 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _types_set(graph: Any) -> frozenset[str]:
-    """Types of what a program sets attributes of, in its tasks too."""
+    """Types of the objects whose attributes a program sets, including its tasks."""
     types = {next(n.inputs()).type().str() for n in graph.findAllNodes("prim::SetAttr")}
     return frozenset(types).union(*(_types_set(_task(n)) for n in graph.findAllNodes("prim::fork")))
 
 
 def _task(fork: Any) -> Any:
-    """The graph of a task, with what it calls written in its place."""
+    """The graph of a task, with its calls inlined."""
     task = fork.g("Subgraph").copy()
     torch._C._jit_pass_inline(task)
     return task
@@ -201,7 +201,7 @@ def _submodules(module: Any) -> Mapping[str, Any]:
 
 
 def _stands_for_a_number(constant: Any, value: Any) -> bool:
-    """Whether a tensor is an integer that is only computed with: traces have sizes (`n * 4`) as tensors of rank 0."""
+    """Whether a tensor is only used as an integer: traces have sizes (`n * 4`) as tensors of rank 0."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.dim():
         return False
     users = [use.user for use in constant.output().uses()]
@@ -212,7 +212,7 @@ def _stands_for_a_number(constant: Any, value: Any) -> bool:
 
 
 def _is_packed(type: Any) -> bool:
-    """Whether values are objects of torch's own in C++, such as weights of its quantized modules."""
+    """Whether values are C++ objects of torch, such as packed weights of its quantized modules."""
     return str(type).startswith("__torch__.torch.classes.")
 
 

@@ -1,4 +1,4 @@
-"""A TorchScript method as plain data: what the evaluator reads, and what one process hands another.
+"""A TorchScript method as plain data, which the evaluator reads and processes exchange.
 
 block  ::= inputs -> outputs, over nodes
 node   ::= outputs = kind(inputs), with a constant, an attribute's path or blocks
@@ -24,8 +24,8 @@ _TENSORS, _PROGRAM = "tensors.safetensors", "program.json"
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """kind: `aten::add.Tensor`, `prim::If`. attribute: of GetAttr and SetAttr, its path from the module. value: of a
-    Constant."""
+    """kind: such as `aten::add.Tensor` or `prim::If`. attribute: of GetAttr and SetAttr, its path from the module.
+    value: of a Constant."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -43,7 +43,7 @@ class Block:
     nodes: tuple[Node, ...]
 
     def set_attributes(self) -> tuple[str, ...]:
-        """Paths that nodes set, those of blocks inside too."""
+        """Paths of attributes that nodes set, including inner blocks."""
         attributes = [n.attribute for n in self.nodes if n.kind == "prim::SetAttr"]
         inner = [path for n in self.nodes for b in n.blocks for path in b.set_attributes()]
         return tuple(dict.fromkeys([*attributes, *inner]))
@@ -58,7 +58,7 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """forward of a module. attributes: values by path. written: paths that forward sets."""
+    """A module's forward. attributes: values by path. written: paths that forward sets."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -67,12 +67,12 @@ class Program:
     written: tuple[str, ...]
 
 
-# --- as files: JSON beside the tensors
+# --- as files: JSON and a tensor file
 
 
 @dataclass
 class _Writer:
-    """tensors: memory, by name. Tensors that share it do so in the file."""
+    """tensors: storages by name. Tensors that share memory share it in the file."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     names: dict[tuple[int, torch.dtype], str] = field(default_factory=dict[tuple[int, torch.dtype], str])
@@ -105,7 +105,7 @@ class _Writer:
 
 
 def write(program: Program, folder: Path) -> None:
-    """Raises TypeError for values that have no form in JSON."""
+    """Raises TypeError for values that JSON cannot represent."""
     w = _Writer()
     arguments = [[a.name, a.has_default, w.value(a.default)] for a in program.arguments]
     attributes = {k: w.value(v) for k, v in program.attributes.items()}
@@ -115,7 +115,7 @@ def write(program: Program, folder: Path) -> None:
 
 
 def read(folder: Path) -> Program:
-    """Raises ImportModelError for files that `write` did not make."""
+    """Raises ImportModelError for files that are not from `write`."""
     try:
         tensors = {k: to_torch(v.copy()) for k, v in safetensors.read(folder / _TENSORS).items()}
         name, arguments, body, attributes, written = json.loads((folder / _PROGRAM).read_text())

@@ -1,9 +1,9 @@
-"""Loops whose iterations only the run counts, as torch's while_loop; and numbers that only the run knows.
+"""Loops whose trip count is known only at run time, as torch's while_loop; and run-time numbers and conditions.
 
     while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, iteration, i, y), (what it reads,))
 
-What a loop carries and what it reads from outside are its operands: tensors, and numbers as tensors of no axes. All
-else that is in them (lists' lengths, strings, numbers that are only read) stays what it is.
+A loop's operands are its carried values and those that it reads from outside: tensors, and numbers as tensors of rank
+0. Everything else in them (lengths of lists, strings, numbers that are only read) must stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 @dataclass(frozen=True)
 class Truth:
-    """A condition that only the run knows."""
+    """A condition that is known only at run time."""
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that only the run knows: i64 or, for a float, f64."""
+    """A number that is known only at run time: i64 or, for a float, f64."""
 
     tensor: torch.Tensor
 
 
 Env = Mapping[str, Any]
-# (a block's arguments, what it sees by name, attributes) -> its results
+# (a block's arguments, visible values by name, attributes) -> its results
 Evaluate = Callable[[Sequence[Any], Env, Env], Sequence[Any]]
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -53,13 +53,13 @@ def tensor_of(value: Any) -> torch.Tensor:
     """A number, known or not, as a tensor."""
     if isinstance(value, Truth | Number):
         return value.tensor
-    whole = isinstance(value, int | torch.SymInt)
-    kind = torch.bool if isinstance(value, bool) else torch.int64 if whole else torch.float64
+    is_integer = isinstance(value, int | torch.SymInt)
+    kind = torch.bool if isinstance(value, bool) else torch.int64 if is_integer else torch.float64
     return torch.scalar_tensor(value, dtype=kind)
 
 
 def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
-    """An op with a number that only the run knows. Raises UnsupportedOpError where it has to be known."""
+    """Evaluate an op on a run-time number. Raises UnsupportedOpError where the number must be known."""
     if base in ("add", "sub") and args[2:] == [1]:  # alpha
         args = args[:2]
     arithmetic = base in _ARITHMETIC and len(args) < 3
@@ -76,9 +76,9 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
                 values = list(torch.broadcast_tensors(*values))
             return Number(_ARITHMETIC[base](*values))
     if base == "select" and isinstance(args[2], Number) and isinstance(args[1], int):
-        x, axis, at = args[0], args[1], args[2].tensor
-        at = torch.where(at < 0, at + x.shape[axis], at)
-        return torch.index_select(x, axis, at.reshape(1)).squeeze(axis)
+        x, axis, index = args[0], args[1], args[2].tensor
+        index = torch.where(index < 0, index + x.shape[axis], index)
+        return torch.index_select(x, axis, index.reshape(1)).squeeze(axis)
     if arithmetic and isinstance(args[0], torch.Tensor | Number):
         return _ARITHMETIC[base](*_with_tensors(args))
     if base in _COMPARISONS:
@@ -87,11 +87,11 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
 
 
 def _with_tensors(args: Sequence[Any]) -> list[Any]:
-    """A float beside integers is of the type that a float has by default, not f64."""
-    whole = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
+    """Arguments as tensors. A float among integers has the default float type, not f64."""
+    is_integral = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
     values = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
     return [
-        h.to(torch.get_default_dtype()) if whole and isinstance(a, Number) and h.dtype.is_floating_point else h
+        h.to(torch.get_default_dtype()) if is_integral and isinstance(a, Number) and h.dtype.is_floating_point else h
         for a, h in zip(args, values, strict=True)
     ]
 
@@ -101,14 +101,14 @@ def _with_tensors(args: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Form:
-    """Values as tensors, and back: kinds of the leaves (Truth, Number, Tensor or what it is)."""
+    """Converts nested values to tensors and back, by the kinds of the leaves (Truth, Number, Tensor, or constant)."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
 
     @staticmethod
     def of(values: Any, numbers: bool) -> _Form:
-        """numbers: known ones are tensors, too."""
+        """numbers: whether known numbers become tensors, too."""
         leaves, spec = pytree.tree_flatten(values)
         kinds: list[Any] = []
         for v in leaves:
@@ -121,19 +121,19 @@ class _Form:
         return _Form(spec, tuple(kinds))
 
     def tensors(self, values: Any) -> list[torch.Tensor]:
-        """Raises ValueError for values of another form."""
+        """The leaves as tensors. Raises ValueError for values of another form."""
         leaves, spec = pytree.tree_flatten(values)
         if spec != self.spec:
             raise ValueError("another structure")
-        out: list[torch.Tensor] = []
+        operands: list[torch.Tensor] = []
         for kind, v in zip(self.leaves, leaves, strict=True):
             if kind is torch.Tensor and isinstance(v, torch.Tensor):
-                out.append(v)
+                operands.append(v)
             elif kind in (Truth, Number) and isinstance(v, bool | int | float | Truth | Number):
-                out.append(tensor_of(v))
+                operands.append(tensor_of(v))
             elif kind in (torch.Tensor, Truth, Number) or kind != v:
                 raise ValueError("another kind of value")
-        return out
+        return operands
 
     def values(self, tensors: Sequence[torch.Tensor]) -> Any:
         remaining = iter(tensors)
@@ -156,8 +156,8 @@ def repeat(
     attributes: Env,
     evaluate: Evaluate,
 ) -> Sequence[Any]:
-    """Iteration after iteration of a loop as long as `is_going` holds; `most`: None, or how many. Raises
-    UnsupportedOpError for values whose form changes."""
+    """Run a loop while `is_going` holds, for at most `max_iterations` iterations, if given. Raises UnsupportedOpError
+    for values whose form changes."""
     (block,) = n.blocks
     names, paths = _names_read(block)
     outer_values = {name: env[name] for name in names if name in env}
@@ -173,13 +173,13 @@ def repeat(
     def body_on_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         visible, constants, _ = outer.values(tensors[count:])
         arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
-        again, *new = evaluate(arguments, visible, constants)
+        is_continued, *new = evaluate(arguments, visible, constants)
         ends = inner.tensors(new)
         for a, b in zip(starts[2:], ends, strict=True):
             if a.shape != b.shape or a.dtype != b.dtype:
                 raise ValueError(f"{a.dtype}{list(a.shape)} becomes {b.dtype}{list(b.shape)}")
-        # a result may not be an operand itself
-        return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
+        # a result must not alias an operand
+        return tensor_of(is_continued).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
 
     try:
         operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, max_iterations)))
@@ -191,16 +191,16 @@ def repeat(
 
 
 def _names_read(block: Block) -> tuple[list[str], list[str]]:
-    """Names that a block reads and does not make, and the attributes that it reads."""
+    """Names that a block reads but does not define, and the attributes that it reads."""
     defined, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
     for n in block.nodes:
         names.update((i, None) for i in n.inputs if i not in defined)
         if n.kind == "prim::GetAttr":
             paths[n.attribute] = None
         for inner_block in n.blocks:
-            more, also = _names_read(inner_block)
-            names.update((i, None) for i in more if i not in defined)
-            paths.update((p, None) for p in also)
+            inner_names, inner_paths = _names_read(inner_block)
+            names.update((i, None) for i in inner_names if i not in defined)
+            paths.update((p, None) for p in inner_paths)
         defined.update(n.outputs)
     names.update((o, None) for o in block.outputs if o not in defined)
     return list(names), list(paths)

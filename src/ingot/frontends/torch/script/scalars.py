@@ -1,6 +1,6 @@
-"""TorchScript's ops on what is known while a graph is evaluated: numbers, strings, lists, dicts, None.
+"""TorchScript's ops on values that are known at evaluation: numbers, strings, lists, dicts, None.
 
-Numbers may be torch's symbolic ones, which Python's operators take.
+Numbers may be torch's symbolic ones, which support Python's operators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _float(v: Any) -> Any:
     return float(v) if isinstance(v, str | bool) else torch.sym_float(v)
 
 
-# numbers that stand for tensors have the arguments of tensors' ops: alpha, rounding_mode
+# numbers that represent tensors are passed the tensor ops' arguments: alpha, rounding_mode
 
 
 def _sum(a: Any, b: Any, alpha: Any = 1) -> Any:
@@ -89,7 +89,7 @@ def _format(text: str, *values: Any) -> str:
     return text.format(*values)
 
 
-# by the op's name without its overload; each takes the op's arguments in their order
+# by the op's name without its overload; each takes the op's arguments in order
 SCALARS: dict[str, Callable[..., Any]] = {
     "add": _sum, "sub": _difference, "mul": operator.mul, "div": _quotient, "floordiv": operator.floordiv,
     "floor_divide": operator.floordiv, "remainder": operator.mod, "fmod": math.fmod, "pow": operator.pow,
@@ -113,7 +113,7 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "replace": lambda t, a, b, n=-1: t.replace(a, b, n), "ord": ord, "chr": chr,
 }  # fmt: skip
 
-# what asks a tensor for its shape or type
+# ops that query a tensor's shape or type
 _CODES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32,
@@ -137,7 +137,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 
 
 def dtype_of_code(code: Any) -> Any:
-    """The dtype that TorchScript's number stands for."""
+    """The dtype with TorchScript's number `code`."""
     return _CODES[code] if isinstance(code, int) and not isinstance(code, bool) else code
 
 

@@ -1,1 +1,1 @@
-"""Patches that keep a program whole, or its sizes open, while torch traces it."""
+"""Patches for tracing that keep ops whole and sizes open, and rewrites of traced graphs."""

@@ -4,8 +4,8 @@
     y = batch_norm(x, ..., mean, var, True)  ->   y, _, _, mean', var' = batch_norm_functional(x, ..., mean, var, True)
     return y                                      return mean', var', count', y
 
-`run_decompositions` makes the same of them, but traces the program anew: a fifth of the time in which a convolution
-network is compiled for training.
+`run_decompositions` does the same, but traces the program again, which is a fifth of the time to compile a convolution
+network for training.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _Writes = Mapping[fx.Node, Sequence[fx.Node]]
 
 
 def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
-    """A program that writes none of its buffers; `program` itself where that is so, or where it writes a part of one,
-    reads one by another name, or writes something else."""
+    """A program that writes none of its buffers; `program` itself where it writes none, or where it writes part of a
+    buffer, reads one through an alias, or writes something else."""
     nodes = list(program.graph.nodes)
     writes = {n: target for n in nodes if n.op == "call_function" and (target := _written(n))}
     if not writes:
@@ -58,7 +58,7 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
 
 
 def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
-    """The placeholders of buffers that share their memory with nothing, and the buffers' names."""
+    """The placeholders of buffers that share no memory, and the buffers' names."""
     state = {**program.constants, **program.state_dict}
     tensors = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
     users = Counter(t.untyped_storage().data_ptr() for t in {id(t): t for t in tensors.values()}.values())
@@ -73,8 +73,8 @@ def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
 
 
 def _written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The arguments that an op writes, even if its schema does not say so. One that is not known to write its first
-    argument counts as what it writes."""
+    """The arguments that an op writes, even if its schema does not say so. An unknown op counts as writing its first
+    argument."""
     target = node.target
     if target is _aten.batch_norm.default:
         mean, var, training = node.args[3:6]
@@ -88,55 +88,55 @@ def _written(node: fx.Node) -> tuple[fx.Node, ...]:
 
 def _functional(nodes: Sequence[fx.Node], writes: _Writes, places: Sequence[fx.Node]) -> fx.Graph | None:
     """The graph without its writes; the latest values of `places` are its first results. None where a write has no
-    form that only computes, or gives a buffer another shape."""
+    functional form, or changes a buffer's shape."""
     graph = fx.Graph()
-    now: dict[fx.Node, Any] = {}
+    new_nodes: dict[fx.Node, Any] = {}
     for node in nodes:
         if node.op == "output":
-            (results,) = fx.map_arg(cast(Any, node.args), now.__getitem__)
-            next_values = [now[place] for place in places]
+            (results,) = fx.map_arg(cast(Any, node.args), new_nodes.__getitem__)
+            next_values = [new_nodes[place] for place in places]
             if any(
                 a.meta["val"].shape != place.meta["val"].shape for a, place in zip(next_values, places, strict=True)
             ):
                 return None
             graph.output((*next_values, *results))
         elif node not in writes:
-            now[node] = graph.node_copy(node, now.__getitem__)
+            new_nodes[node] = graph.node_copy(node, new_nodes.__getitem__)
             if node.op == "placeholder":
-                now[node].name = node.name  # inputs are told by it, and torch would change `input`
-        elif (values := _computed(graph, node, now)) is not None:
-            now |= dict(zip((node, *writes[node]), values, strict=True))
+                new_nodes[node].name = node.name  # it identifies inputs, and torch would rename `input`
+        elif (values := _computed(graph, node, new_nodes)) is not None:
+            new_nodes |= dict(zip((node, *writes[node]), values, strict=True))
         else:
             return None
     return graph
 
 
-def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) -> tuple[fx.Node, ...] | None:
-    """The result of `node`, and what it writes."""
-    args, kwargs = fx.map_arg(cast(Any, (node.args, node.kwargs)), now.__getitem__)
+def _computed(graph: fx.Graph, node: fx.Node, new_nodes: Mapping[fx.Node, fx.Node]) -> tuple[fx.Node, ...] | None:
+    """The result of `node`, then the new values of the arguments that it writes."""
+    args, kwargs = fx.map_arg(cast(Any, (node.args, node.kwargs)), new_nodes.__getitem__)
     if node.target is _aten.batch_norm.default:
         *operands, _cudnn = args
         statistics = [n.meta["val"] for n in operands[3:5]]
-        values = (node.meta["val"], *statistics, *statistics)  # those of the batch are not read
-        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, operands)
-        return tuple(_call(graph, node, values[i], operator.getitem, (whole, i)) for i in (0, 3, 4))
+        values = (node.meta["val"], *statistics, *statistics)  # the batch statistics are not read
+        call = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, operands)
+        return tuple(_call(graph, node, values[i], operator.getitem, (call, i)) for i in (0, 3, 4))
     op: Any = torch.ops
     for name in functional_name(cast(Any, node.target)).split("."):
         op = getattr(op, name, None)
     if op is None:
         return None
-    old, (values, named) = node.meta["val"], fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    new = op(*values, **named)
-    if (old.dtype, old.shape) != (new.dtype, new.shape):
+    old_value, (values, named) = node.meta["val"], fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    new_value = op(*values, **named)
+    if (old_value.dtype, old_value.shape) != (new_value.dtype, new_value.shape):
         return None
-    computed = _call(graph, node, new, op, args, kwargs)
+    computed = _call(graph, node, new_value, op, args, kwargs)
     return computed, computed
 
 
 def _call(
-    graph: fx.Graph, like: fx.Node, value: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    graph: fx.Graph, origin: fx.Node, value: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> fx.Node:
-    """A call of `op` in the place of `like`."""
+    """A call of `op` with the metadata of `like`."""
     node = graph.call_function(op, tuple(args), dict(kwargs or {}))
-    node.meta = like.meta | {"val": value}
+    node.meta = origin.meta | {"val": value}
     return node

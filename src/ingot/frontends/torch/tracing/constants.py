@@ -1,4 +1,4 @@
-"""The tensors of a graph that are compiled in, as what stays as it is can be packed once."""
+"""The tensors of a graph that are compiled in as constants, so that they are packed only once."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import torch
 
 from ingot.frontends.torch.tracing.samples import Samples
 
-_MAX_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
+_MAX_CHANGES = 2  # after so many a tensor becomes an input: it is being trained, rather than loaded once
 
 
 class Constants:
     """The constants among a graph's inputs, by position, as they were in the last call.
 
-    Another tensor, another version of it, or other memory is a change; of what counts no version, samples of the
-    elements tell it.
+    Another tensor, version or memory is a change; for writes that change no version, samples of the elements are
+    compared.
     """
 
     def __init__(self, positions: Collection[int]) -> None:
-        self.held: dict[int, torch.Tensor] = {}  # so that no other tensor takes an id over
+        self.held: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that their ids are not reused
         self._positions = sorted(positions)
         self._state: list[tuple[int, int, int]] | None = None
         self._changes: Counter[int] = Counter()
         self._samples = Samples(())
 
     def changed(self, inputs: Sequence[Any]) -> bool:
-        """Whether a call's tensors are others than the last one's; they are the constants from now on, but for those
-        that change time and again."""
+        """Whether a call's tensors differ from the last call's; they become the constants, except those that keep
+        changing."""
         state = self._versions(inputs)
-        counted = state != self._state
-        if not counted and not self._samples.changed():
+        is_other_version = state != self._state
+        if not is_other_version and not self._samples.changed():
             return False
         if self._state is not None:
             pairs = zip(self._positions, self._state, state, strict=True)
-            self._changes.update(i for i, before, now in pairs if not counted or before != now)
+            self._changes.update(i for i, before, now in pairs if not is_other_version or before != now)
         self._positions = [i for i in self._positions if self._changes[i] < _MAX_CHANGES]
         self._state = self._versions(inputs)
         self.held = {i: inputs[i] for i in self._positions}

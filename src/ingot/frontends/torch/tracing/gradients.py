@@ -1,5 +1,5 @@
-"""The parts of a module's gradients that its traced program has to express: regions without any, and functions with
-their own.
+"""What a traced program must express of a module's gradients: regions without gradients, and functions with custom
+ones.
 
 class Clipped(torch.autograd.Function)   ->   y = forward(x); dx = backward(cotangent(y))
 y = Clipped.apply(x)                          y = own_gradient([y], [cotangent(y)], [x], [dx])
@@ -21,12 +21,12 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
-# ops without a kernel of their own for autograd, which would be a Function again
+# ops without autograd kernels, which would be Functions again
 _library = torch.library.Library("ingot", "DEF")
-# the cotangent of a function's `number`-th result y, as its backward pass reads it
+# the cotangent of a function's result y with index `number`, as its backward pass reads it
 _library.define("cotangent(Tensor y, int number) -> Tensor")
 _library.impl("cotangent", lambda y, number: torch.zeros_like(y), "CompositeExplicitAutograd")
-# ys, whose cotangents give the gradients of xs
+# returns ys; `gradients`, computed from the cotangents of ys, are the gradients of xs
 _library.define("own_gradient(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] gradients) -> Tensor[]")
 _library.impl("own_gradient", lambda ys, *others: [y.clone() for y in ys], "CompositeExplicitAutograd")
 _ops = torch.ops.ingot
@@ -34,9 +34,9 @@ _ops = torch.ops.ingot
 
 @contextmanager
 def traced_for(gradients: bool) -> Iterator[None]:
-    """While it lasts, torch.export traces a module that is to be differentiated, or one that is not.
+    """Within the block, torch.export traces for a program that will (or will not) be differentiated.
 
-    Of the former the program holds the backward pass of each `torch.autograd.Function`, too.
+    If it will, the program contains the backward pass of each `torch.autograd.Function`, too.
     """
     with torch.set_grad_enabled(gradients):
         if not gradients:
@@ -50,7 +50,7 @@ _apply = Function.__dict__["apply"]  # a class method, which is C code from PyTo
 
 
 class _Kept:
-    """The values that a Function's forward pass keeps for its backward pass: torch's `ctx`."""
+    """The values that a Function's forward pass saves for its backward pass: torch's `ctx`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -62,7 +62,7 @@ class _Kept:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
-        """For forward mode, which nothing here runs."""
+        """For forward mode, which is not used here."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         self.without = tensors
@@ -79,15 +79,15 @@ def _refused(what: str) -> UnsupportedOpError:
 
 
 def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-    """`cls.apply(*args)`, its backward pass traced behind its forward pass.
+    """`cls.apply(*args)`, with its backward pass traced after its forward pass.
 
     Raises UnsupportedOpError for a function that writes its arguments.
     """
-    # the functions of torch.cond and its kin are how autograd traces them: their regions are differentiated
+    # the Functions of torch.cond and the like exist for autograd only: their regions are differentiated instead
     if not torch.is_grad_enabled() or cls.__module__.startswith("torch._higher_order_ops."):
         return _apply.__get__(None, cls)(*args, **kwargs)
     if cls is CheckpointFunction:
-        # its backward pass is that of the function that it is given, computed again
+        # checkpointing: the backward pass is that of the checkpointed function, recomputed
         function, _, *operands = args
         return function(*operands)
     learned = [i for i, x in enumerate(args) if _is_float(x)]
@@ -97,15 +97,15 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     else:
         results = cls.forward(*args, **kwargs)
         cls.setup_context(context, args, results)
-    several = isinstance(results, tuple | list)
-    ys = list(results) if several else [results]
+    is_sequence = isinstance(results, tuple | list)
+    ys = list(results) if is_sequence else [results]
     differentiable = [i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in context.without)]
     if not differentiable or not learned:
         return results
     cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(differentiable)}
     of_results = [cotangents.get(i, _zeros(y) if context.materialized else None) for i, y in enumerate(ys)]
     backward = cls.backward if cls.vjp is Function.vjp else cls.vjp
-    # without `once_differentiable`, which guards what autograd would record of it
+    # unwrapped from `once_differentiable`, which only guards against double differentiation
     gradients = pytree.tree_leaves(inspect.unwrap(backward)(context, *of_results), is_leaf=lambda x: x is None)
     gradients = [gradients[i] for i in learned]
     xs = [args[i] for i in learned]
@@ -113,7 +113,7 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     results_with_gradient = _ops.own_gradient([ys[i] for i in differentiable], list(cotangents.values()), xs, gradients)
     for i, y in zip(differentiable, results_with_gradient, strict=True):
         ys[i] = y
-    return type(results)(ys) if several else ys[0]
+    return type(results)(ys) if is_sequence else ys[0]
 
 
 def _is_float(x: object) -> bool:
@@ -125,7 +125,7 @@ def _zeros(y: object) -> object:
 
 
 def _reduced_to(gradient: Tensor, x: Tensor) -> Tensor:
-    """As autograd takes it: of x's shape and type."""
+    """The gradient summed and cast to x's shape and type, as autograd does."""
     return gradient.sum_to_size(x.shape).to(x.dtype)
 
 

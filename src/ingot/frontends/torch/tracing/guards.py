@@ -1,11 +1,11 @@
-"""Assumptions of torch on sizes while it traced, which a range cannot express.
+"""Assumptions on sizes that torch made while tracing, and that ranges cannot express.
 
     x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
     if a + b < 20: ...      guard: a + b < 20                               ->   19 - a - b is not negative
     if a == b: ... else:    guard: a != b                                   ->   max(a - b, b - a) - 1 is not negative
 
-A program exported so would compute something else for other sizes. As `4*k` in the input's shape and as conditions of
-the graph they are refused.
+The exported program would be wrong for other sizes. They are refused, by `4*k` in the input's shape and by conditions
+of the graph.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ingot.ir.dims import Dim, DimLike, Interval, bounds, dim_max, substitute, s
 from ingot.support.errors import ImportModelError
 
 _ORDERS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
-_MAX_STEP = 4096  # a step; sizes up to four of them are tried
+_MAX_STEP = 4096  # of a progression, and the limit of the sizes that are tried
 _TORCH = Path(torch.__file__).parent
 
 
 def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
-    """The assumptions of torch on sizes, and its assertions at run time.
+    """torch's assumptions on sizes, and its run-time assertions.
 
-    Some answers count only where the model asked (`_is_open`). Of an assert torch does not tell the place: see
+    Some count only where the model's code asked (`_is_open`). torch does not record where an assertion comes from: see
     `noted_answers`.
     """
     asserts = [a.expr for asserts_of_symbol in environment.deferred_runtime_asserts.values() for a in asserts_of_symbol]
@@ -44,8 +44,8 @@ def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
 
 
 def _is_open(guard: sympy.Basic) -> bool:
-    """Whether torch's ops may ask it without need: that sizes differ, or that a size which follows from one symbol is
-    not 1. They ask how they may compute their results (whether a reshape is a view), not which."""
+    """Whether torch's ops may ask this needlessly: whether sizes differ, or whether a size computed from one symbol is
+    not 1. The answer affects how they compute a result (whether a reshape is a view), not which result."""
     return isinstance(guard, sympy.Ne) or (
         isinstance(guard, _ORDERS) and len(guard.free_symbols) == 1 and not _is_range(guard)
     )
@@ -53,19 +53,19 @@ def _is_open(guard: sympy.Basic) -> bool:
 
 @contextmanager
 def noted_answers() -> Iterator[list[sympy.Basic]]:
-    """While torch traces: what holds of sizes where the model asked, among what torch is to assert at run time and its
-    ops may ask without need."""
+    """While torch traces, collects the guards that the model's own code asked for, among those that torch defers to
+    run time and that its ops may ask needlessly."""
     answers: list[sympy.Basic] = []
     original, ignored_files = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
 
-    def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **named: object) -> bool:
+    def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **kwargs: object) -> bool:
         if _is_open(guard):
             frame = inspect.currentframe()
             while frame is not None and frame.f_code.co_filename in ignored_files:
                 frame = frame.f_back
             if frame is not None and _of_model(inspect.getframeinfo(frame, 0)):
                 answers.append(guard)
-        return original(environment, guard, *args, **named)
+        return original(environment, guard, *args, **kwargs)
 
     with patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting):
         yield answers
@@ -73,15 +73,15 @@ def noted_answers() -> Iterator[list[sympy.Basic]]:
 
 @contextmanager
 def noted_equalities() -> Iterator[list[sympy.Basic]]:
-    """While torch decomposes, and notes no guards: the sizes that it took for numbers or for each other."""
+    """While torch decomposes, which records no guards, collects the equalities of sizes that it assumed."""
     equalities: list[sympy.Basic] = []
     original = ShapeEnv.evaluate_expr
 
-    def noting(environment: ShapeEnv, question: sympy.Basic, *args: Any, **named: Any) -> Any:
-        value = original(environment, question, *args, **named)
+    def noting(environment: ShapeEnv, question: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        value = original(environment, question, *args, **kwargs)
         symbols = (s for s in question.free_symbols if isinstance(s, sympy.Symbol))
-        if named.get("fallback_value") is not None and any(map(environment.is_unbacked_symint, symbols)):
-            return value  # either answer is right of what only the run knows (`guard_or_true`)
+        if kwargs.get("fallback_value") is not None and any(map(environment.is_unbacked_symint, symbols)):
+            return value  # for run-time sizes either answer is right (`guard_or_true`)
         if question.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
             equalities.append(sympy.Eq(question, value))
         elif isinstance(question, sympy.Eq) and value in (True, sympy.true):
@@ -93,13 +93,13 @@ def noted_equalities() -> Iterator[list[sympy.Basic]]:
 
 
 def _of_model(place: object) -> bool:
-    """Whether a frame is in a model's code or in torch's own of that kind, made of ops."""
+    """Whether a frame is in a model's code, or in code of torch that is composed of ops as a model is."""
     file = Path(str(getattr(place, "filename", "")))
     return _TORCH not in file.parents or _TORCH / "nn" in file.parents or file == _TORCH / "functional.py"
 
 
 def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
-    """Torch's symbol -> the sizes for which all equations of that symbol alone hold, where they are a progression."""
+    """torch's symbol -> the progression of sizes that satisfy all equations of that symbol alone, if they form one."""
     sizes = Sizes()
     zeros: dict[str, set[Dim]] = {}
     for guard in set(guards):
@@ -107,7 +107,7 @@ def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
             continue
         try:
             difference = sizes.expression(guard.lhs) - sizes.expression(guard.rhs)
-        except ImportModelError:  # an operation that no size has: its value is not known, and neither is the condition
+        except ImportModelError:  # an operation that Dim lacks: the condition cannot be evaluated
             continue
         if isinstance(difference, Dim):
             (name,) = guard.free_symbols
@@ -119,7 +119,7 @@ def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
 def equations(
     guards: Iterable[sympy.Basic], known: Mapping[sympy.Basic, int] | None = None
 ) -> dict[sympy.Basic, sympy.Basic]:
-    """Sizes -> what they equal wherever `guards` hold, so that both are written alike. `known`: sizes and their values.
+    """Sizes -> what they equal wherever `guards` hold, to write both in one form. `known`: sizes and their values.
 
     Eq(8 * s1 // s0, 8)               ->   8 * s1 // s0: 8
     Eq(s0 + Max(0, 128 - s0), 128)    ->   Max(0, 128 - s0): 128 - s0
@@ -140,17 +140,21 @@ def equations(
             continue
         for term in sympy.Add.make_args(zero):
             coefficient, atom = term.as_coeff_Mul()
-            rest = -(zero - term) / coefficient
-            whole = all(c.is_integer for c in rest.as_coefficients_dict().values())
-            if isinstance(atom, sympy.Function | sympy.Max | sympy.Min | sympy.Pow) and whole and not rest.has(atom):
-                solutions.setdefault(atom, rest)
+            solution = -(zero - term) / coefficient
+            is_integral = all(c.is_integer for c in solution.as_coefficients_dict().values())
+            if (
+                isinstance(atom, sympy.Function | sympy.Max | sympy.Min | sympy.Pow)
+                and is_integral
+                and not solution.has(atom)
+            ):
+                solutions.setdefault(atom, solution)
                 break
     symbols = solved(g.xreplace(solutions) for g in guards)
     return {size: e.xreplace(symbols) for size, e in solutions.items()} | symbols
 
 
 def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
-    """Symbols that are whole sums of the others wherever `guards` hold: Eq(s2 + s1, s1 + s0) -> s2: s0"""
+    """Symbols that are integer combinations of others wherever `guards` hold: Eq(s2 + s1, s1 + s0) -> s2: s0"""
     solutions: dict[sympy.Basic, sympy.Basic] = {}
     for guard in guards:
         if not isinstance(guard, sympy.Eq):
@@ -162,17 +166,17 @@ def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
         last = max((s for s, c in terms.items() if s.is_Symbol and abs(c) == 1), key=str, default=None)
         if last is None or len(zero.free_symbols) < 2:
             continue
-        rest = sympy.expand(last - zero / terms[last])
-        solutions = {s: sympy.expand(e.xreplace({last: rest})) for s, e in solutions.items()}
-        solutions[last] = rest
+        solution = sympy.expand(last - zero / terms[last])
+        solutions = {s: sympy.expand(e.xreplace({last: solution})) for s, e in solutions.items()}
+        solutions[last] = solution
     return solutions
 
 
 def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]) -> tuple[Dim, ...]:
-    """What `guards` say of several symbols of `limits` together, what they equate or tell apart, and what `sizes`
-    requires: all as sizes that are not negative.
+    """The guards on several symbols of `limits`, equalities and inequalities, and the requirements of `sizes`: all as
+    sizes that must not be negative.
 
-    Left out is what always holds within `limits`, and what torch says by a range.
+    Omitted are conditions that always hold within `limits`, and those that torch expresses by a range.
     """
     constraints = list(sizes.required)
     for guard in guards:
@@ -182,7 +186,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
             continue
         try:
             left, right = (sizes.stated.expression(side) for side in (guard.lhs, guard.rhs))
-        except ImportModelError:  # see above
+        except ImportModelError:  # an operation that Dim lacks, as above
             continue
         match guard:
             case sympy.Eq():
@@ -204,7 +208,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
 
 
 def _is_range(order: sympy.Rel) -> bool:
-    """Whether an order says of one symbol how large it is, and nothing else."""
+    """Whether an inequality only bounds a single symbol."""
     assert isinstance(order.lhs, sympy.Expr) and isinstance(order.rhs, sympy.Expr)
     symbols = order.free_symbols
     form = (order.lhs - order.rhs).as_poly(*symbols) if len(symbols) == 1 else None
@@ -217,7 +221,7 @@ def _is_always_met(size: Dim, limits: Mapping[str, Interval]) -> bool:
 
 
 def _solved(zero: sympy.Expr) -> tuple[sympy.Basic, sympy.Integer] | None:
-    """(size, value) where `zero`, a polynomial in that size alone, vanishes for one integer that the size can be."""
+    """(size, value) where `zero` is a polynomial in that size alone with exactly one root that the size can be."""
     generators = _generators(zero)
     if len(generators) != 1 or not zero.is_polynomial(*generators):
         return None
@@ -229,19 +233,19 @@ def _solved(zero: sympy.Expr) -> tuple[sympy.Basic, sympy.Integer] | None:
 
 
 def _generators(zero: sympy.Expr) -> set[sympy.Basic]:
-    """The symbols and functions that are the bases of the factors of the terms of `zero`."""
+    """The symbols and functions of which `zero` is a polynomial."""
     factors = (f for term in sympy.Add.make_args(zero) for f in sympy.Mul.make_args(term))
     return {f.as_base_exp()[0] for f in factors if not f.is_number}
 
 
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:
-    holds = [v for v in range(1, _MAX_STEP) if _all_zero(zeros, {name: v})][:2]
-    if len(holds) < 2:
+    solutions = [v for v in range(1, _MAX_STEP) if _all_zero(zeros, {name: v})][:2]
+    if len(solutions) < 2:
         return None
-    first, second = holds
+    first, second = solutions
     step = second - first
-    tried = range(1, min(4 * step + 64, _MAX_STEP))
-    if step == 1 or any(_all_zero(zeros, {name: v}) != ((v - first) % step == 0 and v >= first) for v in tried):
+    candidates = range(1, min(4 * step + 64, _MAX_STEP))
+    if step == 1 or any(_all_zero(zeros, {name: v}) != ((v - first) % step == 0 and v >= first) for v in candidates):
         return None
     return Progression(step, first - step)
 

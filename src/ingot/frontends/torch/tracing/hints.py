@@ -1,7 +1,7 @@
-"""nn.TransformerEncoder and its decoder without the question whether a mask that was given is the causal one.
+"""Tracing nn.TransformerEncoder and decoder without testing whether a given mask is causal.
 
-They compare its values and branch, which torch.export cannot trace, and hand the answer on as a hint beside the mask:
-the mask says all that there is to say.
+They compare the mask's values and branch, which torch.export cannot trace, and pass the answer on as a hint, which is
+redundant, as the mask is passed, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.modules import transformer
 
 @contextmanager
 def masks_unread() -> Iterator[None]:
-    """Within, a mask counts as causal only where the caller says so."""
+    """Within the block, a mask counts as causal only where the caller says so."""
     detector = transformer._detect_is_causal_mask
     transformer._detect_is_causal_mask = _causal_hint
     try:

@@ -2,8 +2,8 @@
 
     y = relu_(x)   ->   y = x = relu(x)
 
-torch.export keeps in-place ops and views. Where no other name of the same storage is read after the write, rebinding
-the written name is all there is to it, and the costly functionalization by `run_decompositions` is not needed.
+torch.export keeps in-place ops and views. Where no alias of the storage is read after the write, it suffices to rebind
+the written name, without the costly functionalization by `run_decompositions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-# these return their input where nothing is to do, though their schemas do not say so
+# ops that may return their input itself, although their schemas do not say so
 _MAY_RETURN_INPUT = frozenset(
     {
         "type_as",
@@ -43,14 +43,14 @@ def written(node: fx.Node) -> fx.Node | None:
 
 
 def destination(node: fx.Node) -> fx.Node:
-    """The node that a chain of in-place writes ends in; `node` itself if it is none."""
-    while (to := written(node)) is not None:
-        node = to
+    """The value to which a chain of in-place ops writes; `node` itself if it is no such op."""
+    while (target := written(node)) is not None:
+        node = target
     return node
 
 
 def functional_name(target: torch._ops.OpOverload) -> str:
-    """The op that computes what `target` writes: aten.add_.Tensor -> aten.add.Tensor; the own name of any other op."""
+    """The functional form of an in-place op: aten.add_.Tensor -> aten.add.Tensor; other ops keep their names."""
     namespace, base, overload = *target._schema.name.split("::"), target._overloadname
     if target._schema.is_mutable:
         if base.startswith("__i") and base.endswith("__"):
@@ -68,8 +68,8 @@ class _Aliases:
 
     def find(self, node: fx.Node) -> fx.Node:
         root = node
-        while (up := self._parent.get(root, root)) is not root:
-            root = up
+        while (parent := self._parent.get(root, root)) is not root:
+            root = parent
         while node is not root:
             following = self._parent.get(node, node)
             self._parent[node] = root
@@ -86,7 +86,7 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
     if target is operator.getitem and _gives_fresh(node.args[0]):
         return
     if not isinstance(target, torch._ops.OpOverload):
-        # getitem, and calls of submodules: anything may come back
+        # getitem, and calls of submodules: the result may alias any argument
         yield from node.all_input_nodes
         return
     schema = target._schema
@@ -102,7 +102,7 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _gives_fresh(node: Any) -> bool:
-    """Whether a call's results have memory of their own, each."""
+    """Whether each of a call's results has fresh memory."""
     target = node.target
     fresh = isinstance(target, torch._ops.OpOverload) and all(r.alias_info is None for r in target._schema.returns)
     return fresh and _name(target) not in _MAY_RETURN_INPUT
@@ -113,17 +113,17 @@ def _name(target: torch._ops.OpOverload) -> str:
 
 
 def needs_functionalization(graph: fx.Graph) -> bool:
-    """Whether some write of `graph` is seen through another name of its storage, or reaches an input."""
+    """Whether some write of `graph` is seen through an alias, or changes an input."""
     nodes = list(graph.nodes)
     writes = [n for n in nodes if n.op == "call_function" and _writes(n)]
     if not writes:
         return False
     names = Names(nodes)
-    return any((to := written(n)) is None or names.holds_input(to) or names.is_seen(n, to) for n in writes)
+    return any((target := written(n)) is None or names.holds_input(target) or names.is_seen(n, target) for n in writes)
 
 
 class Names:
-    """The nodes of a graph that may name the same storage."""
+    """Alias sets of a graph's nodes."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self._position = {n: i for i, n in enumerate(nodes)}
@@ -136,11 +136,14 @@ class Names:
         return any(n.op in ("placeholder", "get_attr") for n in self._members[self._aliases.find(node)])
 
     def is_seen(self, write: fx.Node, target: fx.Node) -> bool:
-        """Whether what `write` does to `target` is read later by a name that was there before."""
-        at, position = self._position[write], self._position
+        """Whether the effect of `write` on `target` is read later through an alias that existed before."""
+        write_position, position = self._position[write], self._position
         same_storage = self._members[self._aliases.find(target)]
         return any(
-            position[user] > at for n in same_storage if n is not target and position[n] < at for user in n.users
+            position[user] > write_position
+            for n in same_storage
+            if n is not target and position[n] < write_position
+            for user in n.users
         )
 
 

@@ -1,7 +1,7 @@
-"""Buffers of one integer, which torch.export takes for data, as the numbers that they are.
+"""Buffers of one integer as known numbers, where torch.export would treat them as data.
 
-self.register_buffer("stride", torch.tensor(2))          a codec keeps its strides so (EnCodec, Mimi)
-n = (x.shape[-1] - self.kernel) / self.stride + 1        a size, once stride is known
+self.register_buffer("stride", torch.tensor(2))          as codecs do (EnCodec, Mimi)
+n = (x.shape[-1] - self.kernel) / self.stride + 1        a size, if stride is known
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 
 class KnownNumbers(TorchFunctionMode):
-    """Within it, what reads such a buffer of `net` reads a constant. written: whether something writes one, whose value
-    is not known then."""
+    """Within it, reads of such buffers of `net` give constants. written: whether some op writes one, so that its value
+    is not known."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class KnownNumbers(TorchFunctionMode):
 
     @contextmanager
     def of(self, net: nn.Module) -> Iterator[None]:
-        """While torch traces `net`, it has other tensors for buffers in each call."""
+        """While torch traces `net`, which substitutes its buffers in each call."""
 
         def begin(module: nn.Module, *_: object) -> None:
             buffers = dict(module.named_buffers())

@@ -1,15 +1,15 @@
 """The memory layouts of results and inputs of a functional graph.
 
-A result has the strides that torch traced, as views are replayed on it: its axes are turned within the model, and back
-by torch behind it. What is a view of an input or of another result is not computed: torch makes it again.
+A result must have the strides that torch traced, as views are replayed on it: the model returns it with its axes
+permuted, and torch permutes them back. Views of inputs or of other results are not computed: torch replays them.
 
     y = conv(x); t = transpose(view(y, [n, 4, h * w]), 1, 2); return y, t
     ->   the model: return permute(conv(x), [0, 2, 3, 1])
          behind it: y = permute(made, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
 
-In front of the model torch reads memory that inputs are views of, of which the model sees no more than their elements.
-An image, or what has an image's shape, that forward keeps for backward lies with its channels last, as Ingot's kernels
-make and read it; one that is given so is read so.
+Before the model, torch reads memory behind inputs that are views, as the model sees only the elements of its inputs.
+Image-shaped values that forward saves for backward have their channels last, as Ingot's kernels write and read them;
+inputs in that layout are read as such.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ingot.support.dataclass import dataclass
 
-Order = tuple[int, ...]  # the tensor's axes, from the outermost in memory on
+Order = tuple[int, ...]  # a tensor's axes, outermost in memory first
 
 _aten = torch.ops.aten
 _NONE = slice(0)
@@ -48,17 +48,17 @@ _OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _ate
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
-    """The order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
+    """The axis order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
     rows, steps = tuple(range(value.dim())), [_likely_size(s, 1 << 12) for s in value.stride()]
     if _is_dense(value, rows):
         return rows
-    # of two axes with one stride the inner one has one element
+    # of two axes with equal strides, the inner one has size 1
     order = sorted(rows, key=lambda axis: (-steps[axis], _likely_size(value.shape[axis], 2) == 1))
     return tuple(order) if _is_dense(value, order) else None
 
 
 def order_of(value: object) -> Order | None:
-    """The order of a dense tensor that does not lie row by row; None for all else."""
+    """The axis order of a dense tensor that is not row-major; None for all else."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_complex():
         return None
     order = dense_order(value)
@@ -66,7 +66,7 @@ def order_of(value: object) -> Order | None:
 
 
 def _is_dense(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
-    """Whether the strides are those of dense axes in this order; of an axis of one element only if `exactly`."""
+    """Whether the strides are those of dense axes in this order. exactly: axes of size 1 are checked, too."""
     step: sympy.Basic = sympy.Integer(1)
     for axis in reversed(order):
         size, stride = _expression(value.shape[axis]), _expression(value.stride(axis))
@@ -77,7 +77,7 @@ def _is_dense(value: torch.Tensor, order: Sequence[int], exactly: bool = False) 
 
 
 def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    """In strides, torch's max(1, n) becomes n: a tensor of no elements has no other places."""
+    """A size in a stride: torch's max(1, n) becomes n, as strides of an empty tensor do not matter."""
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(size)
     e = size.node.expr
@@ -86,19 +86,19 @@ def _expression(size: int | torch.SymInt) -> sympy.Expr:
 
 
 def _operands_but_one(extreme: sympy.Basic) -> list[sympy.Basic]:
-    rest = [a for a in extreme.args if a != 1]
-    return rest if len(rest) == 1 and len(extreme.args) == 2 else []
+    others = [a for a in extreme.args if a != 1]
+    return others if len(others) == 1 and len(extreme.args) == 2 else []
 
 
 @dataclass(frozen=True)
 class Results:
-    """The parts that a graph's results are made of.
+    """How a graph's results are computed.
 
     Attributes:
-        computed: the values that the model gives.
-        orders: in which each of them has its axes; None for rows.
-        strides: of each result, where they are others than torch traced; else None.
-        finish: from the graph's inputs and the computed values to the results; None where the latter are the results.
+        computed: the values that the model returns.
+        orders: the axis order of each computed value; None for row-major.
+        strides: of each result, where they differ from those that torch traced; else None.
+        finish: (the graph's inputs, the computed values) -> the results; None where the latter are the results.
     """
 
     computed: tuple[fx.Node, ...]
@@ -108,14 +108,14 @@ class Results:
 
 
 class _ViewGraph:
-    """A graph that torch runs outside of the model, of views and sizes of the inputs of `graph` and of `computed`."""
+    """A graph of views and sizes of the inputs of `graph` and of `computed`, which torch runs outside the model."""
 
     def __init__(self, graph: fx.Graph, computed: Iterable[fx.Node] = ()) -> None:
         self.graph = fx.Graph()
         inputs = graph.find_nodes(op="placeholder")
         self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
-        known = ((n, n.meta.get("val")) for n in inputs)
-        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in known if isinstance(v, torch.SymInt)}
+        values = ((n, n.meta.get("val")) for n in inputs)
+        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in values if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
         if isinstance(value, torch.SymInt):
@@ -132,13 +132,13 @@ class _ViewGraph:
         return node.node if isinstance(node, fx.Proxy) else int(node)
 
     def has_views(self, node: fx.Node) -> bool:
-        """Whether the views that lead to `node` can be made again."""
+        """Whether the chain of views to `node` can be replayed."""
         source, call = source_of(node), _call(node)
         sizes = (n.meta.get("val") for n in call.all_input_nodes if n is not source)
         return source is None or (all(map(self.has_size, sizes)) and self.has_views(source))
 
     def view(self, node: fx.Node) -> fx.Node:
-        """`node`, a view of what is here, with the views that lead to it."""
+        """`node`, a view of a value of this graph, by replaying its chain of views."""
         if node not in self.node_of:
             source, call = source_of(node), _call(node)
             assert source is not None, node
@@ -159,39 +159,39 @@ class _ViewGraph:
 
 
 def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
-    """Lets `graph` give only what the model has to compute of its results.
+    """Reduces `graph` to the results that the model must compute.
 
-    kept_slice: places of what only a backward graph reads, which has its axes in any order. written: how many of the
-    last results are what inputs are given."""
+    kept_slice: positions of results that only a backward graph reads, whose axis order is free. written: the number of
+    last results that are new values of inputs."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
-    shown_until = len(results) - written
+    visible_count = len(results) - written
     saved = range(len(results))[kept_slice]
-    shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
-    returned = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
+    visible = {r for i, r in enumerate(results[:visible_count]) if i not in saved and _is_strided(r)}
+    returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
     sizes = _ViewGraph(graph)
     nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
-    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, returned) and sizes.has_views(r)}
-    shown |= {_root(r) for r in views}
+    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, visible, returned) and sizes.has_views(r)}
+    visible |= {_root(r) for r in views}
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
     computed = {r: None for r in computed if r not in sizes.node_of}
 
-    images, view_graph = _images(graph) & {results[i] for i in saved} - shown, _ViewGraph(graph, computed)
+    images, view_graph = _images(graph) & {results[i] for i in saved} - visible, _ViewGraph(graph, computed)
     inputs = [view_graph.node_of[r] for r in computed]
-    orders = [_channels_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
+    orders = [_channels_last(r) if r in images else _order(r, exactly=r in visible) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in shown else _permuted(view_graph, r, order)
-    out = [_result(r, view_graph) for r in results]
+        view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in visible else _permuted(view_graph, r, order)
+    outputs = [_result(r, view_graph) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
     strides = [_strides(r) if r in images else None for r in results]
-    finish = None if out == inputs else view_graph.function(out)
+    finish = None if outputs == inputs else view_graph.function(outputs)
     return Results(tuple(computed), tuple(orders), tuple(strides), finish)
 
 
 def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any, ...]] | None]:
-    """(new inputs of `graph`, what makes them of the others): what reads the memory of an input, which is more than the
-    input's elements where that is a view.
+    """(new inputs of `graph`, a function that computes them from the others): reads of an input's memory, which is
+    larger than the input where that is a view.
 
     as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
     """
@@ -207,16 +207,16 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
     )
     for node in reversed(reads):
         with graph.inserting_after(last):
-            new = graph.placeholder(f"{node.name}_memory")
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        added.insert(0, new)
+            placeholder = graph.placeholder(f"{node.name}_memory")
+        placeholder.meta = dict(node.meta)
+        node.replace_all_uses_with(placeholder)
+        added.insert(0, placeholder)
     graph.eliminate_dead_code()
     return added, view_graph.function(new_views)
 
 
 def saved_results() -> slice:
-    """Places of a forward graph's results that only its backward graph reads."""
+    """Positions of a forward graph's results that only its backward graph reads."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None or context.output_strides is None:
         return _NONE
@@ -224,7 +224,7 @@ def saved_results() -> slice:
 
 
 def report_strides(results: Results) -> None:
-    """Tell AOTAutograd, which traced other strides."""
+    """Report the results' strides to AOTAutograd, which traced others."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides += results.strides
@@ -237,16 +237,16 @@ def _result(r: Any, view_graph: _ViewGraph) -> Any:
     return view_graph.size(value) if view_graph.has_size(value) else view_graph.view(r)
 
 
-def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
-    """Whether torch makes a result again, of an input or of another value that the model gives. A small part of a value
-    that is no result is computed by itself."""
+def _is_made_again(r: fx.Node, visible: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
+    """Whether torch replays a result as a view of an input or of another value that the model returns. A small part of
+    a value that is no result is computed directly."""
     root = _root(r)
     if root is r or root.op == "placeholder":
         return root is not r and r not in returned
-    if root in shown or r not in shown:
-        return root in shown
-    sharing = [other for other in shown if _root(other) is root]
-    return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
+    if root in visible or r not in visible:
+        return root in visible
+    siblings = [other for other in visible if _root(other) is root]
+    return len(siblings) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
 def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.Node:
@@ -272,7 +272,7 @@ def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Nod
 
 
 def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
-    """A view that autograd takes for a tensor of its own: it forbids writes into views that a custom Function makes."""
+    """A view that autograd takes for a base tensor: it forbids writes into views that a custom Function returns."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return view(x, *args)
 
@@ -288,13 +288,13 @@ def _order(r: fx.Node, exactly: bool) -> Order | None:
 
 
 def _call(node: fx.Node) -> fx.Node:
-    """The call that makes `node`, which may be one of several results."""
+    """The call that computes `node`, which may be one of its several results."""
     source = node.args[0] if node.target is operator.getitem else node
     return source if isinstance(source, fx.Node) else node
 
 
 def source_of(node: fx.Node) -> fx.Node | None:
-    """The tensor that `node` is a view of, which shares its memory."""
+    """The tensor that `node` is a view of, None for others."""
     call = _call(node)
     if call.op != "call_function" or not isinstance(call.target, torch._ops.OpOverload) or not call.args:
         return None
@@ -319,7 +319,7 @@ def _is_strided(node: object) -> bool:
 
 
 def _likely_size(size: int | torch.SymInt, default: int) -> int:
-    """The size that was traced, without a guard; `default` where there is none."""
+    """The example's size, without a guard; `default` where there is none."""
     if not isinstance(size, torch.SymInt):
         return size
     env, expr = size.node.shape_env, size.node.expr
@@ -352,7 +352,7 @@ def _strides(node: fx.Node) -> tuple[int, ...]:
 
 
 def _images(graph: fx.Graph) -> set[object]:
-    """Values of the shapes that convolutions, pools and batch norms make or read."""
+    """Values with the shape of some operand or result of a convolution, pool or batch norm."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
     layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]
     near = {n for layer in layers for n in (layer, layer.args[0], *layer.users)}

@@ -1,8 +1,8 @@
-"""State that is views: tensors of a module that lie in one memory are views of one buffer while torch traces.
+"""State with shared memory: tensors of a module that overlap in memory become views of one buffer while torch traces.
 
     m = buffer [4, 6], top = buffer m[:2], forward writes top    ->    top is m.as_strided((2, 6), (6, 1), 0)
 
-torch.export takes each buffer for a tensor of its own, and cannot tell what a write through one name does to another.
+torch.export takes each buffer for a separate tensor, and does not see what a write through one alias does to another.
 Tensors that forward writes and that are no buffers become buffers in the same way.
 """
 
@@ -37,7 +37,7 @@ class _Member:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last element of its storage that it may name, the latter exclusive."""
+        """The range [first, end) of elements of its storage that it may cover."""
         t = self.tensor
         first = int(t.storage_offset())
         last = first + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
@@ -57,7 +57,7 @@ class Memory:
 
 
 def written_memories(net: nn.Module, program: ExportedProgram) -> list[Memory]:
-    """The memories of `net` that `program`, traced from it, writes, and that are not one buffer alone."""
+    """The memories of `net` that `program`, traced from it, writes, except those of a single buffer."""
     signature, written = program.graph_signature, written_inputs(program.graph)
     specs = [s for s in signature.input_specs if s.kind in _STATE_KINDS and s.arg.name in written and s.target]
     tensors = (program.state_dict.get(str(s.target), program.constants.get(str(s.target))) for s in specs)
@@ -69,14 +69,14 @@ def written_memories(net: nn.Module, program: ExportedProgram) -> list[Memory]:
 
 def _members(net: nn.Module) -> Iterator[_Member]:
     for path, module in net.named_modules():
-        for of in (module._parameters, module._buffers, module.__dict__):
-            for name, tensor in of.items():
+        for attributes in (module._parameters, module._buffers, module.__dict__):
+            for name, tensor in attributes.items():
                 if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
-                    yield _Member(module, of, name, f"{path}.{name}" if path else name, tensor)
+                    yield _Member(module, attributes, name, f"{path}.{name}" if path else name, tensor)
 
 
 def _overlapping(members: Sequence[_Member]) -> list[list[_Member]]:
-    """Members whose spans of one storage meet, directly or by others."""
+    """Groups of members whose spans of one storage overlap, directly or through others."""
 
     def start(m: _Member) -> tuple[int, int]:
         return m.tensor.untyped_storage().data_ptr(), m.span[0]
@@ -94,7 +94,7 @@ def _overlapping(members: Sequence[_Member]) -> list[list[_Member]]:
 
 
 def _memory(net: nn.Module, group: Sequence[_Member]) -> Memory:
-    """The member that has all elements in their order owns them, or else a new buffer that is a vector of them."""
+    """The owner is the member that covers all elements contiguously, else a new buffer that is a vector of them."""
     low, high = min(m.span[0] for m in group), max(m.span[1] for m in group)
     types = {m.tensor.dtype for m in group}
     if len(types) > 1:
@@ -104,9 +104,9 @@ def _memory(net: nn.Module, group: Sequence[_Member]) -> Memory:
             got=", ".join(sorted(map(str, types))),
             fix="give each its own memory (.clone())",
         )
-    whole = [m for m in group if m.span == (low, high) and m.tensor.is_contiguous()]
-    if whole:
-        return Memory(whole[0], tuple(m for m in group if m is not whole[0]))
+    covering = [m for m in group if m.span == (low, high) and m.tensor.is_contiguous()]
+    if covering:
+        return Memory(covering[0], tuple(m for m in group if m is not covering[0]))
     name = "_and_".join(m.path.replace(".", "_") for m in group)
     with torch.no_grad():
         flat = group[0].tensor.detach().as_strided((high - low,), (1,), low)
@@ -115,14 +115,14 @@ def _memory(net: nn.Module, group: Sequence[_Member]) -> Memory:
 
 @contextmanager
 def joined(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
-    """Within, the owners are buffers and forward sees the other members as views of them."""
+    """Within the block, the owners are buffers and forward sees the other members as views of them."""
     views = [m for memory in memories for m in memory.views]
     originals = [(place, dict(place)) for place in _places(net)]
     forward = net.forward
     for m in views:
         del m.place[m.name]
     for owner in (m.owner for m in memories):
-        # a program's writes through views count from the start of a memory
+        # a program's views have offsets from the start of the memory
         base = owner.tensor if owner.tensor.storage_offset() == 0 else owner.tensor.detach().clone()
         if owner.place is owner.holder._parameters:
             owner.place[owner.name] = nn.Parameter(base, requires_grad=False)
@@ -140,7 +140,9 @@ def joined(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
 
 
 def _places(net: nn.Module) -> list[dict[str, Any]]:
-    return [of for module in net.modules() for of in (module.__dict__, module._parameters, module._buffers)]
+    return [
+        attributes for module in net.modules() for attributes in (module.__dict__, module._parameters, module._buffers)
+    ]
 
 
 def _with_views(forward: Callable[..., Any], memories: Sequence[Memory]) -> Callable[..., Any]:
@@ -153,7 +155,7 @@ def _with_views(forward: Callable[..., Any], memories: Sequence[Memory]) -> Call
         for m, view in views:
             m.place[m.name] = view
         try:
-            out = forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
             for m, view in views:
                 if m.place.get(m.name) is not view:
                     fix = f"write into it: self.{m.name}.copy_(...)"
@@ -161,6 +163,6 @@ def _with_views(forward: Callable[..., Any], memories: Sequence[Memory]) -> Call
         finally:
             for m, _ in views:
                 m.place.pop(m.name, None)
-        return out
+        return result
 
     return call

@@ -1,7 +1,7 @@
-"""Functions of torch that fix open sizes at the example's, written in ones that keep them.
+"""Functions of torch that fix open sizes at the example's, replaced by compositions that keep them open.
 
-Their C++ takes sizes as plain integers, or compares values, so that torch.export would trace the example's size and
-refuse the others. Each has its definition here, from torch's documentation.
+Their C++ code takes sizes as plain integers, or compares values, so that torch.export would specialize the example's
+size. Each is defined here as torch documents it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from ingot.frontends.torch.values import sizes_per_axis
 
-Size = Any  # an int, or a SymInt, which stands for one everywhere
+Size = Any  # an int or a SymInt
 
 
 class OpenSizes(TorchFunctionMode):
-    """Within it, calls of the functions below keep sizes that torch traces as symbols; all others are untouched.
-    lengths: whether `len` fixed one, which `open_lengths` would keep."""
+    """Within it, calls of the functions below keep sizes symbolic; other calls are untouched.
+    lengths: whether `len` fixed a size that `open_lengths` would keep open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class OpenSizes(TorchFunctionMode):
 
 @contextmanager
 def open_lengths() -> Iterator[None]:
-    """While torch traces: `len(x)` is x.shape[0], a symbol too, of which Python would make an int."""
+    """While torch traces, `len(x)` is x.shape[0] even where that is symbolic; Python would convert it to an int."""
     length = builtins.len
 
     def of(x: Any) -> Size:
@@ -55,14 +55,14 @@ def open_lengths() -> Iterator[None]:
 
 
 def _open(value: object) -> bool:
-    """Whether `value` is, or has, a size that is a symbol."""
+    """Whether `value` is a symbolic size, or a tensor with one."""
     if isinstance(value, Tensor):
         return any(map(_open, value.shape))
     return isinstance(value, torch.SymInt) or (isinstance(value, tuple | list) and any(map(_open, value)))
 
 
 def _affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool | None = None) -> Tensor:
-    """The places [N, D, H, W, 3] (or [N, H, W, 2]) that maps `theta` send those of an image to: last axis (x, y, z)."""
+    """The positions [N, D, H, W, 3] (or [N, H, W, 2]) of an image's pixels under the maps `theta`, as (x, y, z)."""
     batch, _, *extents = size
     places = [_centers(n, theta, align_corners) for n in extents]
     axes = torch.meshgrid(*places, indexing="ij")
@@ -70,12 +70,12 @@ def _affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool | None
     return (points @ theta.mT).reshape(batch, *extents, len(extents))
 
 
-def _centers(n: Size, like: Tensor, align_corners: bool | None) -> Tensor:
-    """`n` places from -1 to 1: of the pixels' centers, the outer ones at the ends where `align_corners`."""
-    at = torch.arange(n, dtype=like.dtype, device=like.device)
+def _centers(n: Size, dtype_source: Tensor, align_corners: bool | None) -> Tensor:
+    """The `n` pixel centers from -1 to 1; the outermost are at the ends if `align_corners`."""
+    indices = torch.arange(n, dtype=dtype_source.dtype, device=dtype_source.device)
     if align_corners:
-        return at * (2 / torch.sym_max(n - 1, 1)) - 1 + (0 if n > 1 else 1)
-    return (2 * at + 1) / n - 1
+        return indices * (2 / torch.sym_max(n - 1, 1)) - 1 + (0 if n > 1 else 1)
+    return (2 * indices + 1) / n - 1
 
 
 def _one_hot(tensor: Tensor, num_classes: Size = -1) -> Tensor:
@@ -84,28 +84,28 @@ def _one_hot(tensor: Tensor, num_classes: Size = -1) -> Tensor:
     return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
 
 
-def _linspace(start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **to: Any) -> Tensor:
-    """Equally wide steps, counted from the nearer end."""
-    at = torch.arange(steps, dtype=torch.float64, device=to.get("device"))
+def _linspace(start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """Equal steps, computed from the nearer end."""
+    indices = torch.arange(steps, dtype=torch.float64, device=options.get("device"))
     step = (end - start) / torch.sym_max(steps - 1, 1)
-    return _typed(torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)), dtype)
+    return _typed(torch.where(indices < steps // 2, start + step * indices, end - step * (steps - 1 - indices)), dtype)
 
 
 def _logspace(
-    start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype: torch.dtype | None = None, **to: Any
+    start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype: torch.dtype | None = None, **options: Any
 ) -> Tensor:
-    return _typed(base ** _linspace(start, end, steps, dtype=torch.float64, **to), dtype)
+    return _typed(base ** _linspace(start, end, steps, dtype=torch.float64, **options), dtype)
 
 
-def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`pool` where some windows of open size span their axes: there it is the reduction `whole`."""
+def _pool(pool: Callable[..., Tensor], reduce_axis: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`pool`, except that a window that spans an axis of open size is the reduction `whole` of that axis."""
 
     def pooled(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Any:
         n = input.dim() - 2
         kernel, steps, paddings = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
         for axis, (size, side) in enumerate(zip(kernel, paddings, strict=True), 2):
             if _open(size) and _is_same_size(size, input.shape[axis]) and side == 0:
-                input = whole(input, axis, keepdim=True)
+                input = reduce_axis(input, axis, keepdim=True)
                 kernel[axis - 2] = steps[axis - 2] = 1
         return pool(input, kernel, steps, padding, *rest, **named)
 
@@ -117,9 +117,9 @@ def _is_same_size(a: Any, b: Any) -> bool:
 
 
 def _triangle(keep: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    def indices(row: Size, col: Size, offset: int = 0, **to: Any) -> Tensor:
-        mask = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
-        return mask.nonzero().T.to(to.get("dtype") or torch.int64)
+    def indices(row: Size, col: Size, offset: int = 0, **options: Any) -> Tensor:
+        mask = keep(torch.ones(row, col, dtype=torch.bool, device=options.get("device")), offset)
+        return mask.nonzero().T.to(options.get("dtype") or torch.int64)
 
     return indices
 
@@ -127,7 +127,7 @@ def _triangle(keep: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
 def _kron(input: Tensor, other: Tensor) -> Tensor:
     rank = max(input.dim(), other.dim())
     a, b = (x.reshape(*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
-    pairs = [at for axis in range(rank) for at in (axis, rank + axis)]
+    pairs = [position for axis in range(rank) for position in (axis, rank + axis)]
     outer = (a.reshape(*a.shape, *[1] * rank) * b).permute(pairs)
     return outer.reshape([m * n for m, n in zip(a.shape, b.shape, strict=True)])
 
@@ -151,7 +151,7 @@ def _vander(x: Tensor, N: Size | None = None, increasing: bool = False) -> Tenso
 
 
 def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Tensor]:
-    """A window a0 - a1 cos(t) + a2 cos(2t) of one period, which ends at its first value where it is not periodic."""
+    """A window a0 - a1 cos(t) + a2 cos(2t) over one period; unless periodic, its last value equals the first."""
 
     def window(
         window_length: Size, periodic: bool = True, *own: float, dtype: torch.dtype | None = None, device: Any = None,
@@ -165,7 +165,7 @@ def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Te
 
 
 def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
-    """The positions of `n` points between 0 and 1."""
+    """The positions of `n` points of a window, as fractions of its period."""
     return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
 
 
@@ -192,7 +192,7 @@ def _kaiser(
 def _cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """Covariances of the rows, whose columns may count several times (fweights) or matter more (aweights)."""
+    """Covariances of the rows, whose columns may have frequencies (fweights) and weights (aweights)."""
     lines = input.reshape(1, -1) if input.dim() < 2 else input
     weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     if weights is None:
@@ -219,7 +219,7 @@ def _istft(
     window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool | None = None,
     length: Size | None = None, return_complex: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Overlapping inverse transforms, each times the window, over the sum of the windows' squares."""
+    """Windowed inverse transforms, overlapped and added, divided by the sum of the squared windows."""
     hop, width, side = hop_length or n_fft // 4, win_length or n_fft, n_fft // 2
     spectrum = (input if input.dim() == 3 else input.unsqueeze(0)).mT
     norm = "ortho" if normalized else "backward"

@@ -1,14 +1,14 @@
-"""AOTAutograd's joint graph of a step, cut into forward and backward.
+"""AOTAutograd's joint graph of a step, partitioned into forward and backward.
 
-The minimal cut is torch's (min_cut_rematerialization_partition). Before it, what would make it keep a value twice goes:
+The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rewrites avoid saving a value twice:
 
-    y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer keeps, and not x too
+    y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer saves, instead of x
     clone(x), detach(x)               ->   x: nothing is written in place in a functional graph
-    unbind(x)[1]                      ->   select(x, 1), and split alike: views that torch does not know as such
+    unbind(x)[1]                      ->   select(x, 1), and likewise split: views that torch does not recognize
     a = x * 2; b = x * 2              ->   a alone; torch's pass for it imports Inductor, which takes half a second
 
-Views are never kept, as they cost nothing to have again: a view of an image that lies channels last would be a copy.
-What is drawn at random is always kept where a checkpoint has it: another draw would be another number.
+Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
+Random draws inside a checkpoint are always saved: recomputing would draw other numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
-# comparisons that a clamp's result answers as its operand does: which of its bounds they are about
+# comparisons with a clamp's bound that give the same for its result as for its operand -> the bound's argument index
 _BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 
 
@@ -46,33 +46,33 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
 
 
 def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
-    """Views of kept values, which torch keeps too at times: backward makes them again. results: those of forward that
-    are the caller's."""
+    """Removes views of saved values from the saved values; backward recomputes them. results: the number of forward's
+    results that the caller gets."""
     (end,) = forward.graph.find_nodes(op="output")
-    kept = list(end.args[0])
+    saved = list(end.args[0])
     placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
-    for view in kept[results:]:
+    for view in saved[results:]:
         base = view.args[0] if isinstance(view, fx.Node) and is_view(view) else None
-        if base not in kept[results:] or view.name not in placeholders:
+        if base not in saved[results:] or view.name not in placeholders:
             continue
         assert isinstance(base, fx.Node) and callable(view.target)
-        old = placeholders[view.name]
+        placeholder = placeholders[view.name]
         with backward.graph.inserting_before(first):
-            again = backward.graph.call_function(view.target, (placeholders[base.name], *view.args[1:]))
-        again.meta = dict(old.meta)
-        old.replace_all_uses_with(again)
-        backward.graph.erase_node(old)
-        kept.remove(view)
-    if len(kept) < len(end.args[0]):
-        end.args = (tuple(kept),)
+            recomputed = backward.graph.call_function(view.target, (placeholders[base.name], *view.args[1:]))
+        recomputed.meta = dict(placeholder.meta)
+        placeholder.replace_all_uses_with(recomputed)
+        backward.graph.erase_node(placeholder)
+        saved.remove(view)
+    if len(saved) < len(end.args[0]):
+        end.args = (tuple(saved),)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.recompile()
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call returns a view of its first argument, of which the others are numbers."""
+    """Whether a call returns a view of its first argument, and its other arguments are numbers."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or node.kwargs:
         return False
     returns = node.target._schema.returns
@@ -81,7 +81,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def _drop_copies(graph: fx.Graph) -> None:
-    """All but those that are results, which must not be another result or an input."""
+    """Remove copies, except results, which must not alias another result or an input."""
     for target in (_aten.clone.default, _aten.detach.default):
         for node in graph.find_nodes(op="call_function", target=target):
             if not node.kwargs and all(user.op != "output" for user in node.users):
@@ -90,7 +90,7 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _select_parts(graph: fx.Graph) -> None:
-    """The parts of a tensor along an axis, each as a view of its own."""
+    """Replace ops that return all parts of a tensor along an axis by one view for each part."""
     for node in graph.find_nodes(op="call_function", target=_aten.unbind.int):
         axis = node.args[1] if len(node.args) > 1 else 0
         _replace_parts(graph, node, lambda i, axis=axis: (_aten.select.int, (axis, i)))
@@ -126,22 +126,22 @@ def _ask_results(graph: fx.Graph) -> None:
     for clamp in graph.find_nodes(op="call_function", target=_aten.hardtanh.default):
         x, *bounds = clamp.args
         for user in list(x.users):
-            at = _BOUND_OPS.get(user.target)
-            if at is not None and bounds[at - 1 : at] == [user.args[1]] and user > clamp:
+            bound_index = _BOUND_OPS.get(user.target)
+            if bound_index is not None and bounds[bound_index - 1 : bound_index] == [user.args[1]] and user > clamp:
                 user.replace_input_with(x, clamp)
 
 
 def _keep_draws(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and must_recompute(node):
-            several = [user for user in node.users if user.target is operator.getitem]
-            for kept_node in (node, *several):
+            items = [user for user in node.users if user.target is operator.getitem]
+            for kept_node in (node, *items):
                 kept_node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _merge_equal(graph: fx.Graph) -> None:
-    """Calls of the same op with the same arguments, down to the first write. A result has memory of its own: neither it
-    nor a view of it is another value."""
+    """Merge calls of the same op with the same arguments, up to the first write. A result must have its own memory:
+    neither it nor a view of it is merged."""
     (end,) = graph.find_nodes(op="output")
     results = {storage for n in end.all_input_nodes if (storage := _storage(n)) is not None}
     first_by_key: dict[tuple[object, ...], fx.Node] = {}
@@ -156,7 +156,7 @@ def _merge_equal(graph: fx.Graph) -> None:
         if torch.Tag.nondeterministic_seeded in target.tags or not all(isinstance(v, torch.Tensor) for v in tensors):
             continue
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        # numbers by their text: 1, 1.0 and True are equal, as 0.0 and -0.0 are
+        # numbers are compared as text, as 1 == 1.0 == True and 0.0 == -0.0
         leaves = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
         first = first_by_key.setdefault((target, str(spec), *leaves), node)
         if first is not node and _storage(node) not in results:

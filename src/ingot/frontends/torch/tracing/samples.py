@@ -1,4 +1,4 @@
-"""Whether tensors were written where nothing counts it: `p.data -= rate * p.grad` leaves p's version as it was."""
+"""Detecting writes that change no version counter: `p.data -= rate * p.grad` leaves p's version unchanged."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 _SAMPLE_ELEMENTS = (
-    16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+    16  # adjacent elements in the middle of each tensor, the fastest to read: an optimizer changes nearly all
 )
 
 
 class Samples:
-    """Elements of tensors in the CPU's memory, to be compared with what they were.
+    """Elements of tensors in the CPU's memory, to be compared with their earlier values.
 
-    Asking a GPU would stall it. A write that none of the elements is of goes unseen.
+    Reading from a GPU would stall it. A write that touches none of the elements is missed.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -29,13 +29,13 @@ class Samples:
 
 
 def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    # as bits, a NaN equals itself
+    # compared as bits, a NaN equals itself
     return torch.equal(a, b) or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    if reach != tensor.numel():  # elements lie apart, or several in one place
+    if reach != tensor.numel():  # the memory has gaps or overlapping elements
         return tensor[(slice(0, 1),) * tensor.dim()].reshape(1)
     count = min(reach, _SAMPLE_ELEMENTS)
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + (reach - count) // 2)

@@ -1,9 +1,9 @@
-"""Sparse gradients of tables: the graph gives their indices and values, and torch's tensors are made of them outside.
+"""Sparse gradients of embedding tables: the graph returns indices and values, and torch's tensors are built outside.
 
 return sparse_coo([30, 8], places, rows), dw   ->   return places, rows, dw
 
-torch leaves rows of padding out, so that their number depends on data: nothing that can be traced, and dynamo would run
-the whole function eagerly. Here they stay, as zeros.
+torch omits rows of padding, so that the number of rows depends on data: that cannot be traced, and dynamo would run the
+whole function eagerly. Here they are kept as zeros.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Join = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def split_sparse(graph: fx.Graph) -> Join | None:
-    """Lets `graph` give the parts of results that are sparse tensors of known size; what makes the results of them.
+    """Replaces results of `graph` that are sparse tensors of known size by their parts; returns the function that joins
 
-    None where there are no such. Others stay, and are refused by name.
+    the parts again, None without such results. Other sparse results stay, and are refused by name.
     """
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
@@ -58,7 +58,7 @@ def _maker(result: object) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def _install() -> None:
-    # only Python's dispatcher, which is on while torch traces, asks it
+    # only Python's dispatcher, which is active while torch traces, uses it
     _backward.py_impl(_COMPOSITE)(_rows)
 
 
@@ -68,5 +68,5 @@ def _rows(grad: Tensor, indices: Tensor, count: int, padding: int, by_frequency:
     return _backward._op_dk(_COMPOSITE, grad, indices, count, padding, by_frequency)
 
 
-# within it, tracing gives sparse gradients whose rows of padding are zeros; tables that run are not touched
+# within it, traced sparse gradients have zeros as rows of padding; eager execution is unaffected
 padding_as_zeros = Switch("ingot_padding_as_zeros", _install)

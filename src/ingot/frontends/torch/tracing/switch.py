@@ -1,4 +1,4 @@
-"""A switch for behaviour that differs while torch traces: on within a block, off for other threads."""
+"""A switch for behaviour that differs while torch traces: on within a block, for the current thread only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 
 class Switch:
-    """`with switch():` turns it on; rules that `install` puts into torch, once, ask `switch.on`."""
+    """`with switch():` turns it on. `install`, called once, registers rules with torch that check `switch.on`."""
 
     def __init__(self, name: str, install: Callable[[], None]) -> None:
         self._on, self._install = ContextVar(name, default=False), cache(install)

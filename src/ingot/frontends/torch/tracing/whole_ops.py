@@ -1,10 +1,10 @@
-"""Keeps ops whole while torch traces that its own rules compose of others in front of autograd.
+"""Keeps ops whole while torch traces that torch decomposes above autograd.
 
-Recurrences: torch's rule for `aten.lstm`, `gru` and `rnn` runs the recurrence step by step even to learn the shape of
-its result, which takes seconds and fixes the length of the sequence. Here they get rules that give the shape alone.
+Recurrences: torch's rule for `aten.lstm`, `gru` and `rnn` runs the recurrence step by step even to infer the shape of
+its result, which takes seconds and fixes the length of the sequence. The rules here infer only the shape.
 
-Resizes: torch composes them of reads at computed places, so that their gradients would be scattered. Those of static
-sizes stay what they are, with torch's gradients, which are ops too.
+Resizes: torch decomposes them into gathers, whose gradients would be scatters. Those of static sizes are kept whole,
+with torch's gradients, which are ops, too.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _RULES: tuple[tuple[torch._ops.OpOverload, Callable[..., Any]], ...] = (
 
 
 def _install() -> None:
-    """Put the rules before torch's own, for tracing: only Python's dispatcher asks them."""
+    """Register the rules before torch's own, for tracing: only Python's dispatcher uses them."""
     for op, rule in _RULES:
         for key in _KEYS:
             op.py_kernels[key] = _with_rule(rule, op.py_kernels[key])
-        # asked first for tensors of symbolic sizes, when a program is decomposed
+        # it takes precedence for tensors of symbolic sizes when a program is decomposed
         if op in decomposition_table:
             decomposition_table[op] = _with_rule(rule, decomposition_table[op])
         op._dispatch_cache.clear()
@@ -70,12 +70,12 @@ def _with_rule(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable
     return select
 
 
-# within it, tracing records recurrent ops with their shapes; models that run are not touched
+# within it, tracing records recurrent ops whole; eager execution is unaffected
 whole_recurrences = Switch("ingot_whole_recurrences", _install)
 
 
 def _by_factors(op: Any) -> Callable[..., Tensor]:
-    """The op by scale factors, as the one by sizes and scales."""
+    """The overload that takes scale factors, as a call of the one that takes sizes and scales."""
 
     def resize(x: Tensor, size: Sequence[int] | None, *corners_and_factors: Any) -> Tensor:
         *corners, factors = corners_and_factors
@@ -87,7 +87,7 @@ def _by_factors(op: Any) -> Callable[..., Tensor]:
 
 
 def _by_sizes(op: Any) -> Callable[..., Tensor]:
-    """The op by torch's kernel for autograd, not by its composition in Python."""
+    """The op by torch's autograd kernel instead of its Python decomposition."""
 
     def resize(*args: Any, **kwargs: Any) -> Tensor:
         with torch._C._DisablePythonDispatcher():
@@ -98,19 +98,19 @@ def _by_sizes(op: Any) -> Callable[..., Tensor]:
 
 def _install_resizes() -> None:
     for op in _RESIZES:
-        for overload, whole in ((op.vec, _by_factors(op)), (op.default, _by_sizes(op))):
+        for overload, resize in ((op.vec, _by_factors(op)), (op.default, _by_sizes(op))):
             for key in (k for k in _KEYS if k in overload.py_kernels):
-                overload.py_kernels[key] = _whole_or(whole, overload.py_kernels[key])
+                overload.py_kernels[key] = _whole_or(resize, overload.py_kernels[key])
             overload._dispatch_cache.clear()
 
 
-def _whole_or(whole: Callable[..., Tensor], composed: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _whole_or(whole_op: Callable[..., Tensor], composed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def select(x: Tensor, size: Sequence[int] | None, *args: Any, **kwargs: Any) -> Tensor:
         is_static = all(isinstance(n, int) for n in (*x.shape, *(size or ())))
-        return (whole if whole_resizes.on and is_static else composed)(x, size, *args, **kwargs)
+        return (whole_op if whole_resizes.on and is_static else composed)(x, size, *args, **kwargs)
 
     return select
 
 
-# within it, tracing records resizes of static sizes as the ops that they are
+# within it, tracing records resizes of static sizes whole
 whole_resizes = Switch("ingot_whole_resizes", _install_resizes)

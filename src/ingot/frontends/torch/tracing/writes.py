@@ -1,9 +1,9 @@
-"""What a functional graph writes at its end: by one call for all tensors of a type, or where they lie, as it computes.
+"""The writes at the end of a functional graph: done by one call for all tensors of a type, or in place by the model.
 
     set_(p, x); copy_(q, z); return (y,)   ->   return (y, x, z)
 
-A step of training writes three tensors for each batch norm, an optimizer all parameters and moments, a decoder's step
-the rows of its caches.
+A training step writes three tensors for each batch norm, an optimizer all parameters and moments, a decoding step rows
+of its caches.
 """
 
 from __future__ import annotations
@@ -28,60 +28,64 @@ class Writes:
         (end,) = graph.find_nodes(op="output")
         place = {n: i for i, n in enumerate(graph.find_nodes(op="placeholder"))}
         ops = (_aten.set_.source_Tensor, _aten.copy_.default)
-        found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
+        write_nodes = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
         by_kind: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-        for i, node in enumerate(found):
+        for i, node in enumerate(write_nodes):
             value = node.args[0].meta.get("val")
             kind = (value.dtype, value.device, value.dim()) if isinstance(value, torch.Tensor) else ()
             by_kind.setdefault((node.target, *kind), []).append((place[node.args[0]], i))
             node.replace_all_uses_with(node.args[1])
-        results = [*end.args[0], *(n.args[1] for n in found)]
-        self.count = len(found)
+        results = [*end.args[0], *(n.args[1] for n in write_nodes)]
+        self.count = len(write_nodes)
         # (write, (position of the input, number of the value) of each)
         self._groups: list[tuple[Callable[..., None], list[tuple[int, int]]]] = [
             (_set if kind[0] is ops[0] else copy, places) for kind, places in by_kind.items()
         ]
         uses = Counter(_root(r) for r in results if isinstance(r, fx.Node))
-        alone = {i for i, n in enumerate(found) if n.target is ops[1] and uses[n.args[1]] == 1}
-        # (position of the input, the value) of those that nothing else is, nor a view of it
-        self._own = [(place[n.args[0]], n.args[0], n.args[1]) for i, n in enumerate(found) if i in alone]
-        if found:
+        exclusive = {i for i, n in enumerate(write_nodes) if n.target is ops[1] and uses[n.args[1]] == 1}
+        # (position of the input, input, value) of values that are used nowhere else, not even as a view
+        self._own = [(place[n.args[0]], n.args[0], n.args[1]) for i, n in enumerate(write_nodes) if i in exclusive]
+        if write_nodes:
             end.args = (tuple(results),)
-        for node in found:
+        for node in write_nodes:
             graph.erase_node(node)
 
     def in_place(self, results: Results, excluded: Collection[int]) -> dict[int, int]:
-        """The numbers, among the results that are computed, of values that may be written where their inputs lie, by
-        the position of the input. excluded: positions of inputs that are constants, or have another order of axes."""
-        found: dict[int, int] = {}
+        """{position of an input: index among the computed results of its new value}, for values that may be computed
+        in place. excluded: positions of inputs that are constants, or have another axis order."""
+        indices: dict[int, int] = {}
         for i, target, value in self._own:
             old, new = target.meta.get("val"), value.meta.get("val")
-            if i in excluded or i in found or value not in results.computed or not _is_plain(old, new):
+            if i in excluded or i in indices or value not in results.computed or not _is_plain(old, new):
                 continue
             number = results.computed.index(value)
             if results.orders[number] is None:
-                found[i] = number
-        return found
+                indices[i] = number
+        return indices
 
     def write(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
-        """Give the inputs their new values, but those that have them."""
+        """Write the inputs' new values, except those computed in place."""
         for write, places in self._groups:
             pairs = [(args[place], values[i]) for place, i in places if args[place] is not values[i]]
             if pairs:
                 write([target for target, _ in pairs], [value for _, value in pairs])
 
 
-def _is_plain(old: object, new: object) -> bool:
-    """Whether both are rows of one type and static sizes."""
-    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+def _is_plain(old_value: object, new_value: object) -> bool:
+    """Whether both are contiguous, of one type and static sizes."""
+    if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
         return False
-    sizes = (*old.shape, *old.stride())
-    is_static = all(isinstance(n, int) for n in sizes) and old.dtype == new.dtype and old.shape == new.shape
-    return is_static and old.is_contiguous() and old.numel() > 0 and not old.is_complex()
+    sizes = (*old_value.shape, *old_value.stride())
+    is_static = (
+        all(isinstance(n, int) for n in sizes)
+        and old_value.dtype == new_value.dtype
+        and old_value.shape == new_value.shape
+    )
+    return is_static and old_value.is_contiguous() and old_value.numel() > 0 and not old_value.is_complex()
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """The value that a chain of views looks at."""
+    """The base of a chain of views."""
     while node.op == "call_function" and is_view(node):
         base = node.args[0]
         assert isinstance(base, fx.Node)
@@ -95,7 +99,7 @@ def _set(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 
 
 def copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy values into tensors of one type each."""
+    """Copy values into tensors, pairwise of one type."""
     if len(targets) == 1:
         targets[0].copy_(values[0])
     else:

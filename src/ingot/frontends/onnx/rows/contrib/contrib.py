@@ -107,7 +107,7 @@ def fused_gemm(c: Call) -> Result:
 
 @onnx_op("GroupNorm", "SkipGroupNorm", domain=MS)
 def group_norm_ms(c: Call) -> Result:
-    """x [N, H, W, C] and what skips to it, with a bias, normalized per group of channels; then maybe SiLU."""
+    """x [N, H, W, C] plus an optional skip connection and bias, normalized per group of channels; then maybe SiLU."""
     x, last = c.x(0), c.flag("channels_last", 1)
     if c.has(3):
         skip = c.x(3)
@@ -150,10 +150,10 @@ def skip_simplified_layer_normalization(c: Call) -> Result:
 
 @onnx_op("EmbedLayerNormalization", domain=MS)
 def embed_layer_normalization(c: Call) -> Result:
-    """Word, position and segment embeddings summed and normalized; a mask's row sums as second result."""
+    """Word, position and segment embeddings summed and normalized; the second result is the mask's row sums."""
     ids, words, positions = c.x(0), c.x(2), c.x(3)
-    at = c.x(8) if c.has(8) else ops.arange(ids.shape[1])
-    total = ops.add(ops.Take(0)(words, ids), ops.Take(0)(positions, at))
+    position_ids = c.x(8) if c.has(8) else ops.arange(ids.shape[1])
+    total = ops.add(ops.Take(0)(words, ids), ops.Take(0)(positions, position_ids))
     if c.has(1) and c.has(4):
         total = ops.add(total, ops.Take(0)(c.x(4), c.x(1)))
     axes = (len(total.shape) - 1,)

@@ -1,4 +1,4 @@
-"""Mixtures of experts of com.microsoft: each token goes through the k experts that its router prefers."""
+"""Mixtures of experts of com.microsoft: each token is processed by its k best-scored experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Layer = tuple[Node, Node | None]
 
 
 def _gated(c: Call, x: Node) -> Node:
-    """SwiGLU of pairs [.., 2 * width], the gates first."""
+    """SwiGLU of interleaved pairs [.., 2 * width], gate first."""
     pairs = ops.reshape(x, (*x.shape[:-1], -1, 2))
     gate, line = (ops.index_axis(pairs, len(x.shape), i) for i in range(2))
     if c.has_attr("swiglu_limit"):
@@ -37,8 +37,8 @@ def _gated(c: Call, x: Node) -> Node:
 
 
 def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normalized: bool) -> Node:
-    """Rows of x sorted by expert, each group multiplied by its own matrices, and back. weights: what the experts'
-    results are multiplied with [tokens, E], the softmax of the router's scores where None."""
+    """Rows of x are sorted by expert, each group is multiplied by its expert's matrices, and the order is restored.
+    weights: factors of the experts' results [tokens, E]; None: the softmax of the router's scores."""
     name = c.str("activation_type", "relu")
     if name not in (*_ACTIVATIONS, "swiglu") or (name == "swiglu" and c.int("swiglu_fusion", 0) != 1):
         raise Unsupported(f"activation {name!r} but of one product with its parts in turn")
@@ -82,8 +82,8 @@ def moe(c: Call) -> Result:
 
 @onnx_op("QMoE", domain=MS)
 def qmoe(c: Call) -> Result:
-    """As MoE, of weights in levels [E, N, H * bits / 8], with a scale for each row or each block of one. The softmax is
-    that of the chosen experts' scores alone, unless there are weights beside them."""
+    """As MoE, with quantized weights [E, N, H * bits / 8] and a scale for each row or each block of one. The softmax is
+    over the chosen experts' scores only, unless weights are given separately."""
     if c.has(8) or c.str("quant_type", "int") != "int" or c.int("weights_prepacked", -1) == 1:
         raise Unsupported("a third layer, floats of 4 or 8 bits, or weights packed for one machine")
     normalized = not c.has(14) or c.flag("normalize_routing_weights")

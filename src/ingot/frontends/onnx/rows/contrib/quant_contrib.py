@@ -1,4 +1,4 @@
-"""Quantized ops of com.microsoft, as onnxruntime.quantization writes them: on what the levels stand for."""
+"""Quantized ops of com.microsoft, as onnxruntime.quantization writes them, computed on dequantized values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingot.ir.node import Node, const, deferred_const
 
 MS = "com.microsoft"
 
-# computed by the row of a plain op, as of opset 13
+# ops computed by the row of a float op, as of opset 13
 _FLOAT_OPS = {
     "QLinearAdd": "Add", "QLinearAveragePool": "AveragePool", "QLinearGlobalAveragePool": "GlobalAveragePool",
     "QLinearLeakyRelu": "LeakyRelu", "QLinearMul": "Mul", "QLinearReduceMean": "ReduceMean",
@@ -33,14 +33,14 @@ _FLOAT_OPS = {
 
 
 def _stands_for(c: Call, i: int) -> Node:
-    """The levels at input `i`, by the scale and the zero point behind them."""
+    """The dequantized input `i`; its scale and zero point follow it."""
     x = c.x(i)
     zero = ops.reshape(c.x(i + 2), ()) if c.has(i + 2) else ops.scalar(0, x.dtype)
     return ops.Dequantize()(x, zero, ops.reshape(c.x(i + 1), ()))
 
 
 def _levels(c: Call, y: Node, i: int, dtype: T.DType) -> Node:
-    """`y` at the levels of the scale and the zero point at inputs `i` and `i` + 1."""
+    """`y` quantized by the scale and the zero point at inputs `i` and `i` + 1."""
     zero = ops.reshape(c.x(i + 1), ()) if c.has(i + 1) else None
     return saturated(y, zero, dtype, True, ops.reshape(c.x(i), ()))
 
@@ -74,7 +74,7 @@ def qlinear_where(c: Call) -> Result:
 
 @onnx_op("QGemm", domain=MS)
 def qgemm(c: Call) -> Result:
-    """A bias in i32, at the scale of the products; the sums' value where no result's levels are given."""
+    """Gemm with a bias in i32 at the scale of the products; the result is float where it has no scale."""
     a, a_scale, a_zero, b, b_scale, b_zero = (c.x(i) for i in range(6))
     is_transposed = c.flag("transB")
     column = () if b_zero.type.size == 1 else (-1, 1) if is_transposed else (-1,)
@@ -89,7 +89,7 @@ def qgemm(c: Call) -> Result:
 
 
 def _product(a: Node, a_zero: Node | None, b: Node, b_zero: Node | None, scale: Node, bias: Node | None) -> Node:
-    """In floats."""
+    """The matrix product of quantized operands, as floats."""
     y = ops.mul(ops.cast(ops.MatMul()(centered(a, a_zero), centered(b, b_zero)), scale.dtype), scale)
     return y if bias is None else ops.add(y, bias)
 
@@ -111,11 +111,11 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
-LEVEL_DTYPES = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
+LEVEL_DTYPES = {2: T.u4, 4: T.u4, 8: T.u8}  # storage dtypes by bits per level
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The first `count` levels of each line of bytes, those in the lower bits first."""
+    """The first `count` levels of each line of bytes, low bits first."""
     if bits < 8:
         parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
         packed = np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
@@ -129,8 +129,8 @@ def matmul_nbits(c: Call) -> Result:
     if bits not in LEVEL_DTYPES or c.has(4):
         raise Unsupported(f"{bits}-bit blocks" if bits not in LEVEL_DTYPES else "a permutation of the rows")
     blocks, dtype = -(-k // max(block, 1)), LEVEL_DTYPES[bits]
-    whole = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
-    if not whole or c.array(1).dtype != np.uint8:
+    is_well_formed = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
+    if not is_well_formed or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
     packed = c.array(1).reshape(n, blocks, -1)
     levels = deferred_const(T.TensorType(dtype, (n, blocks, block)), lambda: unpacked(packed, bits, block))
@@ -147,7 +147,7 @@ def matmul_nbits(c: Call) -> Result:
     return ops.add(y, c.x(5)) if c.has(5) else y
 
 
-# what the levels of bitsandbytes' types stand for (Dettmers et al. 2023), of f4 the half without a sign
+# the values of bitsandbytes' 4-bit levels (Dettmers et al. 2023); of f4, the non-negative half
 _F4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -158,7 +158,7 @@ _NF4 = (
 
 @onnx_op("MatMulBnb4", domain=MS)
 def matmul_bnb4(c: Call) -> Result:
-    """x [.., K] times a constant matrix [N, K] of 4-bit floats, high bits first, with a scale for each block of it."""
+    """x [.., K] times a constant matrix [N, K] of 4-bit floats, high bits first, with a scale per block."""
     k, n, block = c.int("K"), c.int("N"), c.int("block_size")
     table = np.array(_NF4 if c.int("quant_type") == 1 else (*_F4, *(-v for v in _F4)), np.float32)
     packed, scale = c.array(1).reshape(-1), c.array(2).reshape(-1)
@@ -173,20 +173,20 @@ def matmul_bnb4(c: Call) -> Result:
 
 @onnx_op("GatherBlockQuantized", domain=MS)
 def gather_block_quantized(c: Call) -> Result:
-    """Rows of a constant table of levels with a scale for each block of a row. What is read is unpacked: a table of
-    4 bits stays in pairs."""
-    table, scales, at, block = c.array(0), c.x(2), c.x(1), c.int("block_size", 128)
+    """Rows of a constant quantized table with a scale per block of a row. Only gathered rows are unpacked: a 4-bit
+    table stays packed in pairs."""
+    table, scales, indices, block = c.array(0), c.x(2), c.x(1), c.int("block_size", 128)
     bits = c.int("bits", 4) if table.dtype == np.uint8 else 4
     axis, last = c.axis("gather_axis", 0, table.ndim), table.ndim - 1
     if bits not in (4, 8) or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
         raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
     count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
     (blocks,) = ints_of(scales.shape[-1:], "the blocks of a row")
-    # of i4 the sign bit is flipped, so that 0 is in the middle, too
+    # the sign bit of i4 is flipped, so that 0 is in the middle there, too
     default = ops.scalar(0 if table.dtype == T.u4.numpy else 1 << (bits - 1), T.u8)
-    zero = _rows_of(c.array(3), axis, at, bits, blocks) if c.has(3) else default
-    scale = ops.expand_dims(ops.Take(axis)(scales, at), -1)
-    q = _rows_of(table, axis, at, bits, count)
+    zero = _rows_of(c.array(3), axis, indices, bits, blocks) if c.has(3) else default
+    scale = ops.expand_dims(ops.Take(axis)(scales, indices), -1)
+    q = _rows_of(table, axis, indices, bits, count)
     rank = q.type.rank
     q = ops.pad(q, (0,) * rank, (*(0,) * (rank - 1), blocks * block - count))
     q = ops.reshape(q, (*q.shape[:-1], blocks, block))
@@ -195,14 +195,14 @@ def gather_block_quantized(c: Call) -> Result:
     return ops.cast(y, scales.dtype)
 
 
-def _rows_of(table: np.ndarray, axis: int, at: Node, bits: int, count: int) -> Node:
+def _rows_of(table: np.ndarray, axis: int, indices: Node, bits: int, count: int) -> Node:
     """`count` unsigned levels of each line of a table, bytes or nibbles, gathered along `axis` by `at`."""
     plain = table.view(np.uint8)
     if table.dtype == T.i4.numpy:
         plain = plain & 15 ^ 8
     if table.dtype != np.uint8 and count % 2 == 0:
         plain = plain[..., ::2] | plain[..., 1::2] << 4
-    rows = ops.Take(axis)(const(plain), at)
+    rows = ops.Take(axis)(const(plain), indices)
     if rows.shape[-1] == count:
         return rows
     pairs = ops.apply(ops.ShiftRightLogical(), ops.expand_dims(rows, -1), const(np.array([0, 4], np.uint8)))

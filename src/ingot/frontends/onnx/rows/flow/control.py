@@ -1,7 +1,7 @@
 """If, Loop and Scan.
 
-A condition or trip count that is known at import leaves no control flow: the branch is inlined, a short loop unrolled.
-Otherwise If becomes Case and loops become While, whose graphs take every outer value that they read as an operand:
+Where a condition or trip count is known at import, the branch is inlined and a short loop unrolled. Otherwise If
+becomes Case and loops become While, whose graphs take every outer value that they read as an operand:
 
     Loop(n, cond, v...)  ->  While(i < n and cond; i + 1, cond', v'..., captured..., results written at i)
 """
@@ -29,14 +29,14 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 from ingot.support.limits import max_turns
 
-# unrolling is better code until it is too much of it
+# the most iterations that are unrolled
 _UNROLL_STEPS = 64
 UNROLL_NODES = 2000
 
 
 @dataclass
 class _Captures:
-    """Outer values that a subgraph reads, each an input of its graph; constants and known sizes need none."""
+    """Outer values that a subgraph reads, each an input of its graph; constants and known sizes need no input."""
 
     call: Call
     what: str = ""
@@ -53,12 +53,12 @@ class _Captures:
 
 
 def _tensors(values: Sequence[AnyValue], what: str) -> list[Node]:
-    out: list[Node] = []
+    nodes: list[Node] = []
     for v in values:
         if not isinstance(v, Value):
             raise Unsupported(f"{what} that is a sequence or could not be imported")
-        out.append(v.node)
-    return out
+        nodes.append(v.node)
+    return nodes
 
 
 @onnx_op("If")
@@ -82,23 +82,23 @@ def if_(c: Call) -> Result:
     except (Equation, ShapeError, Unsupported) as e:
         wrong = e
     if wrong is not None or c.importer.checkpoint() != mark:
-        # a branch that is not taken requires nothing of sizes: which one it is has to be known, if it can be
-        needed = c.importer.checkpoint()
+        # a branch that is not taken must not constrain sizes: decide the condition at import where possible
+        checkpoint = c.importer.checkpoint()
         c.importer.roll_back(mark)
         is_taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
         if is_taken is not None:
             return _branch(c, is_taken)
-        c.importer.roll_back(needed)
+        c.importer.roll_back(checkpoint)
     if wrong is not None:
         raise wrong
-    takes = tuple(captures.inputs.values())
-    graphs = tuple(_body(takes, b, sizes) for b, sizes in zip(outputs, inner_sizes, strict=True))
+    body_inputs = tuple(captures.inputs.values())
+    graphs = tuple(_body(body_inputs, b, sizes) for b, sizes in zip(outputs, inner_sizes, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
     return ops.Case(graphs)(index, *captures.inputs).results
 
 
 def _body(inputs: Sequence[Node], outputs: Sequence[Node], sizes: Sizes) -> Graph:
-    """A graph inside, with the sizes that it finds itself; none of them may leave it."""
+    """A body's graph, with the sizes that it finds at run time; none of them may be in its results' types."""
     escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in sizes)
     if escaping:
         raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
@@ -109,7 +109,7 @@ _BRANCHES = ("else_branch", "then_branch")
 
 
 def _branch(c: Call, is_then: bool) -> Result:
-    """The branch of an If in place of it."""
+    """The branch of an If, inlined."""
     return _results(c.importer.run(c.graph(_BRANCHES[is_then]), c, {}, lambda v: v))
 
 
@@ -121,7 +121,7 @@ def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None
 
 @dataclass(frozen=True)
 class _Iteration:
-    """The parts of one loop; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
+    """The parts of one loop. scanned: (tensor, axis, backwards); axes: along which results are stacked."""
 
     call: Call
     body: GraphProto
@@ -144,7 +144,7 @@ class _Iteration:
         return dict(zip((p.name for p in self.body.input), operands, strict=True))
 
     def split(self, outputs: list[AnyValue]) -> tuple[Value | None, list[AnyValue], list[AnyValue]]:
-        """(condition, carried, stacked) of the body's outputs."""
+        """The body's outputs as (condition, carried, stacked)."""
         cond: Value | None = None
         if self.is_loop:
             first = outputs[0]
@@ -168,11 +168,11 @@ def _known_bool(v: Value) -> bool | None:
 
 
 def _size(v: AnyValue) -> DimLike | None:
-    """A scalar whose value is a size or a number."""
-    known = v.sym if isinstance(v, Value) else None
-    if known is None or known.items.size != 1 or not known.dtype.is_integer:
+    """The value of a scalar that is a known size or number, else None."""
+    sym = v.sym if isinstance(v, Value) else None
+    if sym is None or sym.items.size != 1 or not sym.dtype.is_integer:
         return None
-    (item,) = known.items.reshape(-1)
+    (item,) = sym.items.reshape(-1)
     return item if isinstance(item, int | Dim) else None
 
 
@@ -182,7 +182,7 @@ def _iterate(it: _Iteration) -> Result:
 
 
 def _unroll(it: _Iteration) -> Result | None:
-    """The loop written out; None where its length is unknown or too large."""
+    """The loop unrolled; None where its length is unknown or too large."""
     limit = min(_UNROLL_STEPS, max(1, UNROLL_NODES // max(1, len(it.body.node))))
     if it.count is not None and (not isinstance(it.count, int) or it.count > limit):
         return None
@@ -208,18 +208,18 @@ def _unroll(it: _Iteration) -> Result | None:
                 raise Unsupported("a loop that stacks sequences")
             items.append(v)
         if cond is not None:
-            known = _known_bool(cond)
-            if known is None:
+            is_continued = _known_bool(cond)
+            if is_continued is None:
                 return None
-            is_going = known
+            is_going = is_continued
         step += 1
     if step == 0:
         return [*_results(carried), *_unstacked(it)]
-    out: list[Node | Value | Sequence_ | None] = _results(carried)
+    results: list[Node | Value | Sequence_ | None] = _results(carried)
     for items, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
         parts = [v.node for v in (items[::-1] if is_backwards else items)]
-        out.append(ops.stack(parts, axis))
-    return out
+        results.append(ops.stack(parts, axis))
+    return results
 
 
 def _check_states(starts: Sequence[AnyValue], ends: Sequence[AnyValue]) -> None:
@@ -233,16 +233,16 @@ def _check_states(starts: Sequence[AnyValue], ends: Sequence[AnyValue]) -> None:
 
 
 def _unstacked(it: _Iteration) -> list[Node]:
-    """The stacked results of a loop without iterations: nothing, of the types that an iteration would give."""
+    """The stacked results of a loop without iterations: empty, of the types that an iteration would return."""
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
     iteration = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
-    out: list[Node] = []
+    results: list[Node] = []
     for r, axis in zip(_tensors(it.split(iteration)[2], "a loop that stacks"), it.axes, strict=True):
         place = normal_axis(axis, len(r.shape) + 1)
-        out.append(ops.full((*r.shape[:place], 0, *r.shape[place:]), 0, r.dtype))
-    return out
+        results.append(ops.full((*r.shape[:place], 0, *r.shape[place:]), 0, r.dtype))
+    return results
 
 
 def _slice_at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
@@ -280,9 +280,9 @@ def _while(it: _Iteration) -> Result:
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
-    # the most iterations whose results have room; one more is taken to tell that there were more
-    known = it.count is not None and (not isinstance(it.count, int) or it.count <= max_turns())
-    room = it.count if it.count is not None and (known or not open_end) else max_turns()
+    # room: the most iterations whose results are stored; one more iteration is run to detect that it is exceeded
+    is_bounded = it.count is not None and (not isinstance(it.count, int) or it.count <= max_turns())
+    room = it.count if it.count is not None and (is_bounded or not open_end) else max_turns()
     buffers, writes = _stacks(it, results, step, room)
     next_step = ops.add(step, 1)
     next_go = is_going if cond is None else ops.reshape(cond.node, ())
@@ -316,37 +316,38 @@ def _while(it: _Iteration) -> Result:
 def _counted(
     it: _Iteration, cond: Value | None, state: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> tuple[_Iteration, Value | None]:
-    """A condition that only counts iterations is a count, and no condition. state: the step and what is carried."""
+    """The loop with a condition that only counts iterations turned into a count. state: the step, then the carried
+    values."""
     if cond is None or _known_bool(it.condition or _true()) is not True:
         return it, cond
-    trips = trip_count(cond.node, state, (0, *map(_size, it.carried)), ends)
-    if trips is None or (it.count is None and it.call.has(0)):
+    trip = trip_count(cond.node, state, (0, *map(_size, it.carried)), ends)
+    if trip is None or (it.count is None and it.call.has(0)):
         return it, cond
-    count, inexact = trips
+    count, inexact = trip
     if inexact:
         it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more iterations than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 
 def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -> list[Node]:
-    """The part of stacks with room for `room` iterations that `count` iterations have written."""
-    out: list[Node] = []
+    """The parts of stacks with room for `room` iterations that `count` iterations have written."""
+    results: list[Node] = []
     for x, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
         low, high = (room - count, room) if is_backwards else (0, count)
-        out.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
-    return out
+        results.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
+    return results
 
 
 def _dynamic_slice_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
-    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if is_backwards else step
+    index = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if is_backwards else step
     zero = const(np.int64(0))
     sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
-    one = ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(x.shape))))
-    return ops.squeeze(one, (axis,))
+    slice_ = ops.DynamicSlice(sizes)(x, *(index if i == axis else zero for i in range(len(x.shape))))
+    return ops.squeeze(slice_, (axis,))
 
 
 def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) -> tuple[list[Node], list[Node]]:
-    """One buffer per stacked result, for as many iterations, and the buffer with this step's result written."""
+    """One buffer per stacked result, with room for `room` iterations, and the buffers after this step's write."""
     buffers: list[Node] = []
     writes: list[Node] = []
     zero = const(np.int64(0))
@@ -354,8 +355,8 @@ def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) 
         place = normal_axis(axis, len(r.shape) + 1)
         shape = (*r.shape[:place], room, *r.shape[place:])
         buffer = Input(f"{it.call.loc}.stacked{k}", TensorType(r.dtype, shape))()
-        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if is_backwards else step
-        starts = [at if i == place else zero for i in range(len(shape))]
+        index = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if is_backwards else step
+        starts = [index if i == place else zero for i in range(len(shape))]
         buffers.append(buffer)
         writes.append(ops.DynamicUpdateSlice()(buffer, ops.expand_dims(r, place), *starts))
     return buffers, writes
@@ -370,15 +371,15 @@ def loop(c: Call) -> Result:
     carried = tuple(v for v in c.inputs[2:] if v is not None)
     body = c.graph("body")
     stacked = len(body.output) - 1 - len(carried)
-    known = _Iteration(c, body, count, condition, carried, axes=(0,) * stacked, backwards=(False,) * stacked)
+    iteration = _Iteration(c, body, count, condition, carried, axes=(0,) * stacked, backwards=(False,) * stacked)
     if c.has(0) and count is None:
-        return _while(known)
-    return _iterate(known)
+        return _while(iteration)
+    return _iterate(iteration)
 
 
 @onnx_op("Scan", since=8)
 def scan_8(c: Call) -> Result:
-    """The first inputs' axis 0 is a batch, whose entries are scanned one by one, along axis 1."""
+    """Scan of opset 8: axis 0 of the inputs is a batch, whose entries are scanned one by one along axis 1."""
     body, n = c.graph("body"), c.int("num_scan_inputs")
     if not 0 < n < len(c) or c.has(0):
         raise Unsupported("a scan of opset 8 without inputs, or whose entries have lengths of their own")

@@ -1,4 +1,4 @@
-"""Sequences and optionals, which are lists of values while a model is imported."""
+"""Sequences and optionals, which exist only at import, as lists of values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ingot.ir import types as T
 
 
 def _position(c: Call, i: int, length: int, default: int) -> int:
-    at = c.ints(i)[0] if c.has(i) else default
-    if not -length <= at <= length:
-        raise Unsupported(f"position {at} in a sequence of {length}")
-    return at + length if at < 0 else at
+    position = c.ints(i)[0] if c.has(i) else default
+    if not -length <= position <= length:
+        raise Unsupported(f"position {position} in a sequence of {length}")
+    return position + length if position < 0 else position
 
 
 @onnx_op("SequenceEmpty", since=11)
@@ -33,24 +33,24 @@ def sequence_construct(c: Call) -> Result:
 @onnx_op("SequenceAt", since=11)
 def sequence_at(c: Call) -> Result:
     items = c.sequence()
-    at = _position(c, 1, len(items), 0)
-    if at >= len(items):
-        raise Unsupported(f"position {at} in a sequence of {len(items)}")
-    return [items[at]]
+    position = _position(c, 1, len(items), 0)
+    if position >= len(items):
+        raise Unsupported(f"position {position} in a sequence of {len(items)}")
+    return [items[position]]
 
 
 @onnx_op("SequenceInsert", since=11)
 def sequence_insert(c: Call) -> Result:
     items = c.sequence()
-    at = _position(c, 2, len(items), len(items))
-    return Sequence_((*items[:at], c.value(1), *items[at:]))
+    position = _position(c, 2, len(items), len(items))
+    return Sequence_((*items[:position], c.value(1), *items[position:]))
 
 
 @onnx_op("SequenceErase", since=11)
 def sequence_erase(c: Call) -> Result:
     items = c.sequence()
-    at = _position(c, 1, len(items), len(items) - 1)
-    return Sequence_((*items[:at], *items[at + 1 :]))
+    position = _position(c, 1, len(items), len(items) - 1)
+    return Sequence_((*items[:position], *items[position + 1 :]))
 
 
 @onnx_op("SequenceLength", since=11)
@@ -74,10 +74,10 @@ def split_to_sequence(c: Call) -> Result:
         return Sequence_(tuple(map(Value, parts_of(c, x, axis, c.dims(1)))))
     (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
     if c.has(1):
-        (each,) = c.ints(1)
-        if each < 1:
-            raise Unsupported(f"a split into parts of {each}: expected 1 or more")
-        sizes = [min(each, size - k) for k in range(0, size, each)]
+        (part_size,) = c.ints(1)
+        if part_size < 1:
+            raise Unsupported(f"a split into parts of {part_size}: expected 1 or more")
+        sizes = [min(part_size, size - k) for k in range(0, size, part_size)]
         return Sequence_(tuple(map(Value, ops.split(x, sizes, axis))))
     if size > UNROLL_NODES:
         raise Unsupported(f"a sequence of {size} parts")
@@ -89,7 +89,7 @@ def split_to_sequence(c: Call) -> Result:
 @onnx_op("Optional", since=15)
 def optional(c: Call) -> Result:
     value = c.inputs[0] if c.inputs else None
-    # one that holds something is what it holds
+    # a present optional is its content
     return [Sequence_((), is_absent=True) if value is None else value]  # type: ignore[list-item]
 
 

@@ -1,1 +1,1 @@
-"""Operators on images: resizing, and sampling at computed places."""
+"""Operators on images: resizing, and sampling at computed positions."""

@@ -18,24 +18,24 @@ from ingot.ir.node import Node
 
 
 def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
-    """floor(size * scale). Scales are f32, and so is the product: 20 * 0.7 is 14, where 0.7 as stored is less."""
+    """floor(size * scale). The product is rounded to f32, as the scale is: 20 * 0.7 is 14, although f32(0.7) < 0.7."""
     if isinstance(size, int) and isinstance(scale, float):
         return math.floor(np.float32(size) * np.float32(scale))
     try:
-        out = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
+        scaled = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
     except Unknown:
         return _computed(c, size, scale)
-    assert not isinstance(out, Ratio)
-    return int(out) if isinstance(out, float) else out
+    assert not isinstance(scaled, Ratio)
+    return int(scaled) if isinstance(scaled, float) else scaled
 
 
 def _computed(c: Call, size: DimLike, scale: Element) -> DimLike:
-    """As `_scaled`, where only the run can round as floats do."""
+    """As `_scaled`, computed at run time where the rounding of floats is needed."""
     if isinstance(scale, int | float):
         product = ops.mul(ops.cast(ops.DimValue(size)(), T.f32), float(scale))
-        found = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
-        if found is not None:
-            return found.dims()[0]
+        sizes = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
+        if sizes is not None:
+            return sizes.dims()[0]
     raise Unsupported(f"a dynamic size {size} scaled by {scale}")
 
 
@@ -82,7 +82,7 @@ def _resize(
 
 
 def _regions(c: Call, count: int) -> list[tuple[float, float]]:
-    """(start, end) of each axis, as parts of its size."""
+    """(start, end) of each axis, as fractions of its size."""
     ends = [float(v) for v in c.sym(1, exact=True).items.reshape(-1) if isinstance(v, int | float)]
     if len(ends) != 2 * count:
         raise Unsupported(f"a region of {len(ends)} numbers for {count} axes")
@@ -90,7 +90,7 @@ def _regions(c: Call, count: int) -> list[tuple[float, float]]:
 
 
 def _cropped(scale: Element, region: tuple[float, float]) -> float:
-    """The scale of a region's size as one of the whole."""
+    """The scale relative to the whole axis, from one relative to the region."""
     if not isinstance(scale, int | float):
         raise Unsupported(f"a region scaled by {scale}")
     return scale * (region[1] - region[0])
@@ -127,11 +127,11 @@ def resize(c: Call) -> Result:
         if policy == "stretch":
             return _resize(c, None, sizes, axes, coordinates, nearest)
         target = c.ints(3)
-        now = ints_of([c.shape()[a] for a in axes], "an image whose aspect ratio is kept")
-        ratios = [w / n for w, n in zip(target, now, strict=True)]
+        input_sizes = ints_of([c.shape()[a] for a in axes], "an image whose aspect ratio is kept")
+        ratios = [w / n for w, n in zip(target, input_sizes, strict=True)]
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         # half up, as ONNX's reference
-        fitted = [math.floor(scale * n + 0.5) for n in now]
+        fitted = [math.floor(scale * n + 0.5) for n in input_sizes]
         return _with_scale(c, fitted, scale, axes, coordinates, nearest)
     return _resize(c, _elements(c, 2), None, axes, coordinates, nearest)
 

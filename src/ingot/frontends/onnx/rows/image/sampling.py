@@ -1,4 +1,4 @@
-"""Ops that read images at computed places: RoiAlign, DeformConv, GridSample."""
+"""Ops that sample images at computed positions: RoiAlign, DeformConv, GridSample."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def roi_align(c: Call) -> Result:
         raise Unsupported("a number of samples that depends on the regions (sampling_ratio 0)")
     half = c.version >= 16 and c.str("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     rois, image = ops.mul(c.x(1), c.float("spatial_scale", 1.0)), ops.cast(c.x(2), T.i64)
-    out = c.int("output_height", 1), c.int("output_width", 1)
+    output_size = c.int("output_height", 1), c.int("output_width", 1)
     maximum = c.str("mode", "avg") != "avg"
-    return ops.roi_align(c.x(0), rois, image, out, grid, half_pixel=half, maximum=maximum)
+    return ops.roi_align(c.x(0), rois, image, output_size, grid, half_pixel=half, maximum=maximum)
 
 
 @onnx_op("DeformConv", since=19)
 def deform_conv(c: Call) -> Result:
-    """Convolution whose taps are moved by offsets (Dai et al. 2017): bilinear samples as columns, then a product."""
+    """Convolution whose taps are shifted by offsets (Dai et al. 2017): bilinear samples as columns, then a matmul."""
     x, w, offset = c.x(0), c.x(1), c.x(2)
     n, channels, height, width = x.shape
     filters, _, kh, kw = ints_of(w.shape, "the kernel")
@@ -54,7 +54,7 @@ def deform_conv(c: Call) -> Result:
     total: Node | None = None
     for dy in (0, 1):
         for dx in (0, 1):
-            weight, at = ops.full(shape, 1.0, x.dtype), []
+            weight, positions = ops.full(shape, 1.0, x.dtype), []
             for low, place, step, size in zip(lows, places, (dy, dx), (height, width), strict=True):
                 i = ops.add(low, float(step))
                 near = ops.sub(place, low)
@@ -62,8 +62,10 @@ def deform_conv(c: Call) -> Result:
                 k = ops.cast(i, T.i64)
                 valid = ops.and_(ops.compare("GE", k, 0), ops.compare("LT", k, size))
                 weight = ops.where(valid, weight, 0.0)
-                at.append(ops.minimum(ops.maximum(k, 0), size - 1))
-            flat = ops.reshape(ops.add(ops.mul(at[0], width), at[1]), (n, offset_groups, 1, taps * oh * ow))
+                positions.append(ops.minimum(ops.maximum(k, 0), size - 1))
+            flat = ops.reshape(
+                ops.add(ops.mul(positions[0], width), positions[1]), (n, offset_groups, 1, taps * oh * ow)
+            )
             pixels = ops.broadcast_to(flat, (n, offset_groups, channels // offset_groups, taps * oh * ow))
             value = ops.GatherElements(3)(images, pixels)
             value = ops.mul(value, ops.reshape(weight, (n, offset_groups, 1, taps * oh * ow)))

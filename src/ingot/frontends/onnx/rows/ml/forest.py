@@ -1,4 +1,4 @@
-"""A forest of decision trees as arrays of its nodes, and its comparisons brought to one form."""
+"""A forest of decision trees as arrays of its nodes, with its comparisons normalized to one form."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_VISITS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Nodes as arrays of [nodes] and each tree's root. From a node that is no leaf the way goes to `yes` where
-    `x[feature] mode split` holds, or where x is NaN and `nan` is set, else to `no`."""
+    """Arrays of [nodes], and each tree's root. An inner node goes on to its child `yes` where `x[feature] mode split`
+    holds, or where x is NaN and `nan` is set, else to `no`."""
 
     roots: np.ndarray
     feature: np.ndarray
@@ -34,48 +34,53 @@ class Forest:
         return self.mode == LEAF
 
     def in_order(self) -> Forest:
-        """Every comparison as `x <= split`, whose `split` is infinite only where NaN goes to `yes`. More nodes follow
-        those that there are, the last a leaf of nothing.
+        """Every comparison as `x <= split`, whose `split` is infinite only where NaN goes to `yes`. New nodes are
+        appended, the last of them an empty leaf.
 
-        x < s is x <= the number before s, x == s is x <= s and not x < s, two nodes, and the others are opposites.
+        x < s is x <= the float before s; x == s takes two nodes, x <= s and not x < s; the others are complements.
         """
         f = _Fields(self)
         # NaN is different from every number
         f.nan[f.mode == NEQ] = True
-        for this, other in ((NEQ, EQ), (GTE, LT), (GT, LEQ)):
-            f.exchange(f.mode == this)
-            f.mode[f.mode == this] = other
+        for mode, complement in ((NEQ, EQ), (GTE, LT), (GT, LEQ)):
+            f.exchange(f.mode == mode)
+            f.mode[f.mode == mode] = complement
         equal = np.flatnonzero(f.mode == EQ)
         second = f.more(equal, mode=LT, yes=f.no[equal], no=f.yes[equal], nan=False)
         f.mode[equal], f.yes[equal] = LEQ, second
         is_less = f.mode == LT
         never = is_less & np.isneginf(f.split)
         f.split[is_less], f.mode[is_less] = np.nextafter(f.split[is_less], f.split.dtype.type(-np.inf)), LEQ
-        # nothing lies below the least number, everything up to the greatest
+        # nothing is less than the least number, everything is at most the greatest
         f.split[never] = np.inf
         f.exchange(never)
-        # a number at all: above 0, or up to 0
-        number = np.flatnonzero((f.mode == LEQ) & np.isposinf(f.split) & ~f.nan)
-        second = f.more(number, split=0)
-        f.yes[number], f.no[number], f.split[number], f.nan[number] = second, f.yes[number], 0, True
+        # "x is no NaN" as two tests: x > 0, or x <= 0
+        number_tests = np.flatnonzero((f.mode == LEQ) & np.isposinf(f.split) & ~f.nan)
+        second = f.more(number_tests, split=0)
+        f.yes[number_tests], f.no[number_tests], f.split[number_tests], f.nan[number_tests] = (
+            second,
+            f.yes[number_tests],
+            0,
+            True,
+        )
         f.more(np.zeros(1, np.int64), mode=LEAF)
         return Forest(f.roots, f.feature, f.split, f.mode, f.yes, f.no, f.nan)
 
     def depths(self) -> np.ndarray:
-        """[trees]: steps on the longest way from each root to a leaf. Raises Unsupported where a way has no end."""
+        """[trees]: steps on the longest path from each root to a leaf. Raises Unsupported where a path has a cycle."""
         inner, count = ~self.leaf, len(self.mode)
         tree, level = np.arange(len(self.roots)), self.roots
         depths, visits = np.zeros(len(self.roots), np.int64), 0
         for depth in range(_MAX_DEPTH):
-            on = inner[level]
-            if not on.any():
+            is_inner = inner[level]
+            if not is_inner.any():
                 return depths
             visits += len(level)
             if visits > max(64 * count, _MAX_VISITS):
                 break
-            tree, level = tree[on], level[on]
+            tree, level = tree[is_inner], level[is_inner]
             depths[tree] = depth + 1
-            # ways that meet go on as one
+            # paths that meet are continued once
             children = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
             tree, level = np.divmod(children[np.diff(children, prepend=-1) != 0], count)
         raise Unsupported(f"trees of more than {_MAX_DEPTH} levels, without end, or that meet too often")
@@ -83,40 +88,40 @@ class Forest:
     def trees(self) -> np.ndarray | None:
         """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
         roots = np.full(len(self.mode), -1)
-        at, tree_ids = self.roots, np.arange(len(self.roots))
+        nodes, tree_ids = self.roots, np.arange(len(self.roots))
         for _ in range(_MAX_DEPTH):
-            fresh = roots[at] < 0
-            if (roots[at[~fresh]] != tree_ids[~fresh]).any():
+            is_new = roots[nodes] < 0
+            if (roots[nodes[~is_new]] != tree_ids[~is_new]).any():
                 return None
-            at, tree_ids = at[fresh], tree_ids[fresh]
-            roots[at] = tree_ids
-            if (roots[at] != tree_ids).any():
+            nodes, tree_ids = nodes[is_new], tree_ids[is_new]
+            roots[nodes] = tree_ids
+            if (roots[nodes] != tree_ids).any():
                 return None
-            inner = ~self.leaf[at]
-            at, tree_ids = at[inner], tree_ids[inner]
-            if not at.size:
+            inner = ~self.leaf[nodes]
+            nodes, tree_ids = nodes[inner], tree_ids[inner]
+            if not nodes.size:
                 return roots
-            at, tree_ids = np.concatenate([self.yes[at], self.no[at]]), np.tile(tree_ids, 2)
+            nodes, tree_ids = np.concatenate([self.yes[nodes], self.no[nodes]]), np.tile(tree_ids, 2)
         return None
 
 
 class _Fields:
-    """A forest's arrays, to be changed."""
+    """A mutable copy of a forest's arrays."""
 
     def __init__(self, forest: Forest) -> None:
         self.roots = forest.roots
         self.feature, self.split, self.mode = forest.feature.copy(), forest.split.copy(), forest.mode.copy()
         self.yes, self.no, self.nan = forest.yes.copy(), forest.no.copy(), forest.nan.copy()
 
-    def exchange(self, at: np.ndarray) -> None:
-        """The opposite test at nodes."""
-        self.yes[at], self.no[at], self.nan[at] = self.no[at], self.yes[at], ~self.nan[at]
+    def exchange(self, nodes: np.ndarray) -> None:
+        """Negate the test at nodes `at`, by exchanging their children."""
+        self.yes[nodes], self.no[nodes], self.nan[nodes] = self.no[nodes], self.yes[nodes], ~self.nan[nodes]
 
-    def more(self, at: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
-        """The places of new nodes that are as those `at`, but for what is given."""
-        new = len(self.mode) + np.arange(len(at))
+    def more(self, nodes: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
+        """Append copies of nodes `at` with some fields changed; returns the new indices."""
+        new_nodes = len(self.mode) + np.arange(len(nodes))
         for name in ("feature", "split", "mode", "yes", "no", "nan"):
             array = getattr(self, name)
-            part = np.full(len(at), changed[name]) if name in changed else array[at]
+            part = np.full(len(nodes), changed[name]) if name in changed else array[nodes]
             setattr(self, name, np.append(array, part.astype(array.dtype)))
-        return new
+        return new_nodes

@@ -1,4 +1,4 @@
-"""ai.onnx.ml without its trees (trees.py): linear models, support vectors, encoders of numbers, scalers."""
+"""ai.onnx.ml without its trees (trees.py): linear models, support vector machines, encoders of numbers, scalers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType
 
 ML = "ai.onnx.ml"
-# classes whose steps are written out
+# the most classes whose coupling steps are unrolled
 _MAX_COUPLED_CLASSES = 32
 
 
@@ -32,7 +32,7 @@ def floats(c: Call, name: str, default: tuple[float, ...] = ()) -> np.ndarray:
 
 
 def labels(c: Call, name: str) -> np.ndarray:
-    """A classifier's labels; places among those that are strings, which the host writes out."""
+    """A classifier's labels; for strings their indices, which the host maps to the strings."""
     strings = c.attr("classlabels_strings")
     if isinstance(strings, Sequence) and strings:
         return np.arange(len(strings))
@@ -40,12 +40,12 @@ def labels(c: Call, name: str) -> np.ndarray:
 
 
 def top_label(scores: Node, names: np.ndarray) -> Node:
-    """[rows]: the label of the greatest of [rows, classes], the first of equal ones."""
+    """[rows]: the label of the greatest score of [rows, classes]; the first among equal ones."""
     return ops.Take(0)(const(names), ops.arg_reduce("max", scores, 1))
 
 
 def label_of(second: Node, names: np.ndarray) -> Node:
-    """One of two labels."""
+    """The second of two labels where `second` is true, else the first."""
     return ops.where(second, const(names[1]), const(names[0]))
 
 
@@ -59,12 +59,12 @@ def transformed(y: Node, name: str) -> Node:
         case "SOFTMAX":
             return ops.Softmax(1)(y)
         case "SOFTMAX_ZERO":
-            # softmax, but that scores of 0 stay 0
+            # softmax, except that scores of 0 stay 0
             maxima = ops.reduce_max(y, 1, keepdims=True)
             is_significant = ops.compare("GT", ops.Abs()(y), 1e-7)
             parts = ops.where(is_significant, ops.Exp()(ops.sub(y, maxima)), ops.scalar(0, y.dtype))
-            rest = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(maxima))))
-            return ops.div(rest, ops.reduce_sum(parts, 1, keepdims=True))
+            softmax_parts = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(maxima))))
+            return ops.div(softmax_parts, ops.reduce_sum(parts, 1, keepdims=True))
     raise Unsupported(f"post_transform {name}")
 
 
@@ -110,7 +110,7 @@ def _kernels(c: Call, x: Node, vectors: np.ndarray) -> Node:
     kind, params = c.str("kernel_type", "LINEAR"), floats(c, "kernel_params", (0.0, 0.0, 0.0))
     gamma, shift, degree = (float(p) for p in params)
     if kind == "RBF":
-        # differences before squares: nothing cancels
+        # squares of differences, rather than differences of squares, which cancel
         differences = ops.sub(ops.expand_dims(x, 1), const(vectors))
         return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(differences, differences), 2), -gamma))
     y = ops.MatMul()(x, const(np.ascontiguousarray(vectors.T)))
@@ -138,17 +138,20 @@ def svm_regressor(c: Call) -> Result:
 
 @onnx_op("SVMClassifier", domain=ML)
 def svm_classifier(c: Call) -> Result:
-    """One margin for each pair of classes, whose winner has a vote."""
+    """One margin for each pair of classes; the winner of each pair gets a vote."""
     names, x, counts = labels(c, "classlabels_ints"), matrix(c.x()), c.int_list("vectors_per_class", ())
     if not sum(counts) or len(counts) != len(names):
         raise Unsupported("a support vector classifier without vectors for each class")
-    classes, of = len(names), np.repeat(np.arange(len(names)), counts)
+    classes, class_of_vector = len(names), np.repeat(np.arange(len(names)), counts)
     weight = floats(c, "coefficients").reshape(classes - 1, -1)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
     columns = np.zeros((weight.shape[1], len(pairs)), np.float32)
     won = np.zeros((len(pairs), classes), np.float32)
     for p, (i, j) in enumerate(pairs):
-        columns[of == i, p], columns[of == j, p] = weight[j - 1, of == i], weight[i, of == j]
+        columns[class_of_vector == i, p], columns[class_of_vector == j, p] = (
+            weight[j - 1, class_of_vector == i],
+            weight[i, class_of_vector == j],
+        )
         won[p, i], won[p, j] = 1.0, -1.0
     kernels = _kernels(c, x, floats(c, "support_vectors").reshape(weight.shape[1], -1))
     y = ops.add(ops.MatMul()(kernels, const(columns)), const(floats(c, "rho")[: len(pairs)]))
@@ -165,7 +168,7 @@ def svm_classifier(c: Call) -> Result:
 
 def _coupled(probabilities: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
     """[rows, classes]: the probabilities of classes from those of the first class of each pair, by the second method of
-    Wu, Lin and Weng 2004, with the steps and the end that libsvm has."""
+    Wu, Lin and Weng 2004, with libsvm's iterations and stopping rule."""
     if classes > _MAX_COUPLED_CLASSES:
         raise Unsupported(f"probabilities of more than {_MAX_COUPLED_CLASSES} classes")
     rows, count = probabilities.shape[0], len(pairs)
@@ -188,18 +191,18 @@ def _coupled(probabilities: Node, pairs: Sequence[tuple[int, int]], classes: int
     active, next_p = ops.compare("GE", error, 0.005 / classes), p
     for t in range(classes):
         line = ops.index_axis(q_in_loop, 1, t)
-        mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
-        step = ops.div(ops.sub(total, at), mine)
+        diagonal, qp_t = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
+        step = ops.div(ops.sub(total, qp_t), diagonal)
         scale = ops.add(step, 1.0)
-        total = ops.add(total, ops.mul(step, ops.add(ops.mul(step, mine), ops.mul(at, 2.0))))
+        total = ops.add(total, ops.mul(step, ops.add(ops.mul(step, diagonal), ops.mul(qp_t, 2.0))))
         total = ops.div(total, ops.mul(scale, scale))
         qp = ops.div(ops.add(qp, ops.mul(step, line)), scale)
         unit = const(np.eye(classes, dtype=np.float32)[t])
         next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
     goes_on = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
-    takes = (i, is_going, p, q_in_loop)
-    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), is_going),))
-    body = Graph(takes, (ops.add(i, 1), goes_on, ops.where(active, next_p, p), q_in_loop))
+    state = (i, is_going, p, q_in_loop)
+    cond = Graph(state, (ops.and_(ops.compare("LT", i, 100), is_going),))
+    body = Graph(state, (ops.add(i, 1), goes_on, ops.where(active, next_p, p), q_in_loop))
     return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 
@@ -217,14 +220,14 @@ def normalizer(c: Call) -> Result:
     x, norm = ops.cast(c.x(), T.f32), c.str("norm", "MAX")
     match norm:
         case "MAX":
-            by = ops.reduce_max(x, -1, keepdims=True)
+            row_norms = ops.reduce_max(x, -1, keepdims=True)
         case "L1":
-            by = ops.reduce_sum(ops.Abs()(x), -1, keepdims=True)
+            row_norms = ops.reduce_sum(ops.Abs()(x), -1, keepdims=True)
         case "L2":
-            by = ops.Sqrt()(ops.reduce_sum(ops.mul(x, x), -1, keepdims=True))
+            row_norms = ops.Sqrt()(ops.reduce_sum(ops.mul(x, x), -1, keepdims=True))
         case _:
             raise Unsupported(f"norm {norm!r}")
-    return ops.where(ops.compare("EQ", by, 0.0), x, ops.div(x, by))
+    return ops.where(ops.compare("EQ", row_norms, 0.0), x, ops.div(x, row_norms))
 
 
 @onnx_op("Binarizer", domain=ML)
@@ -253,8 +256,8 @@ def feature_vectorizer(c: Call) -> Result:
 
 @onnx_op("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(c: Call) -> Result:
-    x, at = c.x(0), ops.reshape(c.x(1), (-1,))
-    return ops.Take(c.rank() - 1 or 1)(ops.expand_dims(x, 0) if c.rank() == 1 else x, at)
+    x, indices = c.x(0), ops.reshape(c.x(1), (-1,))
+    return ops.Take(c.rank() - 1 or 1)(ops.expand_dims(x, 0) if c.rank() == 1 else x, indices)
 
 
 @onnx_op("OneHotEncoder", domain=ML)
@@ -278,7 +281,7 @@ def _entries(c: Call, what: str) -> np.ndarray:
 
 @onnx_op("LabelEncoder", since=2, domain=ML)
 def label_encoder(c: Call) -> Result:
-    """Each number's value, found by bisection among the sorted keys; of equal keys the last holds."""
+    """Each number's value, found by bisection among the sorted keys; the last of equal keys wins."""
     x, values = c.x(), _entries(c, "values")
     keys = _entries(c, "keys").astype(x.dtype.numpy)
     default_tensor = c.attr("default_tensor")
@@ -288,30 +291,30 @@ def label_encoder(c: Call) -> Result:
     )
     last = {k: v for k, v in zip(keys.tolist(), values.tolist(), strict=True) if k == k}
     sorted_keys = np.asarray(sorted(last), keys.dtype)
-    out = ops.full(x.shape, default.item(), T.dtype_of(values))
+    encoded = ops.full(x.shape, default.item(), T.dtype_of(values))
     if sorted_keys.size:
-        at, is_known = _bisected(x, sorted_keys)
+        positions, is_known = _bisected(x, sorted_keys)
         table = np.asarray([last[k] for k in sorted_keys.tolist()], values.dtype)
-        out = ops.where(is_known, ops.Take(0)(const(table), at), out)
+        encoded = ops.where(is_known, ops.Take(0)(const(table), positions), encoded)
     if keys.dtype.kind == "f" and np.isnan(keys).any():
-        out = ops.where(ops.IsNan()(x), const(values[np.isnan(keys)][-1]), out)
-    return out
+        encoded = ops.where(ops.IsNan()(x), const(values[np.isnan(keys)][-1]), encoded)
+    return encoded
 
 
 def _bisected(x: Node, keys: np.ndarray) -> tuple[Node, Node]:
-    """(i32: how many of the ascending keys are below each number, all but one at most; bool: the next equals it)."""
+    """(i32: the count of ascending keys below each number, at most len(keys) - 1; bool: the next key equals it)."""
     steps = [1 << i for i in range((len(keys) - 1).bit_length())][::-1]
-    # as many as the steps can reach, none of which is below anything
+    # padded with the last key to the reach of the steps
     padded = const(np.append(keys, np.full(sum(steps) + 1 - len(keys), keys[-1])))
-    at = ops.full(x.shape, 0, T.i32)
+    positions = ops.full(x.shape, 0, T.i32)
     for step in steps:
-        is_below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
-        at = ops.add(at, ops.mul(ops.cast(is_below, T.i32), step))
-    at = ops.minimum(at, len(keys) - 1)
-    return at, ops.compare("EQ", ops.Take(0)(padded, at), x)
+        is_below = ops.compare("LT", ops.Take(0)(padded, ops.add(positions, step - 1)), x)
+        positions = ops.add(positions, ops.mul(ops.cast(is_below, T.i32), step))
+    positions = ops.minimum(positions, len(keys) - 1)
+    return positions, ops.compare("EQ", ops.Take(0)(padded, positions), x)
 
 
 @onnx_op("ZipMap", domain=ML)
 def zip_map(c: Call) -> Result:
-    """The matrix whose rows would be written as maps from labels to numbers; its columns are the labels' in order."""
+    """The matrix whose rows ONNX returns as maps from labels to numbers; its columns are in the order of the labels."""
     return c.x()

@@ -1,13 +1,13 @@
 """Decision trees of ai.onnx.ml, as lookups in tables that all trees share.
 
-A record is four words: a feature, a threshold, the place of the first of two children, which lie side by side, and
-what a leaf holds. All trees go down one level at a time for all rows, which leaves a chain of gathers and comparisons
-to fuse; a leaf is its own first child:
+A record is four words: a feature, a threshold, the offset of the first of two adjacent children, and a leaf's value.
+All trees are descended one level at a time for all rows, as a chain of gathers and comparisons that fuses; a leaf is
+its own first child:
 
     at = table[at + 2] + 4 * (x[table[at]] > table[at + 1])      [rows, trees]
 
-NaN goes to the first child. Where it should go on as greater numbers do, the test is that of -x with the children in
-exchange: x <= s where -x > the number before -s.
+NaN goes to the first child. Where it should go where greater numbers go, the test is on -x with the children exchanged:
+x <= s where -x > the float before -s.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ingot.support.dataclass import dataclass
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-# levels of one kernel; a longer way down is a loop
+# levels per kernel; a deeper descent is a loop
 _STEPS = 12
 _NODE_WORDS = 4
 
 
 def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
-    """Ranges of descending depths, cut in two where that saves an eighth of the steps and 64."""
+    """Ranges of the descending depths, split in two where that saves an eighth of the steps and at least 64."""
     part = depths[start:end]
     saved = np.arange(len(part), 0, -1) * (part[0] - part)
-    at = int(saved.argmax())
-    if saved[at] < max(64, len(part) * part[0] / 8):
+    cut = int(saved.argmax())
+    if saved[cut] < max(64, len(part) * part[0] / 8):
         return [(start, end)]
-    return _alike(depths, start, start + at) + _alike(depths, start + at, end)
+    return _alike(depths, start, start + cut) + _alike(depths, start + cut, end)
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Records of the roots and of each inner node's two children. x: [rows, features], and -x behind it if need be."""
+    """Records of the roots and of each inner node's two children. x: [rows, features], followed by -x if needed."""
 
     x: Node
     words: Node
@@ -56,15 +56,15 @@ class _Table:
 
     @staticmethod
     def of(x: Node, forest: Forest, node_values: np.ndarray) -> _Table:
-        """For a forest `in_order`. node_values: of [nodes], numbers of x's dtype or whole numbers."""
+        """For a forest `in_order`. node_values: [nodes], of x's dtype or integers."""
         leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
         used = forest.feature[~leaf]
         if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:
             raise Unsupported(f"features {used.min(initial=0)} to {used.max(initial=-1)} of {features}")
         is_flipped = ~forest.nan & ~leaf
         with np.errstate(over="ignore"):
-            least = np.nextafter(-forest.split, forest.split.dtype.type(-np.inf))
-        feature, split = forest.feature, np.where(leaf, np.inf, np.where(is_flipped, least, forest.split))
+            negated_split = np.nextafter(-forest.split, forest.split.dtype.type(-np.inf))
+        feature, split = forest.feature, np.where(leaf, np.inf, np.where(is_flipped, negated_split, forest.split))
         if is_flipped.any():
             x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + is_flipped * features
         first, second = np.where(is_flipped, forest.no, forest.yes), np.where(is_flipped, forest.yes, forest.no)
@@ -79,39 +79,43 @@ class _Table:
         table[:, 3] = node_values[nodes].view(word) if node_values.dtype == x.dtype.numpy else node_values[nodes]
         return _Table(x, const(table.reshape(-1)), (_NODE_WORDS * np.arange(len(roots))).astype(word))
 
-    def word(self, at: Node, i: int) -> Node:
-        return ops.Take(0)(self.words, ops.add(at, i) if i else at)
+    def word(self, offsets: Node, i: int) -> Node:
+        return ops.Take(0)(self.words, ops.add(offsets, i) if i else offsets)
 
-    def number(self, at: Node, i: int) -> Node:
-        return ops.BitcastConvert(self.x.dtype)(self.word(at, i))
+    def number(self, offsets: Node, i: int) -> Node:
+        return ops.BitcastConvert(self.x.dtype)(self.word(offsets, i))
 
-    def steps(self, x: Node, at: Node, count: int) -> Node:
-        """Levels down from the places `at`: [rows, trees] or, where they are the same for all rows, [trees]."""
+    def steps(self, x: Node, offsets: Node, count: int) -> Node:
+        """The offsets `count` levels below the offsets `at`: [rows, trees], or [trees] where all rows have the same."""
         for _ in range(count):
-            feature = self.word(at, 0)
-            value = ops.Take(1)(x, feature) if len(at.shape) == 1 else ops.GatherElements(1)(x, feature)
-            second = ops.compare("GT", value, self.number(at, 1))
-            at = ops.add(
-                self.word(at, 2), ops.where(second, ops.scalar(_NODE_WORDS, at.dtype), ops.scalar(0, at.dtype))
+            feature = self.word(offsets, 0)
+            value = ops.Take(1)(x, feature) if len(offsets.shape) == 1 else ops.GatherElements(1)(x, feature)
+            second = ops.compare("GT", value, self.number(offsets, 1))
+            offsets = ops.add(
+                self.word(offsets, 2),
+                ops.where(second, ops.scalar(_NODE_WORDS, offsets.dtype), ops.scalar(0, offsets.dtype)),
             )
-        return at
+        return offsets
 
     def ends(self, depth: int, stored: bool) -> Node:
-        """Places [rows, trees], `depth` levels down. stored: by a loop, whose result no reader computes again."""
+        """Offsets [rows, trees], `depth` levels below the roots. stored: by a loop, whose result is not recomputed by
+        its readers."""
         shape = (self.x.shape[0], len(self.roots))
         if depth <= _STEPS and not stored:
             return ops.broadcast_to(self.steps(self.x, const(self.roots), depth), shape)
         rounds = max(-(-depth // _STEPS), 1)
-        at = ops.broadcast_to(const(self.roots), shape)
-        i, x, here = (Input(*of)() for of in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", at.type)))
-        cond = Graph((i, x, here), (ops.compare("LT", i, rounds),))
-        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // rounds))))
-        return ops.While(cond, body)(const(0, np.int64), self.x, at).results[2]
+        offsets = ops.broadcast_to(const(self.roots), shape)
+        i, x, offsets_in_loop = (
+            Input(*spec)() for spec in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", offsets.type))
+        )
+        cond = Graph((i, x, offsets_in_loop), (ops.compare("LT", i, rounds),))
+        body = Graph((i, x, offsets_in_loop), (ops.add(i, 1), x, self.steps(x, offsets_in_loop, -(-depth // rounds))))
+        return ops.While(cond, body)(const(0, np.int64), self.x, offsets).results[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The values of leaves: `value[i]` for `target[i]` at the node `leaf[i]`."""
+    """The weights of leaves: `value[i]` for `target[i]` at the node `leaf[i]`."""
 
     leaf: np.ndarray
     target: np.ndarray
@@ -119,7 +123,7 @@ class Weights:
     targets: int
 
     def table(self, count: int, dtype: DType, aggregate: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(each of `count` nodes' row, [rows, targets] of values, which of them are given). The last row has none."""
+        """(the row of each of `count` nodes, values [rows, targets], a mask of present ones). The last row is empty."""
         if self.target.min(initial=0) < 0 or self.target.max(initial=0) >= self.targets:
             raise Unsupported(f"a weight of target {self.target.max()} of {self.targets}")
         leaves, row = np.unique(self.leaf, return_inverse=True)
@@ -137,8 +141,8 @@ class Weights:
 def scores(
     x: Node, forest: Forest, weights: Weights, aggregate: str = "SUM", tree: np.ndarray | None = None
 ) -> tuple[Node, Node | None]:
-    """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
-    where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
+    """([rows, targets] of x's dtype: the aggregated leaf values, 0 where there are none; bool[rows, targets]: where
+    there are any, None: everywhere). tree: each node's tree, -1 where it is unreachable."""
     ordered = forest.in_order()
     row_of, values, is_given = weights.table(len(ordered.mode), x.dtype, aggregate)
     targets_of_leaves = None
@@ -168,29 +172,29 @@ _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node
 def _over_trees(
     x: Node, forest: Forest, roots: np.ndarray, node_values: np.ndarray, fold: str, rows: np.ndarray | None = None,
 ) -> Node:  # fmt: skip
-    """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
-    are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
+    """[rows, targets]: the leaf values folded over the trees with `roots` [targets, trees]; where leaves hold indices
+    of rows of a table [.., targets], `roots` is [1, trees]. Trees are descended in groups of about equal depth."""
     depths = replace(forest, roots=roots.reshape(-1)).depths().reshape(roots.shape)
     order = np.argsort(-depths, 1, kind="stable")
     roots, depths = np.take_along_axis(roots, order, 1), np.take_along_axis(depths, order, 1).max(0)
-    reduced, both = _FOLDS[fold]
+    reduced, combine = _FOLDS[fold]
     parts: list[Node] = []
     for start, end in _alike(depths, 0, len(depths)):
         part = roots[:, start:end]
         table = _Table.of(x, replace(forest, roots=part), node_values)
-        # each target would go all the way down again
-        at = table.ends(int(depths[start]), stored=rows is not None)
+        # else each target would repeat the descent
+        leaf_offsets = table.ends(int(depths[start]), stored=rows is not None)
         if rows is None:
-            values = ops.reshape(table.number(at, 3), (x.shape[0], *part.shape))
+            values = ops.reshape(table.number(leaf_offsets, 3), (x.shape[0], *part.shape))
             parts.append(reduced(values, 2))
         else:
-            parts.append(reduced(ops.Take(0)(const(rows), table.word(at, 3)), 1))
-    return fold_left(both, parts)
+            parts.append(reduced(ops.Take(0)(const(rows), table.word(leaf_offsets, 3)), 1))
+    return fold_left(combine, parts)
 
 
 def _own_targets(forest: Forest, is_given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
-    """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
-    trees for each."""
+    """Each tree's target, where all leaves of a tree have a weight for one target only, and targets have about the same
+    number of trees; else None."""
     leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), is_given.shape[1])
     if targets == 1 or (is_given[leaves].sum(1) != 1).any():
         return None
@@ -202,12 +206,12 @@ def _own_targets(forest: Forest, is_given: np.ndarray, tree: np.ndarray) -> np.n
     return first_target if even else None
 
 
-def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
-    """[targets, trees]: the roots of each target's trees, filled up with the leaf of nothing."""
-    counts = np.bincount(own)
+def _by_target(forest: Forest, targets: np.ndarray) -> np.ndarray:
+    """[targets, trees]: the roots of each target's trees, padded with the empty leaf."""
+    counts = np.bincount(targets)
     roots = np.full((len(counts), counts.max()), len(forest.mode) - 1)
     for target, count in enumerate(counts):
-        roots[target, :count] = forest.roots[own == target]
+        roots[target, :count] = forest.roots[targets == target]
     return roots
 
 
@@ -215,7 +219,7 @@ def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
 
 
 def _numbers(c: Call, name: str, dtype: DType) -> np.ndarray:
-    """An attribute of floats, or a tensor under `name`_as_tensor; empty where there is neither."""
+    """An attribute of floats, or the tensor attribute `name`_as_tensor; empty where there is neither."""
     values = c.attr(f"{name}_as_tensor")
     return np.asarray(c.float_list(name) or () if values is None else values, dtype.numpy).reshape(-1)
 
@@ -231,7 +235,7 @@ def _no_nan(forest: Forest) -> Forest:
 
 
 def _numbered(trees: np.ndarray, nodes: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Where the node of a tree and number stands in these arrays; LookupError where it does not."""
+    """A function from (tree, number) to the node's index in these arrays. It raises LookupError for unknown nodes."""
     tree_names, node_names = np.unique(trees), np.unique(nodes)
 
     def key(t: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -243,16 +247,16 @@ def _numbered(trees: np.ndarray, nodes: np.ndarray) -> Callable[[np.ndarray, np.
         raise ValueError("two nodes of one number in a tree")
 
     def find(t: np.ndarray, n: np.ndarray) -> np.ndarray:
-        at = order[np.minimum(np.searchsorted(keys[order], key(t, n)), len(order) - 1)]
-        if (trees[at] != t).any() or (nodes[at] != n).any():
+        indices = order[np.minimum(np.searchsorted(keys[order], key(t, n)), len(order) - 1)]
+        if (trees[indices] != t).any() or (nodes[indices] != n).any():
             raise LookupError("a node that its tree does not have")
-        return at
+        return indices
 
     return find
 
 
 def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, Weights, np.ndarray]:
-    """(nodes, weights, each node's tree) of the ops that name nodes by tree and number; `kind` is what has weights."""
+    """(nodes, weights, each node's tree) of the ops that name nodes by tree and number. kind: what has weights."""
     names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
     trees, numbers, feature, yes, no = (_integers(c, f"nodes_{name}") for name in names)
     modes = c.attr("nodes_modes")
@@ -266,8 +270,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     find = _numbered(trees, numbers)
     inner, leaf_numbers = mode != LEAF, np.arange(len(mode))
     children = (leaf_numbers.copy(), leaf_numbers.copy())
-    for side, named in zip(children, (yes, no), strict=True):
-        side[inner] = find(trees[inner], named[inner])
+    for side, node_numbers in zip(children, (yes, no), strict=True):
+        side[inner] = find(trees[inner], node_numbers[inner])
     _, roots, tree = np.unique(trees, return_index=True, return_inverse=True)
     forest = _no_nan(Forest(roots, np.where(inner, feature, 0), split, mode, children[0], children[1], nan & inner))
     leaf = find(_integers(c, f"{kind}_treeids"), _integers(c, f"{kind}_nodeids"))
@@ -307,13 +311,13 @@ def _tensor(c: Call, name: str, dtype: DType) -> np.ndarray:
 
 @onnx_op("TreeEnsemble", since=5, domain=ML)
 def tree_ensemble(c: Call) -> Result:
-    """Inner nodes, then leaves, are counted on from 0."""
+    """TreeEnsemble: indices count inner nodes first, then leaves."""
     dtype = c.type().dtype
     x = matrix(c.x(), T.f64 if dtype == T.f64 else T.f32)
     aggregate, transform = _AGGREGATES[c.int("aggregate_function", 1)], _TRANSFORMS[c.int("post_transform", 0)]
     feature, target = _integers(c, "nodes_featureids"), _integers(c, "leaf_targetids")
     inner, fill = len(feature), np.zeros(len(target), np.int64)
-    own = np.arange(inner, inner + len(target))
+    leaves = np.arange(inner, inner + len(target))
     yes, no = (_integers(c, f"nodes_{s}nodeids") + inner * _integers(c, f"nodes_{s}leafs") for s in ("true", "false"))
     nan = _integers(c, "nodes_missing_value_tracks_true")
     forest = Forest(
@@ -321,43 +325,43 @@ def tree_ensemble(c: Call) -> Result:
         feature=np.append(feature, fill),
         split=np.append(_tensor(c, "nodes_splits", x.dtype), fill).astype(x.dtype.numpy),
         mode=np.append(_tensor(c, "nodes_modes", T.u8).astype(np.int64), fill + LEAF),
-        yes=np.append(yes, own),
-        no=np.append(no, own),
+        yes=np.append(yes, leaves),
+        no=np.append(no, leaves),
         nan=np.append(nan if nan.size else np.zeros(inner, np.int64), fill).astype(bool),
     )
-    if any(len(getattr(forest, name)) != len(own) + inner for name in ("split", "mode", "yes", "no", "nan")):
+    if any(len(getattr(forest, name)) != len(leaves) + inner for name in ("split", "mode", "yes", "no", "nan")):
         raise ValueError("nodes_* of different lengths")
     places = np.concatenate([forest.roots, forest.yes, forest.no])
     if not forest.roots.size or places.min() < 0 or places.max() >= len(forest.mode):
         raise LookupError("a node that there is not")
     forest = _no_nan(_single_members(forest, _tensor(c, "membership_values", x.dtype)))
-    weights = Weights(own, target, _tensor(c, "leaf_weights", x.dtype), c.int("n_targets"))
+    weights = Weights(leaves, target, _tensor(c, "leaf_weights", x.dtype), c.int("n_targets"))
     y, _ = scores(x, forest, weights, aggregate, forest.trees())
     return ops.cast(_finished(y, np.zeros(0), aggregate, len(forest.roots), transform), dtype)
 
 
 def _single_members(forest: Forest, members: np.ndarray) -> Forest:
-    """Tests for membership as chains of tests for one member; `members` are sets that NaN ends, in the nodes' order."""
+    """Tests for membership as chains of tests for one member. members: sets in the nodes' order, each ended by NaN."""
     sets = np.split(members, np.flatnonzero(np.isnan(members)) + 1)
     names = ("feature", "split", "mode", "yes", "no", "nan")
     fields = {name: list(getattr(forest, name)) for name in names}
     member_nodes = np.flatnonzero(forest.mode == MEMBER)
     if len(member_nodes) > len(sets):
         raise ValueError("fewer sets of members than nodes that ask for them")
-    for node, of in zip(member_nodes.tolist(), sets, strict=False):
-        values, mode, last = of[~np.isnan(of)], EQ, fields["no"][node]
+    for node, members_of_node in zip(member_nodes.tolist(), sets, strict=False):
+        values, mode, last = members_of_node[~np.isnan(members_of_node)], EQ, fields["no"][node]
         if not values.size:
-            # nothing is below the least number
+            # an empty set: nothing is less than -inf
             values, mode = np.full(1, -np.inf), LT
-        at = node
+        test = node
         for i, v in enumerate(values):
-            fields["mode"][at], fields["split"][at] = mode, v
+            fields["mode"][test], fields["split"][test] = mode, v
             if i + 1 < len(values):
                 for name in names:
-                    fields[name].append(fields[name][at])
-                fields["no"][at] = len(fields["mode"]) - 1
-                at = len(fields["mode"]) - 1
-        fields["no"][at] = last
+                    fields[name].append(fields[name][test])
+                fields["no"][test] = len(fields["mode"]) - 1
+                test = len(fields["mode"]) - 1
+        fields["no"][test] = last
     return Forest(forest.roots, **{k: np.asarray(v, getattr(forest, k).dtype) for k, v in fields.items()})
 
 
@@ -380,7 +384,7 @@ def tree_ensemble_classifier(c: Call) -> Result:
 
 
 def _binary(x: Node, forest: Forest, weights: Weights, base: np.ndarray, names: np.ndarray, transform: str) -> Result:
-    """Two classes, weights of one: a probability of the second class where no weight is negative, else its margin."""
+    """Two classes with weights for one: a probability of the second class if no weight is negative, else its margin."""
     first = int(weights.target[0]) == 0
     if base.size > first:
         raise Unsupported(f"{base.size} base values of two classes with weights for one")
@@ -390,7 +394,7 @@ def _binary(x: Node, forest: Forest, weights: Weights, base: np.ndarray, names: 
     probable = bool((weights.value >= 0).all())
     label = label_of(ops.compare("GT", ops.reshape(y, (-1,)), 0.5 if probable else 0.0), names)
     if first:
-        both = both_scores(y, transform, probable)
+        class_scores = both_scores(y, transform, probable)
     else:
-        both = transformed(ops.concat([ops.full(y.shape, 0.0, y.dtype), y], 1), transform)
-    return [label, ops.cast(both, T.f32)]
+        class_scores = transformed(ops.concat([ops.full(y.shape, 0.0, y.dtype), y], 1), transform)
+    return [label, ops.cast(class_scores, T.f32)]

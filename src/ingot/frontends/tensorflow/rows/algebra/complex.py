@@ -1,4 +1,4 @@
-"""Complex numbers, as pairs of real tensors, and Fourier transforms, which make them."""
+"""Complex numbers as pairs of real tensors, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.tensorflow.values import Call, Result, Row, Table, Value
 from ingot.ir.node import Node
 
-row = Table()  # ops that make them
-on_complex = Table()  # ops of which an operand is complex
+row = Table()  # ops that build complex tensors
+on_complex = Table()  # ops with a complex operand
 
 
 @row("Complex")
@@ -102,7 +102,7 @@ def arithmetic(c: Call, a: Complex, b: Complex) -> Complex:
 
 @on_complex("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 def product(c: Call, a: Complex, b: Complex) -> Complex:
-    """Four products of parts; what is adjoint is conjugated, and transposed as of real numbers."""
+    """Four products of parts; adjoint operands are conjugated, and transposed by the real op."""
     a, b = (f.conj(z) if c.flag(adjoint) else z for z, adjoint in ((a, "adj_x"), (b, "adj_y")))
 
     of_real = c.walk.row_of(c.node)
@@ -117,14 +117,14 @@ def product(c: Call, a: Complex, b: Complex) -> Complex:
     return Complex(real, ops.add(multiply(a.real, b.imag), multiply(a.imag, b.real)))
 
 
-# what moves or adds elements does so to both parts
+# ops that move or add elements, applied to both parts
 PARTWISE_OPS = frozenset((
     "Neg", "Sum", "Mean", "AddN", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Slice", "StridedSlice", "Concat",
     "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Tile", "Pad", "PadV2", "GatherV2", "Gather", "GatherNd",
     "ReverseV2", "Roll", "BroadcastTo", "Select", "SelectV2", "ZerosLike", "MatrixDiagPartV3", "MatrixBandPart",
     "Cumsum", "Fill", "MatrixDiagV3",
 ))  # fmt: skip
-# of any kind: the first part tells
+# ops on shapes, applied to the real part
 _SHAPE_OPS = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 
 

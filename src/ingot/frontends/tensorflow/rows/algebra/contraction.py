@@ -15,7 +15,7 @@ row = Table()
 
 @row("Conv2D", "Conv3D")
 def conv(c: Call, x: Node, w: Node) -> Node:
-    """Kernels are [*window, in / groups, out]: groups follow from the channels."""
+    """Kernels are [*window, in / groups, out]; the number of groups follows from the channels."""
     n = x.type.rank
     image, kernel = windows.channels_first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
     channels, inner = image.shape[1], kernel.shape[1]
@@ -62,7 +62,7 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
             raise Unsupported(f"padding that depends on a size: {total}")
         lows.append(total // 2)
     y = ops.ConvTranspose(strides, ((0, 0),) * (n - 2), (0,) * (n - 2), dilation)(image, kernel)
-    # the whole of what the kernels reach, cut or grown to the size that is wanted
+    # the full transposed convolution, cropped or padded to the requested size
     low = (0, 0, *(-v for v in lows))
     high = (0, 0, *(size - full + v for size, full, v in zip(target, y.shape[2:], lows, strict=True)))
     return windows.channels_as_given(c, ops.pad(y, low, high))

@@ -1,7 +1,7 @@
-"""Diagonals of matrices, one or a band of them, and what is solved with bands.
+"""Diagonals of matrices, one or a band of them, and solvers for band matrices.
 
-A band from `low` to `high` is stored as rows of one length, the highest diagonal first; diagonals that are shorter lie
-at the side that `align` says: "LEFT_RIGHT" has those above the main one at the left and those below at the right.
+A band from `low` to `high` is stored as rows of one length, the highest diagonal first. `align` is the side of shorter
+diagonals: "LEFT_RIGHT" aligns those above the main diagonal left and those below right.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Band:
         for i, k in enumerate(self.diagonals):
             line = band if self.low == self.high else ops.index_axis(band, -2, i)
             line = ops.slice_axis(line, -1, self.before(k), self.before(k) + self.length(k))
-            # of a diagonal above the main one an element for each row, below it for each column
+            # a diagonal above the main one is extended to one element per row, one below to one per column
             size, axis = (self.rows, -1) if k >= 0 else (self.columns, -2)
             rest = (0,) * (line.type.rank - 1)
             line = ops.expand_dims(ops.pad(line, (*rest, 0), (*rest, size - self.length(k))), axis)
@@ -76,7 +76,7 @@ def _band(c: Call, shape: Sequence[DimLike], k: Node | None) -> _Band:
 
 @row("MatrixDiagV3", "MatrixDiagV2", "MatrixDiag", "Diag")
 def diag(c: Call, x: Node, *rest: Node) -> Node:
-    """Matrices with a band; those whose size is -1 are as large as it needs, or square."""
+    """Matrices with a band on their diagonals; a size of -1 is the smallest that holds the band, or makes it square."""
     if c.op == "Diag" and x.type.rank != 1:
         raise Unsupported(f"of a tensor of rank {x.type.rank}")
     k, count, column_count, fill = rest or (None, None, None, ops.full((), 0, x.dtype))
@@ -104,8 +104,8 @@ def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
 
 @row("MatrixBandPart")
 def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
-    """The elements at most `lower` below and `upper` above the diagonal, zeros elsewhere; a negative number is without
-    end."""
+    """The elements at most `lower` below and `upper` above the diagonal, zeros elsewhere; a negative number means
+    unbounded."""
     rows, columns = x.shape[-2], x.shape[-1]
     offset_below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
     low, high = c.size(lower), c.size(upper)
@@ -117,7 +117,7 @@ def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
     return ops.where(on, x, 0)
 
 
-# --- systems of bands, as whole matrices
+# --- band systems, as full matrices
 
 
 def _tridiagonal(band: Node) -> Node:

@@ -43,7 +43,7 @@ def determinant(c: Call, a: Node) -> Node:
 
 @row("LogMatrixDeterminant", results=("sign", "log_abs_determinant"))
 def log_determinant(c: Call, a: Node) -> Result:
-    """The sign by the signs of the factors: their product may overflow."""
+    """The sign is the product of the factors' signs, as the product of the factors may overflow."""
     lu, pivots, _ = ops.LU()(a).results
     factors = linalg.diagonal(lu)
     is_unmoved = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
@@ -81,7 +81,7 @@ def lu(c: Call, a: Node) -> Result:
 
 @row("MatrixSolveLs")
 def least_squares(c: Call, a: Node, b: Node, l2: Node) -> Node:
-    """By the normal equations of whichever side is smaller, as TensorFlow's fast way has it."""
+    """By the normal equations of the smaller side, as TensorFlow's fast path."""
     if c.has("fast") and not c.flag("fast"):
         raise Unsupported("of matrices that lack a rank (fast=False)")
     rows, columns = a.shape[-2:]

@@ -1,4 +1,4 @@
-"""Ragged tensors: the values of all rows, one row after the other, and where each row begins."""
+"""Ragged tensors: the concatenated values of all rows, and the offset of each row."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ row = Table()
 
 @row("RaggedTensorToTensor")
 def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: Node) -> Node:
-    """Rows of one length, filled up with the default: of the length that is asked for, or of the longest that the run
-    finds. Of several levels the innermost first."""
+    """Rows padded with the default to one length: the requested one, or that of the longest row at run time. The
+    innermost of several levels is densified first."""
     levels, inner = _levels(c, partitions), values.shape[1:]
     rows, *rest = c.sizes(shape) if shape.shape else (-1,) * (1 + len(levels) + len(inner))
     widths, tail = rest[: len(levels)], rest[len(levels) :]
@@ -37,7 +37,7 @@ def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: No
 
 
 def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """Outermost first: where each row begins among the rows or values of the next level, and how many it has."""
+    """Levels, outermost first: the offset of each row in the rows or values of the next level, and its length."""
     kinds = c.texts("row_partition_types")
     if set(kinds) == {"ROW_SPLITS"}:
         return [_rows(splits) for splits in partitions]
@@ -53,7 +53,7 @@ def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
 
 
 def _rows(splits: Node) -> tuple[Node, Node]:
-    """The begin of each row, and its length."""
+    """The offset and the length of each row."""
     splits = ops.cast(splits, i64)
     begins = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
     return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)
@@ -75,7 +75,7 @@ def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimL
 
 
 def _owners(lengths: Node, total: DimLike) -> tuple[Node, Node]:
-    """Of each of the rows' values, its row and its place in it: i64[total]."""
+    """For each value, its row and its position in that row: i64[total]."""
     row_of = ops.repeat_indices(lengths, total)
     begins = ops.sub(ops.cumulative("sum", lengths, 0), lengths)
     return row_of, ops.sub(ops.arange(total), ops.Take(0)(begins, row_of))
@@ -83,7 +83,7 @@ def _owners(lengths: Node, total: DimLike) -> tuple[Node, Node]:
 
 @row("RaggedGather", results=("output_nested_splits", "output_dense_values"))
 def gather(c: Call, *operands: Node) -> Result:
-    """Rows that are named, one after the other."""
+    """The rows at the given indices, concatenated."""
     *nested, values, rows = operands
     if len(nested) != 1 or rows.type.rank != 1:
         raise Unsupported(f"of {len(nested)} levels by indices of {rows.type.rank} axes: one by a vector is read")

@@ -1,4 +1,4 @@
-"""Sparse tensors: places i64[n, rank], values [n] and sizes i64[rank]."""
+"""Sparse tensors: positions i64[n, rank], values [n] and sizes i64[rank]."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ingot.ir.types import boolean, i64
 row = Table()
 
 
-def _dense(at: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
-    return ops.ScatterND("add")(ops.full(sizes, 0, values.dtype), ops.cast(at, i64), values)
+def _dense(positions: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
+    return ops.ScatterND("add")(ops.full(sizes, 0, values.dtype), ops.cast(positions, i64), values)
 
 
 @row("SparseToDense")
@@ -25,7 +25,7 @@ def to_dense(c: Call, at: Node, sizes: Node, values: Node, default: Node) -> Nod
 
 @row("SparseTensorDenseMatMul")
 def by_dense(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
-    """Rows of b, times the values in their columns, added to the values' rows."""
+    """Each value times the row of b for its column, added to the row of the result for its row."""
     rows, columns = (0, 1) if not c.flag("adjoint_a") else (1, 0)
     b = ops.swap_axes(b, 0, 1) if c.flag("adjoint_b") else b
     at = ops.cast(at, i64)
@@ -37,7 +37,7 @@ def by_dense(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
 
 @row("SparseMatMul")
 def product_of_dense(c: Call, a: Node, b: Node) -> Node:
-    """The product of dense tensors that hold zeros."""
+    """The product of the dense tensors."""
     a = ops.swap_axes(a, 0, 1) if c.flag("transpose_a") else a
     return ops.MatMul()(a, ops.swap_axes(b, 0, 1) if c.flag("transpose_b") else b)
 
@@ -46,27 +46,27 @@ def _steps(sizes: tuple[DimLike, ...]) -> list[DimLike]:
     return [product(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
-def _flat(at: Node, sizes: tuple[DimLike, ...]) -> Node:
+def _flat(positions: Node, sizes: tuple[DimLike, ...]) -> Node:
     steps = ops.stack([ops.scalar(s, i64) for s in _steps(sizes)])
-    return ops.reduce_sum(ops.mul(ops.cast(at, i64), steps), 1)
+    return ops.reduce_sum(ops.mul(ops.cast(positions, i64), steps), 1)
 
 
 @row("SparseReorder", results=("output_indices", "output_values"))
 def reorder(c: Call, at: Node, values: Node, sizes: Node) -> Result:
-    """In the order of the dense tensor."""
+    """The elements in row-major order."""
     order = ops.Sort(0, False, True, 1)(_flat(at, c.sizes(sizes)), ops.arange(at.shape[0], i64)).results[1]
     return [ops.Take(0)(at, order), ops.Take(0)(values, order)]
 
 
 @row("SparseFillEmptyRows", results=("output_indices", "output_values", "empty_row_indicator", "reverse_index_map"))
 def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node) -> Result:
-    """By row, with one element at the start of each that has none; last, where each of the elements went."""
+    """The elements by row, with a default element added to each empty row; the last result has their new indices."""
     count, rows = at.shape[0], c.lengths(sizes)[0]
     at = ops.cast(at, i64)
     ones = ops.full((count,), 1, i64)
     counts = ops.ScatterND("add")(ops.full((rows,), 0, i64), ops.slice_axis(at, 1, 0, 1), ones)
     empty = ops.compare("EQ", counts, 0)
-    # all elements, and behind them one for each row: of these, the ones that stay
+    # all elements, followed by one for each row, of which those of empty rows are kept
     starts = ops.pad(ops.expand_dims(ops.arange(rows), 1), (0, 0), (0, at.shape[1] - 1))
     places, filled = ops.concat([at, starts]), ops.concat([values, ops.broadcast_to(default, (rows,))])
     stay = c.walk.found.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")

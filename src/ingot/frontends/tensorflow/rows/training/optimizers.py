@@ -103,17 +103,17 @@ def _adadelta(c: Call, var: Node, accum: Node, delta_mean: Node, lr: Node, rho: 
 
 
 def _ftrl(
-    c: Call, var: Node, accum: Node, linear: Node, g: Node, lr: Node, l1: Node, l2: Node, *rest: Node
+    c: Call, var: Node, accum: Node, linear: Node, g: Node, lr: Node, l1: Node, l2: Node, *options: Node
 ) -> list[Node]:
     """rest: what shrinks weights in the gradient, in V2, then the power of the learning rate."""
-    power = ops.Neg()(rest[-1])
-    regularized = _add(g, _mul(_mul(rest[0], 2.0), var)) if len(rest) > 1 else g
+    power = ops.Neg()(options[-1])
+    regularized = _add(g, _mul(_mul(options[0], 2.0), var)) if len(options) > 1 else g
     new_accum = _add(accum, _square(g))
     grown = ops.pow(new_accum, power)
     linear = _add(linear, _sub(regularized, _mul(_div(_sub(grown, ops.pow(accum, power)), lr), var)))
     curve = _add(_div(grown, lr), _mul(l2, 2.0))
-    new = _div(_sub(_mul(ops.Sign()(linear), l1), linear), curve)
-    return [ops.where(ops.compare("GT", ops.Abs()(linear), l1), new, 0.0), new_accum, linear]
+    new_var = _div(_sub(_mul(ops.Sign()(linear), l1), linear), curve)
+    return [ops.where(ops.compare("GT", ops.Abs()(linear), l1), new_var, 0.0), new_accum, linear]
 
 
 # rule, and how many variables it steps

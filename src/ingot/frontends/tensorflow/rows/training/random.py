@@ -71,11 +71,11 @@ def _drawn(key: Node, counter: Node, shape: Shape, wide: bool) -> Node:
 
 def _unit(bits: Node) -> Node:
     """[0, 1) of a word's low bits: those of a mantissa."""
-    digits, one, dtype = (52, 1023 << 52, f64) if bits.dtype == u64 else (23, 127 << 23, f32)
-    raw = ops.or_(ops.and_(bits, (1 << digits) - 1), one)
+    digits, one_bits, dtype = (52, 1023 << 52, f64) if bits.dtype == u64 else (23, 127 << 23, f32)
+    raw = ops.or_(ops.and_(bits, (1 << digits) - 1), one_bits)
     if dtype == f64:  # the first word of a pair is the upper one
         low, high = _halves(bits)
-        raw = ops.or_(ops.and_(sampling.join_words(high, low), (1 << digits) - 1), one)
+        raw = ops.or_(ops.and_(sampling.join_words(high, low), (1 << digits) - 1), one_bits)
     return ops.sub(ops.BitcastConvert(dtype)(raw), 1.0)
 
 
@@ -105,8 +105,8 @@ def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
     count = product(shape)
     groups, blocks = ceildiv(count, _GROUP_SIZE), _CANDIDATES // 4
     first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _BLOCKS_PER_GROUP), 1)
-    at = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
-    words = ops.reshape(_blocks(key, counter, at), (-1, 2))
+    positions = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
+    words = ops.reshape(_blocks(key, counter, positions), (-1, 2))
     numbers = ops.reshape(_box_muller(words), (groups, _CANDIDATES))
     is_beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _TRUNCATION_DEVIATIONS), i32)
     ordered = ops.Sort(1, False, True, 1)(is_beyond, numbers).results[1]

@@ -1,4 +1,4 @@
-"""Factorizations of complex matrices, and what is solved by them (`ops/linalg/unitary.py`)."""
+"""Factorizations of complex matrices, and solvers based on them (`ops/linalg/unitary.py`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parts(z: object, c: Context) -> Parts:
 
 
 def _batched(*matrices: Parts) -> tuple[Parts, ...]:
-    """The matrices with one batch."""
+    """The matrices, broadcast to one batch shape."""
     batch = ops.broadcast_shapes(*(re.shape[:-2] for re, _ in matrices))
     broadcast = ([expand(v, (*batch, *v.shape[-2:])) for v in parts] for parts in matrices)
     return tuple((re, im) for re, im in broadcast)
@@ -60,8 +60,8 @@ def triangular_solve(
     c: Context, b: object, a: object, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Complex, Complex]:
     matrix, rhs = _batched(_parts(a, c), _parts(b, c))
-    how = "T" if transpose else "N"
-    x = linalg.complex_solve_triangular(matrix, rhs, upper=upper, unit=unitriangular, transpose=how)
+    mode = "T" if transpose else "N"
+    x = linalg.complex_solve_triangular(matrix, rhs, upper=upper, unit=unitriangular, transpose=mode)
     return Complex(*x), Complex(*matrix)
 
 
@@ -91,6 +91,6 @@ def svd(
 
 
 def _nothing(c: Context, result: int) -> Complex:
-    """A result that nobody asked for."""
+    """An empty result, for one that was not requested."""
     kind = c.results[result]
     return Complex(filled(kind.shape, 0, kind.dtype))

@@ -1,4 +1,4 @@
-"""Factorizations of matrices, and what is solved by them.
+"""Factorizations of matrices, and solvers based on them.
 
 Where PyTorch raises an error (no Cholesky factor, a singular matrix), a compiled program gives NaN or infinities.
 """
@@ -24,13 +24,13 @@ aten = Table()
 
 
 def _batched(*xs: Node) -> tuple[Node, ...]:
-    """The matrices with one batch."""
+    """The matrices, broadcast to one batch shape."""
     batch = ops.broadcast_shapes(*(x.shape[:-2] for x in xs))
     return tuple(expand(x, (*batch, *x.shape[-2:])) for x in xs)
 
 
 def failed(bad: Node) -> Node:
-    """LAPACK's info: the first place in the last dimension that is bad, counted from 1, or 0."""
+    """LAPACK's info: the first bad position in the last dimension, counted from 1, or 0."""
     axis = bad.type.rank - 1
     places = ops.cast(ops.add(index_along(bad.shape, axis), 1), i64)
     none = filled(places.shape, 2**31 - 1, i64)
@@ -39,20 +39,20 @@ def failed(bad: Node) -> Node:
 
 
 def _counted(pivots: Node) -> Node:
-    """Pivots as LAPACK counts."""
+    """Pivots counted from 1, as in LAPACK."""
     return cast(ops.add(pivots, 1), i32)
 
 
-def _identity(shape: Sequence[DimLike], like: Node) -> Node:
+def _identity(shape: Sequence[DimLike], dtype_source: Node) -> Node:
     shape = tuple(shape)
     rows, columns = (index_along(shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
-    return cast(ops.Compare("EQ")(rows, columns), like.dtype)
+    return cast(ops.Compare("EQ")(rows, columns), dtype_source.dtype)
 
 
 @aten("linalg_cholesky_ex.default")
 def cholesky_ex(c: Context, x: Node, *, upper: bool = False, check_errors: bool = False) -> tuple[Node, Node]:
-    out = linalg.cholesky(x, upper)
-    return out, failed(ops.IsNan()(linalg.diagonal(out)))
+    factor = linalg.cholesky(x, upper)
+    return factor, failed(ops.IsNan()(linalg.diagonal(factor)))
 
 
 @aten("cholesky.default")
@@ -121,13 +121,13 @@ def _unpacked(lu: Node, order: Node) -> tuple[Node, Node, Node]:
     """P, L and U with x = P L U."""
     *lead, rows, columns = lu.shape
     k = dim_min(rows, columns)
-    left = linalg.triangle(slice_axis(lu, len(lead) + 1, 0, k))
-    diagonal = ops.Compare("EQ")(index_along(left.shape, len(lead)), index_along(left.shape, len(lead) + 1))
-    left = ops.Select()(diagonal, filled(left.shape, 1, left.dtype), left)
+    lower = linalg.triangle(slice_axis(lu, len(lead) + 1, 0, k))
+    diagonal = ops.Compare("EQ")(index_along(lower.shape, len(lead)), index_along(lower.shape, len(lead) + 1))
+    lower = ops.Select()(diagonal, filled(lower.shape, 1, lower.dtype), lower)
     shape = (*lead, rows, rows)
     places = expand(insert_axis(order, len(lead)), shape)
     permutation = cast(ops.Compare("EQ")(index_along(shape, len(lead)), places), lu.dtype)
-    return permutation, left, linalg.triangle(slice_axis(lu, len(lead), 0, k), upper=True)
+    return permutation, lower, linalg.triangle(slice_axis(lu, len(lead), 0, k), upper=True)
 
 
 @aten("lu_unpack.default")
@@ -162,7 +162,7 @@ def solve_ex(c: Context, a: Node, b: Node, *, left: bool = True, check_errors: b
 def solved(a: Node, b: Node, shape: Shape, left: bool) -> Node:
     """x of this shape with a x = b, or x a = b where not `left`."""
     lu, _, order = ops.LU()(a).results
-    # a batch of vectors, where b has the sizes of a's rows
+    # b is a vector or a batch of vectors
     vector = b.type.rank == 1 or (b.type.rank + 1 == a.type.rank and b.shape == a.shape[:-1])
     columns = insert_axis(b, b.type.rank) if vector else b
     wide, columns = _batched(lu, columns)
@@ -193,7 +193,7 @@ def householder_product(c: Context, v: Node, tau: Node) -> Node:
 
 
 def _with_columns(v: Node, tau: Node) -> Node:
-    """The vectors that have factors."""
+    """The Householder vectors that have a factor in tau."""
     return slice_axis(v, v.type.rank - 1, 0, tau.shape[-1])
 
 
@@ -225,8 +225,8 @@ def eigh(c: Context, x: Node, UPLO: str = "L", compute_v: bool = True) -> tuple[
 
 @aten("linalg_eig.default")
 def eig(c: Context, x: Node | Complex) -> tuple[Complex, Complex]:
-    values, imaginary, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
-    return Complex(values, imaginary), Complex(vectors, rest)
+    values, imaginary, vectors, imaginary_vectors = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
+    return Complex(values, imaginary), Complex(vectors, imaginary_vectors)
 
 
 @aten("linalg_eigvals.default", "_linalg_eigvals.default")
@@ -242,14 +242,14 @@ def matrix_exp(c: Context, x: Node) -> Node:
 @aten("linalg_pinv.atol_rtol_tensor")
 def pinv(c: Context, x: Node, *, atol: Node | None = None, rtol: Node | None = None, hermitian: bool = False) -> Node:
     if hermitian:
-        # its upper triangle is not read
+        # the upper triangle is not read
         x = linalg.symmetric(x)
     return linalg.pseudo_inverse(x, _smallest_singular_value(x, atol, rtol))
 
 
 def _smallest_singular_value(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
-    """The bound up to which singular values count as 0: atol, or rtol of the largest. Without both rtol is the
-    machine's epsilon times the larger size."""
+    """The bound up to which singular values count as 0: atol, or rtol times the largest. By default, rtol is the
+    machine epsilon times the larger size."""
     batch = x.shape[:-2]
 
     def broadcast(value: Operand) -> Node:
@@ -281,11 +281,11 @@ def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver:
     rank = ops.reduce_sum(cast(is_significant, i64), -1)
     x = reshape(x, c.results[0].shape)
     *_, residuals, ranks, values = c.results
-    rest: list[Node] = []
+    other_results: list[Node] = []
     for result, is_wanted in ((None, residuals), (rank, ranks), (s, values)):
         empty = any(d == 0 for d in is_wanted.shape)
         if not empty and result is None:
             error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], rhs.shape[-1]))), rhs)
             result = ops.reduce_sum(ops.mul(error, error), -2)
-        rest.append(filled(is_wanted.shape, 0, is_wanted.dtype) if empty or result is None else result)
-    return x, *rest
+        other_results.append(filled(is_wanted.shape, 0, is_wanted.dtype) if empty or result is None else result)
+    return x, *other_results

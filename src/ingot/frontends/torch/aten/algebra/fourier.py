@@ -1,4 +1,4 @@
-"""Fourier transforms, and a signal from its short-time transforms (torch decomposes `stft` itself)."""
+"""Fourier transforms, and the inverse short-time transform (torch decomposes `stft` itself)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Along = Callable[[Complex], Complex]
 
 
 def _along(z: Complex, axis: int, transform: Along) -> Complex:
-    """`transform` along an axis, which is the last one for it."""
+    """`transform`, which works on the last axis, along `axis`."""
 
     def move_axis(x: Node, source: int, target: int) -> Node:
         order = [i for i in range(x.type.rank) if i != source]
@@ -33,8 +33,13 @@ def _along(z: Complex, axis: int, transform: Along) -> Complex:
         return ops.transpose(x, order)
 
     last = z.real.type.rank - 1
-    out = transform(Complex(move_axis(z.real, axis, last), None if z.imag is None else move_axis(z.imag, axis, last)))
-    return Complex(move_axis(out.real, last, axis), None if out.imag is None else move_axis(out.imag, last, axis))
+    transformed = transform(
+        Complex(move_axis(z.real, axis, last), None if z.imag is None else move_axis(z.imag, axis, last))
+    )
+    return Complex(
+        move_axis(transformed.real, last, axis),
+        None if transformed.imag is None else move_axis(transformed.imag, last, axis),
+    )
 
 
 def _axes(x: Node, dim: Sequence[int]) -> list[int]:
@@ -42,14 +47,14 @@ def _axes(x: Node, dim: Sequence[int]) -> list[int]:
 
 
 def _scale(shape: Sequence[DimLike], axes: Sequence[int], normalization: int) -> float | Node:
-    """torch's fft_norm_mode: 0 none, 1 by the root of the length, 2 by the length."""
+    """The factor of torch's fft_norm_mode: 0: none, 1: divide by the root of the length, 2: divide by the length."""
     power = (0.0, -0.5, -1.0)[normalization]
     lengths = [shape[a] for a in axes]
-    known = math.prod(n for n in lengths if isinstance(n, int)) ** power
+    static_factor = math.prod(n for n in lengths if isinstance(n, int)) ** power
     measured = [ops.scalar(n, f64) for n in lengths if not isinstance(n, int)]
     if not measured or not power:
-        return known
-    return functools.reduce(ops.mul, (ops.pow(n, power) for n in measured), const(known, np.float64))
+        return static_factor
+    return functools.reduce(ops.mul, (ops.pow(n, power) for n in measured), const(static_factor, np.float64))
 
 
 def _length(n: DimLike) -> int:
@@ -72,9 +77,9 @@ def fft_r2c(c: Context, x: Node, dim: Sequence[int], normalization: int, oneside
     scale = _scale(x.shape, axes, normalization)
     if not onesided:
         return _transform(Complex(x), axes, scale, False)
-    *rest, last = axes
+    *other_axes, last = axes
     half = _along(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
-    return _transform(half, rest, 1.0, False)
+    return _transform(half, other_axes, 1.0, False)
 
 
 @on_complex("_fft_c2c.default")
@@ -85,10 +90,10 @@ def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forw
 
 @on_complex("_fft_c2r.default")
 def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Node:
-    *rest, last = _axes(z.real, dim)
-    scale = _scale(c.shape, (*rest, last), normalization)
+    *other_axes, last = _axes(z.real, dim)
+    scale = _scale(c.shape, (*other_axes, last), normalization)
     n = c.shape[last]
-    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, rest, 1.0, True).parts))
+    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, other_axes, 1.0, True).parts))
     inverse = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
     return inverse.real
 
@@ -99,7 +104,7 @@ def istft(
     window: Node | None = None, center: bool = True, normalized: bool = False, onesided: bool | None = None,
     length: DimLike | None = None, return_complex: bool = False,
 ) -> Node:  # fmt: skip
-    """Frames transformed back, summed where they overlap, over the sum of their windows' squares."""
+    """Inverse transforms of the frames, overlapped and added, divided by the sum of the squared windows."""
     if return_complex or not isinstance(length, int | None):
         raise Unsupported("a complex signal, or a length known only at run time")
     hop, size = hop_length or n_fft // 4, win_length or n_fft
@@ -107,7 +112,7 @@ def istft(
     low_amount = (n_fft - size) // 2
     weight = ops.pad(weight, (low_amount,), (n_fft - size - low_amount,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
-    # of a two-sided spectrum, which one of n_fft rows is, a real signal takes the first side
+    # a spectrum of n_fft rows is two-sided; a real signal needs only the first side
     spectrum = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
     frames = ops.real_inverse((spectrum[0], spectrum[1]), n_fft, scale)
     count = frames.shape[-2]
@@ -124,7 +129,7 @@ def istft(
 
 
 def _overlapped(frames: Node, hop: int) -> Node:
-    """[..., n, size], a frame every `hop` elements, to their sum [..., n * hop + ...]: block i of each, i places on."""
+    """Overlap-add of frames [..., n, size], one every `hop` elements, block by block."""
     *lead, n, size = frames.shape
     count = -(-_length(size) // hop)
     rank = len(lead)

@@ -45,8 +45,8 @@ def matmul(c: Context, a: Node, b: Node) -> Node:
 def grouped_mm(
     c: Context, a: Node, b: Node, offs: Node | None = None, bias: Node | None = None, out_dtype: object = None
 ) -> Node:
-    """Rows of `a` up to each offset by a matrix of their own, or columns of `a` by the rows of `b` in their places;
-    without offsets, a product of batches."""
+    """Each group of rows of `a`, up to an offset, times its own matrix; or each group of columns of `a` times the same
+    group of rows of `b`; without offsets, a batched product."""
     if offs is None:
         return ops.MatMul()(a, b)
     if (a.type.rank, b.type.rank) == (2, 2):
@@ -62,7 +62,7 @@ def grouped_mm_backward(c: Context, x: Node, w: Node, offs: Node, g: Node) -> tu
 
 
 def _grouped_sums(x: Node, g: Node, offs: Node) -> Node:
-    """[S, K], [S, N] -> [G, K, N]: x^T g of each group's rows, the gradient of their matrices."""
+    """[S, K], [S, N] -> [G, K, N]: x^T g of each group's rows, the gradient of the group's matrix."""
     sums = filled((*offs.shape, x.shape[1], g.shape[1]), 0, x.dtype)
     return pullback(lambda w: ops.GroupedMatMul()(x, w, offs), sums, g)
 
@@ -76,7 +76,7 @@ def trace(c: Context, x: Node) -> Node:
 
 @aten("linalg_cross.default")
 def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
-    """a[1] b[2] - a[2] b[1], and so on around."""
+    """a[1] b[2] - a[2] b[1], and so on cyclically."""
     a, b = expand(a, c.shape), expand(b, c.shape)
     axis = axis_of(dim, a.type.rank)
 
@@ -107,8 +107,8 @@ def linear(c: Context, x: Node, weight: Node, bias: Node | None = None) -> Node:
     weight = swap(weight, 0, 1) if weight.type.rank == 2 else weight
     if bias is None:
         return ops.MatMul()(x, weight)
-    out = ops.MatMul(sums_of(x.dtype))(x, weight)
-    return cast(ops.Add()(out, expand(cast(bias, out.dtype), out.shape)), x.dtype)
+    product = ops.MatMul(sums_of(x.dtype))(x, weight)
+    return cast(ops.Add()(product, expand(cast(bias, product.dtype), product.shape)), x.dtype)
 
 
 def _added(c: Context, base: Node, product: Node, beta: Operand, alpha: Operand) -> Node:
@@ -151,42 +151,42 @@ def outer(c: Context, a: Node, b: Node) -> Node:
 
 @aten("einsum.default")
 def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence[int] | None = None) -> Node:
-    # narrow integers: sums are i64 where torch multiplies and sums, as they are where it calls a product
+    # of narrow integers, torch returns i64 where it multiplies and sums, and the same type where it calls a matmul
     dtype = i64 if c.dtype == boolean else c.dtype
     return cast(ops.Einsum(equation.replace(" ", ""))(*promoted(tensors, dtype)), c.dtype)
 
 
 @aten("tensordot.default")
 def tensordot(c: Context, a: Node, b: Node, dims_self: Sequence[int], dims_other: Sequence[int]) -> Node:
-    left = tuple(d % a.type.rank for d in dims_self)
+    lhs_axes = tuple(d % a.type.rank for d in dims_self)
     rhs_axes = tuple(d % b.type.rank for d in dims_other)
-    # a size of 1 meets any size: the other operand is summed
-    for i, j in zip(left, rhs_axes, strict=True):
+    # a size of 1 is broadcast: the other operand is summed
+    for i, j in zip(lhs_axes, rhs_axes, strict=True):
         if a.shape[i] == 1 and b.shape[j] != 1:
             b = _summed(b, j)
         elif b.shape[j] == 1 and a.shape[i] != 1:
             a = _summed(a, i)
-    return ops.DotGeneral(((), ()), (left, rhs_axes), None)(a, b)
+    return ops.DotGeneral(((), ()), (lhs_axes, rhs_axes), None)(a, b)
 
 
 def _summed(x: Node, axis: int) -> Node:
-    """The sum over `axis`, which stays with a size of 1."""
+    """The sum over `axis`, kept as size 1."""
     shape = tuple(1 if d == axis else size for d, size in enumerate(x.shape))
     return ops.Reshape(shape)(ops.Reduce("sum", (axis,))(x))
 
 
 @aten("bilinear.default")
 def bilinear(c: Context, a: Node, b: Node, weight: Node, bias: Node | None = None) -> Node:
-    out = ops.Einsum("...i,kij,...j->...k")(a, weight, b)
-    return out if bias is None else ops.Add()(out, expand(bias, out.shape))
+    product = ops.Einsum("...i,kij,...j->...k")(a, weight, b)
+    return product if bias is None else ops.Add()(product, expand(bias, product.shape))
 
 
 @aten("chain_matmul.default", "linalg_multi_dot.default")
 def chain(c: Context, tensors: Sequence[Node]) -> Node:
-    out = tensors[0]
+    product = tensors[0]
     for x in tensors[1:]:
-        out = ops.MatMul()(out, x)
-    return out
+        product = ops.MatMul()(product, x)
+    return product
 
 
 @aten("kron.default")
@@ -195,7 +195,7 @@ def kron(c: Context, a: Node, b: Node) -> Node:
     rank = max(a.type.rank, b.type.rank)
     a = reshape(a, (*((1,) * (rank - a.type.rank)), *a.shape))
     b = reshape(b, (*((1,) * (rank - b.type.rank)), *b.shape))
-    left = reshape(a, tuple(d for s in a.shape for d in (s, 1)))
+    lhs = reshape(a, tuple(d for s in a.shape for d in (s, 1)))
     rhs = reshape(b, tuple(d for s in b.shape for d in (1, s)))
     shape = tuple(d for s, t in zip(a.shape, b.shape, strict=True) for d in (s, t))
-    return reshape(ops.Mul()(expand(left, shape), expand(rhs, shape)), c.shape)
+    return reshape(ops.Mul()(expand(lhs, shape), expand(rhs, shape)), c.shape)

@@ -1,1 +1,1 @@
-"""Layers: activations, attention, convolutions, norms, recurrent ones, resizing, quantized ones."""
+"""Layers: activations, attention, convolutions, norms, recurrent layers, resizing, quantized layers."""

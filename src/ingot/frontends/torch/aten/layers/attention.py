@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in PyTorch's several spellings."""
+"""Scaled dot-product attention: PyTorch's several ops for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attend(
     if isinstance(q.shape[-1], Dim) and scale is None:
         raise Unsupported(f"a head of symbolic width {q.shape[-1]} without an explicit scale")
     if isinstance(scale, Number | Dim | Node):
-        # a scale known only at run time goes into q
+        # a scale known only at run time is multiplied into q
         q = ops.Mul()(q, expand(node_of(scale, q.dtype), q.shape))
         scale = 1.0
     lead = q.shape[:-2]
@@ -61,12 +61,12 @@ def attend(
     if dropout:
         q4, k4, v4, *masks = operands
         weights = dropped(c, attention.weights(q4, k4, *masks), dropout)
-        # queries that share keys side by side
+        # the queries that share keys are stacked
         rows = ops.reshape(weights, (q4.shape[0], k4.shape[1], -1, k4.shape[2]))
-        out = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
+        result = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
     else:
-        out = attention(*operands)
-    return reshape(out, (*lead, *out.shape[-2:])) if len(lead) != 2 else out
+        result = attention(*operands)
+    return reshape(result, (*lead, *result.shape[-2:])) if len(lead) != 2 else result
 
 
 def _attention(
@@ -94,9 +94,9 @@ def attention(
     c: Context, q: Node, k: Node, v: Node, *, attn_mask: Node | None = None, attn_bias: Node | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: Operand | None = None, **unused: object,
 ) -> Node | tuple[Node | None, ...]:  # fmt: skip
-    """The result alone, or in front of what other kernels keep for their gradients."""
-    out = attend(c, q, k, v, attn_bias if attn_mask is None else attn_mask, dropout_p, is_causal, scale)
-    return (out, *((None,) * 8)) if len(c.results) > 1 else out
+    """The result, followed by None for the values that other kernels save for their gradients."""
+    result = attend(c, q, k, v, attn_bias if attn_mask is None else attn_mask, dropout_p, is_causal, scale)
+    return (result, *((None,) * 8)) if len(c.results) > 1 else result
 
 
 @aten(
@@ -107,15 +107,15 @@ def attention_with_sums(
     c: Context, q: Node, k: Node, v: Node, *, attn_bias: Node | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """The result and sums of exponentials, as torch has them on GPUs."""
+    """The result and the logarithms of the sums of exponentials, as torch returns them on GPUs."""
     sums = next((t for t in c.results[1:2] if product(t.shape) != 0), None)
     if dropout_p or sums is None:
-        out = attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale)
-        return (out, *(None,) * 8)
+        result = attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale)
+        return (result, *(None,) * 8)
     op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
-    out, own_sums = ops.AttentionWithSums(op.causal, op.scale)(*operands).results
+    result, own_sums = ops.AttentionWithSums(op.causal, op.scale)(*operands).results
     padding = 0 if len(sums.shape) == 4 else sums.shape[2] - own_sums.shape[2]  # one kernel has 32 rows at a time
-    return out, reshape(ops.pad(own_sums, (0, 0, 0), (0, 0, padding)), sums.shape), *(None,) * 7
+    return result, reshape(ops.pad(own_sums, (0, 0, 0), (0, 0, padding)), sums.shape), *(None,) * 7
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu_backward.default", by_name=True)
@@ -123,8 +123,7 @@ def flash_for_cpu_backward(
     c: Context, grad: Node, q: Node, k: Node, v: Node, *, is_causal: bool = False, attn_mask: Node | None = None,
     scale: float | None = None, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """Of (batch, heads, length, width) each; scores are computed again, which the forward pass's sums are not needed
-    for."""
+    """Gradients, each (batch, heads, length, width); scores are recomputed, so the forward pass's sums are not read."""
     op, operands = _attention(c, q, k, v, attn_mask, is_causal, scale)
     return ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, *operands[3:]).results
 
@@ -137,9 +136,9 @@ def backward_of_sums(
     c: Context, grad: Node, q: Node, k: Node, v: Node, *, out: Node, logsumexp: Node, is_causal: bool = False,
     attn_bias: Node | None = None, scale: float | None = None, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """The gradients of q, k and v, without dropout and a bias that is trained, which are decomposed."""
+    """The gradients of q, k and v; calls with dropout or a trained bias are decomposed instead."""
     op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
     sums = reshape(logsumexp, logsumexp.shape[:3])
     sums = ops.slice_axis(sums, 2, 0, q.shape[2])
-    found = ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, out, sums, *operands[3:])
-    return (*found.results, None)
+    gradients = ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, out, sums, *operands[3:])
+    return (*gradients.results, None)

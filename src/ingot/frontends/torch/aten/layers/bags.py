@@ -20,7 +20,7 @@ def padded_bag(
     c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Node | None, include_last_offset: bool, padding_idx: int | None,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """`embedding_bag` whose padding counts from the end of the table where it is negative."""
+    """`embedding_bag` whose padding index counts from the end of the table where it is negative."""
     if padding_idx is not None and padding_idx < 0:
         padding_idx += static(weight.shape[0], "the table")
     options = mode, sparse, per_sample_weights, include_last_offset, padding_idx
@@ -46,8 +46,8 @@ def embedding_bag(
         row_counts = ops.Select()(padding, filled((count,), 0, i64), row_counts)
         rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
-    # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
-    places = filled((count + 1,), 0, i64)  # of no indices there is a place, too
+    # the bag of each index is a running sum of the bags that begin there; an empty last bag begins after all indices
+    places = filled((count + 1,), 0, i64)  # one more, for bags that begin after the last index
     begins = write_rows(places, 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
     begins = ops.slice_axis(begins, 0, 0, count)
     bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
@@ -60,12 +60,12 @@ def embedding_bag(
 
     total = folded("max" if mode == 2 else "sum", rows)
     counts = folded("sum", row_counts)
-    # what the backward pass reads: the bag of each index, the sizes of bags, and where maxima come from
+    # for the backward pass: the bag of each index, the sizes of bags, and the rows of the maxima
     of_index, of_bag, of_maximum = c.results[1:]
-    whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
+    bag_of_index = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
     has_maxima = mode == 2 and count != 0
     maxima = _maxima(total, rows, bag, counts, indices) if has_maxima else filled(of_maximum.shape, 0, i64)
-    saved = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
+    saved = cast(bag_of_index, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
     if mode == 0:
         return cast(total, c.dtype), *saved
     sizes = expand(insert_axis(counts, 1), total.shape)
@@ -82,7 +82,7 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
     last = filled(rows.shape, count, i64)
     places = ops.Select()(is_maximum, index_along(rows.shape, 0), last)
     first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
-    # maxima that are no numbers equal none
+    # a NaN maximum equals no element
     is_inside = ops.And()(
         ops.Compare("LT")(first, filled(first.shape, count, i64)),
         expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
@@ -93,7 +93,7 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
 
 
 def _pitch(begins: Node) -> int | None:
-    """n where `begins` are 0, n, 2n, ..., as those of bags in the rows of a matrix."""
+    """n where `begins` are 0, n, 2n, ..., as for bags that are the rows of a matrix; else None."""
     if isinstance(begins.op, ops.Iota):
         return 1
     if not (isinstance(begins.op, ops.Mul) and isinstance(begins.inputs[0].op, ops.Iota)):

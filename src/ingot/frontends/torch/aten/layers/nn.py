@@ -36,7 +36,7 @@ Sizes = tuple[DimLike, ...]
 
 
 def per_axis(values: DimLike | Sequence[DimLike], count: int) -> tuple[int, ...]:
-    """As `sizes_per_axis`, of numbers alone."""
+    """As `sizes_per_axis`, but only for numbers."""
     sizes = sizes_per_axis(values, count)
     numbers = tuple(v for v in sizes if isinstance(v, int))
     if len(numbers) < len(sizes):
@@ -59,8 +59,8 @@ def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
     """`run` on x (N, C, *S); an unbatched x (C, *S) becomes a batch of one and back."""
     if x.type.rank == spatial + 2:
         return run(x)
-    out = run(insert_axis(x, 0))
-    return reshape(out, out.shape[1:])
+    result = run(insert_axis(x, 0))
+    return reshape(result, result.shape[1:])
 
 
 def _convolve(
@@ -89,7 +89,7 @@ def convolution(
         return conv_transpose(c, x, weight, bias, stride, padding, output_padding, groups, dilation)
     n = weight.type.rank - 2
     if padding == "same":
-        # the odd cell goes to the high side, as PyTorch does
+        # an odd element goes to the high side, as in PyTorch
         totals = [d * (k - 1) for d, k in zip(sizes_per_axis(dilation, n), weight.shape[2:], strict=True)]
         return _convolve(x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
     amounts = 0 if padding == "valid" or isinstance(padding, str) else padding
@@ -105,7 +105,7 @@ def conv_transpose(
     sums = None if bias is None else sums_of(x.dtype)
     padding_amounts, output_amounts = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
     cut = [symbolic.symbolic(p, q) for p, q in zip(padding_amounts, output_amounts, strict=True)]
-    # what is a size is cut off behind the op
+    # symbolic padding is cropped after the op
     low, high = (
         [0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, output_amounts)
     )
@@ -114,10 +114,10 @@ def conv_transpose(
     )
 
     def run(v: Node) -> Node:
-        out = op(v, weight)
+        result = op(v, weight)
         for axis, (p, q, c) in enumerate(zip(padding_amounts, output_amounts, cut, strict=True), 2):
-            out = symbolic.padded(out, axis, -p, q - p) if c else out
-        return cast(add_channels(out, bias), v.dtype)
+            result = symbolic.padded(result, axis, -p, q - p) if c else result
+        return cast(add_channels(result, bias), v.dtype)
 
     return batched(x, n, run)
 
@@ -167,7 +167,7 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
 
 def _max_pool_backward(n: int) -> Callable[..., Node]:
     def backward(c: Context, grad: Node, x: Node, *window_and_indices: Any) -> Node:
-        """The gradient of pools that `decompositions.backward.maximum_pool` leaves: the maxima stand for indices."""
+        """The gradient of pools that `decompositions.backward.maximum_pool` keeps: it passes maxima for indices."""
         *window, maxima = window_and_indices
         return pullback(lambda v: _max_pool(n)(c, v, *window), x, grad, maxima)
 
@@ -238,7 +238,7 @@ def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
 
 
 def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
-    """Where in the image the largest element of each adaptive window is; or, as in PyTorch, its last NaN."""
+    """The flat position in the image of each adaptive window's largest element or, as in PyTorch, its last NaN."""
     n = len(output_size)
     lead, sizes = x.shape[:-n], [int(d) for d in x.shape[-n:]]
     windows, flat = x, np.zeros((1,) * (2 * n), np.int64)
@@ -246,12 +246,12 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
     for i, (size, count) in enumerate(zip(sizes, output_size, strict=True)):
         begin = np.arange(count) * size // count
         end = -(-(np.arange(count) + 1) * size // count)
-        at = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
-        shape = tuple(at.shape[(i, n + i).index(j)] if j in (i, n + i) else 1 for j in range(2 * n))
-        hidden = hidden | (at >= end[:, None]).reshape(shape)
-        at = np.minimum(at, size - 1)
-        flat = flat * size + at.reshape(shape)
-        windows = ops.Take(len(lead) + 2 * i)(windows, const(at))
+        indices = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
+        shape = tuple(indices.shape[(i, n + i).index(j)] if j in (i, n + i) else 1 for j in range(2 * n))
+        hidden = hidden | (indices >= end[:, None]).reshape(shape)
+        indices = np.minimum(indices, size - 1)
+        flat = flat * size + indices.reshape(shape)
+        windows = ops.Take(len(lead) + 2 * i)(windows, const(indices))
     order = (*range(0, 2 * n, 2), *range(1, 2 * n, 2))
     windows = transpose(windows, (*range(len(lead)), *(len(lead) + i for i in order)))
     taps = product(windows.shape[len(lead) + n :])

@@ -19,7 +19,7 @@ aten = Table()
 
 
 def _channels(x: Node, value: Node | None, default: float) -> Node:
-    """A per-channel parameter, or the constant that stands for a missing one."""
+    """A per-channel parameter, or a constant where it is absent."""
     return filled((x.shape[1],), default, x.dtype) if value is None else value
 
 
@@ -29,12 +29,12 @@ def _batch_stats(x: Node, weight: Node | None, bias: Node | None, eps: float) ->
 
 
 def _with_moments(x: Node, weight: Node | None, bias: Node | None, eps: float) -> tuple[Node, Node, Node]:
-    """The same, and the batch's mean and variance. Results of 16 bits are rounded once, at the end."""
+    """As `_batch_stats`, and the batch's mean and variance. 16-bit results are rounded once, at the end."""
     axes = tuple(i for i in range(x.type.rank) if i != 1)
-    out, mean, variance = ops.Standardize(axes, float(eps))(cast(x, wide(x.dtype))).results
+    normalized, mean, variance = ops.Standardize(axes, float(eps))(cast(x, wide(x.dtype))).results
     if weight is not None:
-        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(cast(weight, out.dtype)))
-    return cast(add_channels(out, bias), x.dtype), mean, variance
+        normalized = ops.Mul()(normalized, ops.BroadcastInDim(normalized.shape, (1,))(cast(weight, normalized.dtype)))
+    return cast(add_channels(normalized, bias), x.dtype), mean, variance
 
 
 def batch_norm_of(
@@ -61,7 +61,7 @@ def batch_norm(
 def batch_norm_inference(
     c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
 ) -> tuple[Node | None, ...]:
-    # the statistics that training would save are empty, or 0
+    # the statistics that training would save are empty or 0
     saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
     return batch_norm_of(x, weight, bias, mean, var, eps), *saved
 
@@ -82,24 +82,24 @@ def batch_norm_and_next_statistics(
     if not training:
         saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
         return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *saved, running_mean, running_var
-    out, mean, variance = _with_moments(x, weight, bias, eps)
+    normalized, mean, variance = _with_moments(x, weight, bias, eps)
     scale = ops.Rsqrt()(ops.add(variance, eps))
     count = product(d for i, d in enumerate(x.shape) if i != 1)
-    # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
+    # the unbiased variance of a single value is NaN, like PyTorch's 0 / 0
     unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
     next_statistics = (
-        ops.add(ops.mul(now, momentum), ops.mul(cast(old, now.dtype), 1 - momentum))
-        for old, now in ((running_mean, mean), (running_var, unbiased))
+        ops.add(ops.mul(current, momentum), ops.mul(cast(running, current.dtype), 1 - momentum))
+        for running, current in ((running_mean, mean), (running_var, unbiased))
     )
-    # which types these have differs between CPUs and GPUs
-    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *next_statistics), c.results[1:], strict=True))
+    # their types differ between CPUs and GPUs
+    return normalized, *(cast(v, t.dtype) for v, t in zip((mean, scale, *next_statistics), c.results[1:], strict=True))
 
 
-def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
+def _affine(weight: Node | None, bias: Node | None, shape: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
     """The optional scale and bias as trailing operands; a bias alone needs a scale of ones before it."""
     if bias is None:
         return () if weight is None else (weight,)
-    return (filled(like, 1, x.dtype) if weight is None else weight, bias)
+    return (filled(shape, 1, x.dtype) if weight is None else weight, bias)
 
 
 @aten("native_batch_norm_backward.default")
@@ -107,7 +107,7 @@ def batch_norm_backward(
     c: Context, cotangent: Node, x: Node, weight: Node | None, running_mean: Node | None, running_var: Node | None,
     mean: Node | None, scale: Node | None, training: bool, eps: float, output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """Gradients of x, weight and bias. mean, scale: what the forward pass saved of the batch, the latter 1 / deviation.
+    """Gradients of x, weight and bias. mean, scale (1 / deviation): of the batch, saved by the forward pass.
     By torch's decomposition."""
     if not training:
         mean = running_mean
@@ -157,7 +157,7 @@ def _trailing_axes(x: Node, shape: Sequence[DimLike]) -> tuple[int, ...]:
 
 
 def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
-    """(mean, 1 / deviation) over `axes`, as a norm's second and third result, of the moments that it computes."""
+    """(mean, 1 / deviation) over `axes`, a norm's second and third results, from the moments that it computes."""
     _, center, variance = ops.Standardize(tuple(axes), float(eps))(cast(x, wide(x.dtype))).results
     scale = ops.Rsqrt()(ops.Add()(variance, filled(variance.shape, eps, variance.dtype)))
     return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
@@ -168,7 +168,7 @@ def rms_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, eps: float | None = None
 ) -> Node:
     axes = _trailing_axes(x, normalized_shape)
-    # by default that of the dtype computed in
+    # by default the epsilon of the dtype of computation
     epsilon = {"f64": 2.0**-52, "f32": 2.0**-23}[wide(x.dtype).name] if eps is None else eps
     return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
 

@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own, as `tracing/gradients.py` notes them."""
+"""Functions with custom gradients, as `tracing/gradients.py` records them."""
 
 from __future__ import annotations
 

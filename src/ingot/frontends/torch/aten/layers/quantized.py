@@ -1,6 +1,6 @@
-"""Quantization: what PT2E export and weight-only quantizers write (`quantized_decomposed`), and fake quantization.
+"""Quantization: ops of PT2E export and weight-only quantizers (`quantized_decomposed`), and fake quantization.
 
-Torch multiplies by a rounded 1 / scale where these divide: a value half-way between two levels may go to the other one.
+Torch multiplies by a rounded 1 / scale where these divide: a value half-way between two levels may round differently.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def dequantize_per_channel_group(
     return ops.reshape(_values(ops.reshape(q, (-1, width)), ops.reshape(scales, column), zero, output_dtype), q.shape)
 
 
-# scales and zero points of what is known at run time
+# scales and zero points of dynamic quantization
 
 
 def _least_and_most(x: Node, axis: int | None) -> tuple[Node, Node]:
@@ -132,9 +132,9 @@ def _least_and_most(x: Node, axis: int | None) -> tuple[Node, Node]:
 
 
 def _parameters(c: Context, scale: Node, zero: Node) -> tuple[Node, Node]:
-    """As torch has them."""
-    both = zip((scale, ops.broadcast_to(zero, scale.shape)), c.results, strict=True)
-    scale, zero = (cast(ops.reshape(p, t.shape), t.dtype) for p, t in both)
+    """scale and zero point in the shapes and dtypes of the results."""
+    pairs = zip((scale, ops.broadcast_to(zero, scale.shape)), c.results, strict=True)
+    scale, zero = (cast(ops.reshape(p, t.shape), t.dtype) for p, t in pairs)
     return scale, zero
 
 
@@ -169,7 +169,7 @@ def choose_qparams_per_token(c: Context, x: Node, dtype: torch.dtype) -> tuple[N
     f"{_LIBRARY}._choose_qparams_per_token_asymmetric_impl.default",
 )
 def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype) -> tuple[Node, Node]:
-    """The zero point from that end of the range where it is nearer to a level (XNNPACK)."""
+    """The zero point is computed from the end of the range where its rounding error is smaller (XNNPACK)."""
     low, high = _least_and_most(x, -1)
     scale = ops.maximum(ops.div(ops.sub(high, low), 255.0), float(np.finfo(np.float32).eps))
     low_level, high_level = ops.div(low, scale), ops.div(high, scale)
@@ -183,7 +183,7 @@ def choose_scale_float8(
     c: Context, x: Node, block_size: list[DimLike], float8_dtype: torch.dtype = torch.float8_e4m3fn,
     scale_dtype: torch.dtype = torch.float32, hp_value_lb: float | None = None, hp_value_ub: float | None = None,
 ) -> Node:  # fmt: skip
-    """The largest magnitude of each block over the type's largest number, rounded as x is."""
+    """The largest magnitude of each block divided by the type's largest number, rounded to x's type."""
     if scale_dtype != torch.float32:
         raise Unsupported(f"scales of {scale_dtype}; expected torch.float32")
     counts = c.results[0].shape
@@ -196,7 +196,7 @@ def choose_scale_float8(
     return cast(ops.div(max_values, torch.finfo(float8_dtype).max), f32)
 
 
-# fake quantization: values as their levels have them, and where they lie within the range
+# fake quantization: (quantized and dequantized values, a mask of those within the range)
 
 
 def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
@@ -256,13 +256,13 @@ def scaled_mm(
     c: Context, a: Node, b: Node, scale_a: Node, scale_b: Node, bias: Node | None = None,
     scale_result: Node | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> Node:  # fmt: skip
-    """Floats of 8 bits, a scale for all of each or for each row of a and column of b. Sums are the exact ones, or as
-    near as the target has them, whether they may be short or not."""
-    m, n, whole = a.shape[0], b.shape[1], scale_a.type.size == scale_b.type.size == 1
-    if scale_result is not None or not (whole or (scale_a.shape, scale_b.shape) == ((m, 1), (1, n))):
+    """Product of 8-bit floats, with one scale per tensor or one for each row of a and column of b. Sums are as exact as
+    the target allows; use_fast_accum makes no difference."""
+    m, n, is_per_tensor = a.shape[0], b.shape[1], scale_a.type.size == scale_b.type.size == 1
+    if scale_result is not None or not (is_per_tensor or (scale_a.shape, scale_b.shape) == ((m, 1), (1, n))):
         got = f"{scale_a.type} and {scale_b.type}" + ("" if scale_result is None else ", and one of the result")
         raise Unsupported(f"scales {got}; expected one for each operand, or [{m}, 1] and [1, {n}]")
-    first, second = (cast(ops.reshape(p, ()) if whole else p, f32) for p in (scale_a, scale_b))
+    first, second = (cast(ops.reshape(p, ()) if is_per_tensor else p, f32) for p in (scale_a, scale_b))
     y = ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(a, b)
     y = ops.mul(y, ops.mul(first, second))
     return cast(y if bias is None else ops.add(y, cast(bias, f32)), c.results[0].dtype)
@@ -270,7 +270,7 @@ def scaled_mm(
 
 @aten("_weight_int8pack_mm.default")
 def weight_int8pack_mm(c: Context, x: Node, weight: Node, scales: Node) -> Node:
-    """x [M, K] by i8 [N, K], a scale for each of N."""
+    """x [M, K] times i8 [N, K] transposed, with a scale for each of N."""
     w = _values(weight, ops.reshape(scales, (-1, 1)), None, None)
     return cast(ops.linear(cast(x, f32), w), x.dtype)
 
@@ -279,7 +279,7 @@ def weight_int8pack_mm(c: Context, x: Node, weight: Node, scales: Node) -> Node:
 def weight_int4pack_mm(c: Context, x: Node, packed: Node, group: int, scales_and_zeros: Node) -> Node:
     """x [M, K] by levels [N, K] of 4 bits, q, each of which is (q - 8) * scale + zero: [K / group, N, 2] of these.
 
-    How levels are packed is PyTorch's own affair, which depends on the machine: its product with the identity tells.
+    PyTorch's packing depends on the machine, so levels are unpacked by its product with the identity.
     """
     if not (isinstance(packed.op, Const) and isinstance(scales_and_zeros.op, Const)):
         raise Unsupported("packed levels that are no constants")

@@ -22,10 +22,10 @@ aten = Table()
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of a recurrent call: parameters per layer and direction, and how the sequence lies.
+    """The layers of a recurrent call: parameters per layer and direction, and the layout of the sequence.
 
-    is_projected: whether each direction has a last parameter, which the hidden state is multiplied with.
-    dropout: of what a layer's output becomes on its way to the next one.
+    is_projected: whether each direction has one more parameter, the projection of the hidden state.
+    dropout: the rate between layers.
     """
 
     params: Sequence[Node]
@@ -43,13 +43,16 @@ class Stack:
 
     def layer(self, index: int) -> list[Sequence[Node]]:
         """Per direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])."""
-        each = (4 if self.has_biases else 2) + self.is_projected
-        first = index * self.directions * each
-        return [self.params[first + d * each : first + (d + 1) * each] for d in range(self.directions)]
+        count_per_direction = (4 if self.has_biases else 2) + self.is_projected
+        first = index * self.directions * count_per_direction
+        return [
+            self.params[first + d * count_per_direction : first + (d + 1) * count_per_direction]
+            for d in range(self.directions)
+        ]
 
 
 def _ordered(x: Node, order: Sequence[int]) -> Node:
-    """The gates, stacked along axis 0, in another order."""
+    """`x` with the gates, stacked along axis 0, in another order."""
     size = x.shape[0]
     if isinstance(size, Dim):
         raise Unsupported("recurrent weights of symbolic size")
@@ -60,7 +63,7 @@ def _ordered(x: Node, order: Sequence[int]) -> Node:
 
 
 def _stacked(parts: Sequence[Node]) -> Node:
-    """One leading axis of directions."""
+    """The parts stacked along a leading axis of directions."""
     rows = [insert_axis(p, 0) for p in parts]
     return rows[0] if len(rows) == 1 else ops.Concat(0)(*rows)
 
@@ -80,7 +83,7 @@ def _weights(stack: Stack, layer: int, order: Sequence[int]) -> tuple[Node, Node
 def _run(
     x: Node, states: Sequence[Node], stack: Stack, order: Sequence[int], make: Callable[[int, str], Op]
 ) -> tuple[Node, ...]:
-    """Every layer in turn: (output, final state, ...), states stacked as PyTorch stacks them."""
+    """Runs all layers: (output, final state, ...), with states stacked as in PyTorch."""
     unbatched = x.type.rank == 2
     if unbatched:
         x, states = insert_axis(x, 1), [insert_axis(s, 1) for s in states]
@@ -98,14 +101,14 @@ def _run(
         hidden = r.shape[2]
         if isinstance(hidden, Dim):
             raise Unsupported("a hidden state of symbolic size")
-        y, *last = make(hidden, stack.direction)(x, w, r, b, *initial).results
+        y, *layer_states = make(hidden, stack.direction)(x, w, r, b, *initial).results
         if shrink is not None:
             narrow = transpose(shrink, (0, 2, 1))
             y = ops.MatMul()(y, expand(narrow, (y.shape[0], *narrow.shape)))
-            last[0] = ops.MatMul()(last[0], narrow)
+            layer_states[0] = ops.MatMul()(layer_states[0], narrow)
         steps, _, batch, width = y.shape
         x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
-        for final_states, state in zip(finals, last, strict=True):
+        for final_states, state in zip(finals, layer_states, strict=True):
             final_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
@@ -114,24 +117,24 @@ def _run(
 
 
 def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node, ...]:
-    """(x, w, r, h) of a layer without projections that has the same gates: h enters them as r (shrink h).
+    """(x, w, r, h) of an equivalent layer without projection, whose recurrent matrix is r shrink.
 
-    The first state is one after projection. It is read as more columns of x, which are 0 at all other steps.
+    The initial state is already projected: it is passed as more columns of x, which are 0 at all other steps.
     """
     directions, steps, batch = w.shape[0], x.shape[0], x.shape[1]
     wide = ops.MatMul()(r, shrink)
     columns, weights = [x], [[w]]
     for d in range(int(directions)):
         begin = slice_axis(h, 0, d, d + 1)
-        rest = (0, steps - 1) if d == 0 else (steps - 1, 0)
-        columns.append(ops.Pad((rest[0], 0, 0), (rest[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
+        other_steps = (0, steps - 1) if d == 0 else (steps - 1, 0)
+        columns.append(ops.Pad((other_steps[0], 0, 0), (other_steps[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
         direction_r = slice_axis(r, 0, d, d + 1)
         weights.append(
             [direction_r if i == d else filled(direction_r.shape, 0, r.dtype) for i in range(int(directions))]
         )
     weights_of_directions = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
-    none = filled((directions, batch, wide.shape[2]), 0, h.dtype)
-    return ops.Concat(2)(*columns), ops.Concat(2)(*weights_of_directions), wide, none
+    zero_state = filled((directions, batch, wide.shape[2]), 0, h.dtype)
+    return ops.Concat(2)(*columns), ops.Concat(2)(*weights_of_directions), wide, zero_state
 
 
 def _stack(
@@ -159,7 +162,7 @@ def mkldnn_rnn_layer(
     c: Context, x: Node, w_ih: Node, w_hh: Node, b_ih: Node, b_hh: Node, hx: Node, cx: Node, *, reverse: bool,
     mode: int, num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """One direction of one LSTM layer: what torch decomposes an LSTM to on CPUs."""
+    """One direction of one LSTM layer, to which torch decomposes LSTMs on CPUs."""
     lstm_mode = 2  # ideep::rnn_kind
     if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first:
         raise Unsupported("another layer than one direction of an LSTM")

@@ -27,7 +27,7 @@ def _resize(
     sizes = tuple(c.shape[a] for a in axes)
     require_elements(c, (*(x.shape[a] for a in axes), *sizes), "an image")
     if scales and not antialias and (mode == "linear" or coordinates == "asymmetric"):
-        # an axis that keeps its size is copied, whatever the scale; one element is the same by any scale
+        # an axis that keeps its size is copied, whatever the scale; a single element does not depend on the scale
         if any(isinstance(x.shape[a], Dim) and 1 < s < 1.5 for a, s in zip(axes, scales, strict=True)):
             raise Unsupported("a scale below 1.5 of a dynamic size, which PyTorch ignores where the size stays")
         scales = tuple(1.0 if x.shape[a] == n else s for a, n, s in zip(axes, sizes, scales, strict=True))
@@ -47,7 +47,7 @@ def _resize(
 
 
 def _known_scales(scales: Sequence[object] | None) -> Scales:
-    """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
+    """The call's scale factors where all are plain numbers; else None: they are computed from the sizes."""
     numbers = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
     return numbers if scales and len(numbers) == len(scales) else None
 
@@ -80,7 +80,7 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
     ) -> Node:  # fmt: skip
         given_scales = _known_scales((*scales, *named.values()))
         if antialias and align_corners:
-            # only the scale knows of the corners: the windows' centers are those of half pixels
+            # align_corners affects only the scale: the windows' centers are those of half pixels
             given_scales, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
         return _resize(
             c, x, mode, "align_corners" if align_corners else "half_pixel", given_scales, antialias=antialias

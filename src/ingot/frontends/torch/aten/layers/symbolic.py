@@ -28,8 +28,8 @@ def symbolic(*values: object) -> bool:
 
 
 def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], dilation: Sizes, run: Convolve) -> Node:
-    """`run`(x, weight, strides, padding, dilation) with numbers, of an x[N,C,*S] that is padded and picked from where
-    some are sizes."""
+    """`run`(x, weight, strides, padding, dilation) with plain numbers, on x[N,C,*S] padded and gathered first where
+    some are symbolic."""
     steps: list[int] = []
     rest_padding: list[tuple[int, int]] = []
     unfused_axes: list[int] = []
@@ -52,32 +52,32 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
         steps.append(step)
         rest_padding.append((low, high))
         unfused_axes.append(dilated)
-    out = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
+    result = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
     for axis, step in removed:
-        out = _every(out, axis, step)
-    return out
+        result = _every(result, axis, step)
+    return result
 
 
 def padded(x: Node, axis: int, low: DimLike, high: DimLike) -> Node:
-    """Zeros before and behind, or cropped by as much."""
-    none = (0,) * x.type.rank
-    return ops.pad(x, (*none[:axis], low, *none[axis + 1 :]), (*none[:axis], high, *none[axis + 1 :]))
+    """x padded with zeros along `axis`, or cropped where an amount is negative."""
+    zeros = (0,) * x.type.rank
+    return ops.pad(x, (*zeros[:axis], low, *zeros[axis + 1 :]), (*zeros[:axis], high, *zeros[axis + 1 :]))
 
 
 def _picked(x: Node, axis: int, kernel: int, step: DimLike, dilation: DimLike) -> Node:
-    """The elements of an axis that each place of the kernel meets, place by place."""
+    """The elements under the kernel's taps for each output position, one position after the other."""
     places = floordiv(x.shape[axis] - (kernel - 1) * dilation - 1, step) + 1
     shape = (places, kernel)
     scale = [filled(shape, v, i64) for v in (step, dilation)]
-    at = ops.Add()(*(ops.Mul()(index_along(shape, d), s) for d, s in enumerate(scale)))
-    return ops.Take(axis)(x, reshape(at, (places * kernel,)))
+    indices = ops.Add()(*(ops.Mul()(index_along(shape, d), s) for d, s in enumerate(scale)))
+    return ops.Take(axis)(x, reshape(indices, (places * kernel,)))
 
 
 def _every(x: Node, axis: int, step: DimLike) -> Node:
     """x[::step]."""
     size = x.shape[axis]
     count = floordiv(size - 1, step) + 1
-    whole = padded(x, axis, 0, count * step - size)
-    parts = reshape(whole, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
+    extended = padded(x, axis, 0, count * step - size)
+    parts = reshape(extended, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
     first = slice_axis(parts, axis + 1, 0, 1)
     return reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
