@@ -1,4 +1,4 @@
-"""The GPU as a device: a loaded program's weights and kernels, and contexts that run it, each on its own stream."""
+"""The GPU as a device: the weights and kernels of a loaded program, and contexts that run it on their own streams."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
-ALIGN = 16  # bytes that kernels count on in the addresses of arguments
-KEPT = 16  # sets of shapes whose graphs a context keeps
+ALIGN = 16  # bytes: the alignment that kernels assume of the addresses of arguments
+KEPT = 16  # the number of sets of shapes whose graphs a context keeps
 
 
 class CudaDevice:
@@ -45,14 +45,14 @@ class CudaDevice:
     def refusal(self, needs: Features) -> ArtifactError | None:
         archs = ", ".join((needs.arch, *needs.features))
         try:
-            here = driver().capability
+            capability = driver().capability
         except DeviceError as error:
             return ArtifactError(f"the program is for NVIDIA GPUs ({archs}), and here is none: {error}")
-        if _arch(needs, here) is not None:
+        if _arch(needs, capability) is not None:
             return None
         return ArtifactError(
-            "the program was compiled for other GPUs", expected=archs, got=f"sm_{here}",
-            fix=f"compile with target='cuda:sm_{here}{'a' if here >= 90 else ''}'",
+            "the program was compiled for other GPUs", expected=archs, got=f"sm_{capability}",
+            fix=f"compile with target='cuda:sm_{capability}{'a' if capability >= 90 else ''}'",
         )  # fmt: skip
 
     def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
@@ -60,30 +60,38 @@ class CudaDevice:
         return Loaded(program, device_memory)
 
     def check_memory(self, nbytes: int | None) -> None:
-        """Raise InputError for a bound of device memory that is none."""
+        """Raise InputError unless `nbytes` is a valid bound of device memory."""
         if nbytes is not None:
             check_number("device_memory", nbytes, "bytes > 0", lambda n: n > 0, whole=True)
 
 
-def _arch(made: Features, capability: int) -> str | None:
-    """Which of the architectures that code was made for the GPU runs: its own; code for sm_90a runs nowhere else."""
-    return next((a for a in (made.arch, *made.features) if a.removeprefix("sm_").rstrip("a") == str(capability)), None)
+def _arch(code_features: Features, capability: int) -> str | None:
+    """The architecture, of those that the code was compiled for, that the GPU runs: only its own; None if there is
+    none. Code for sm_90a runs on no other GPU."""
+    return next(
+        (
+            a
+            for a in (code_features.arch, *code_features.features)
+            if a.removeprefix("sm_").rstrip("a") == str(capability)
+        ),
+        None,
+    )
 
 
 class Loaded:
-    """A model's kernels and weights on the GPU. Calls at one time run in contexts of their own."""
+    """A model's kernels and weights on the GPU. Concurrent calls run in separate contexts."""
 
     threads = 1
 
     def __init__(
         self, program: Program, device_memory: int | None = None, own: Driver | None = None, arch: str | None = None
     ) -> None:
-        """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call. own, arch:
-        another driver than NVIDIA's, and the architecture of its GPU."""
+        """device_memory: the bytes of GPU memory that it may take; weights that do not fit are copied in each call.
+        own, arch: a driver other than NVIDIA's, and the architecture of its GPU."""
         self._driver = driver() if own is None else own
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
-        _give_back_gone(self._driver)
+        _free_collected(self._driver)
         code = program.code[program.device]
         arch = _arch(code.features, self._driver.capability) if arch is None else arch
         assert arch is not None
@@ -96,15 +104,14 @@ class Loaded:
         self._stores: list[_Store] = []
         bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
-        # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after
-        # another, in one context
+        # a program with state, bounded memory or collectives runs one call at a time, in one context
         is_alone = bool(program.state) or self._communicators is not None or bound is not None
         self._turn = threading.Lock() if is_alone else None
-        # a process that ends gives all back by itself, when the driver may be gone already
-        held = [self._weights, *filter(None, [bound])], self._stores
-        weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
+        # a process that exits frees everything by itself, and the driver may be unloaded by then
+        memory = [self._weights, *filter(None, [bound])], self._stores
+        weakref.finalize(self, _give_back, self._driver, self._image, memory, self._all).atexit = False
         if bound is not None:
-            return  # they are copied once it is known what else there is
+            return  # the weights are copied once the size of everything else is known
         weights = program.weights
         self._weights.hold(weights.nbytes)
         self._driver.to_device(self._weights.address, weights.ctypes.data, weights.nbytes, 0)
@@ -125,15 +132,15 @@ class Loaded:
         if self._turn is not None:
             self._turn.acquire()
         try:
-            return self._idle.pop()  # at once, whichever threads ask
+            return self._idle.pop()  # atomic: safe from any thread
         except IndexError:
             pass
-        # of this the context knows its list and the turn alone: what knew the model would keep it alive
+        # the context refers only to the list and the lock: a reference to the model would keep it alive
         release = partial(_release, self._idle, self._turn)
         weights = self._bounded or self._weights.address
-        own = self._driver, self._program, self._image, weights, self._profile, self._communicators
+        resources = self._driver, self._program, self._image, weights, self._profile, self._communicators
         try:
-            context = Context(*own, release)
+            context = Context(*resources, release)
         except BaseException:
             if self._turn is not None:
                 self._turn.release()
@@ -164,24 +171,24 @@ class Loaded:
 
 
 class _Store(Memory):
-    """Memory of state, which calls in one context read and write, one after another."""
+    """Memory of the state, which the calls of one context read and write, one at a time."""
 
     def __init__(self, driver: Driver, contexts: list[Context]) -> None:
         super().__init__(driver)
         self._contexts = contexts
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """What lies there once all has ended that was begun."""
+        """The bytes at `offset`, after all work in progress has ended."""
         self._driver.enter()
         _refuse_captured(self._driver, "state that the host does not read", "a call that does")
         self._driver.synchronize_all()
-        found = ctypes.create_string_buffer(nbytes)
-        self._driver.to_host(ctypes.addressof(found), self.address + offset, nbytes, 0)
+        data = ctypes.create_string_buffer(nbytes)
+        self._driver.to_host(ctypes.addressof(data), self.address + offset, nbytes, 0)
         self._driver.synchronize(0)
-        return found.raw
+        return data.raw
 
     def write(self, offset: int, source: int, nbytes: int) -> None:
-        """Behind what was begun, on the caller's stream; the host waits where memory is pinned."""
+        """Write after all work in progress, on the caller's stream. The host waits if the source is pinned memory."""
         self._driver.enter()
         _refuse_captured(self._driver, "state that only the model writes", "new values of it, or a seed to draw by")
         stream = _callers_stream()
@@ -194,66 +201,66 @@ class _Store(Memory):
             self._driver.synchronize(stream)
 
 
-def _release(idle: list[Context], turn: threading.Lock | None, context: Context) -> None:
+def _release(idle: list[Context], lock: threading.Lock | None, context: Context) -> None:
     idle.append(context)
-    if turn is not None:
-        turn.release()
+    if lock is not None:
+        lock.release()
 
 
 def _give_back(driver: Driver, image: Image, memory: _Held, contexts: list[Context]) -> None:
-    """All that a model has of the GPU, once what was begun has ended. While a stream is captured nobody may wait: it is
-    given back with the next model, or when one is loaded."""
+    """Free everything that a model has on the GPU, after its work in progress. While a stream is captured no one may
+    wait: it is then freed with the next model, or when the next one is loaded."""
     driver.enter()
-    _GONE.append((image, memory, contexts))
-    if not _captured(driver):
-        _give_back_gone(driver)
+    _COLLECTED.append((image, memory, contexts))
+    if not _is_captured(driver):
+        _free_collected(driver)
 
 
-def _give_back_gone(driver: Driver) -> None:
-    gone = [_GONE.pop() for _ in range(len(_GONE))]
-    if gone:
+def _free_collected(driver: Driver) -> None:
+    collected = [_COLLECTED.pop() for _ in range(len(_COLLECTED))]
+    if collected:
         driver.synchronize_all()
-    for own in gone:
-        _free(*own)
+    for resources in collected:
+        _free(*resources)
 
 
 def _free(image: Image, memory: _Held, contexts: list[Context]) -> None:
     for context in contexts:
         context.close()
-    for held in chain(*memory):
-        held.free()
+    for block in chain(*memory):
+        block.free()
     image.unload()
 
 
-def _captured(driver: Driver) -> bool:
-    """Whether the caller's stream is."""
+def _is_captured(driver: Driver) -> bool:
+    """Whether the caller's stream is being captured."""
     stream = _callers_stream()
     return stream != _DEFAULT and driver.is_capturing(stream)
 
 
 def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
-    """Raise DeviceError where the caller's stream is captured: what waits for the GPU, or takes memory of it, would end
-    the capture with an error of the driver's."""
-    if _captured(driver):
+    """Raise DeviceError if the caller's stream is being captured: to wait for the GPU or to allocate its memory would
+    invalidate the capture with a driver error."""
+    if _is_captured(driver):
         fix = "call the model once, or set its state, before the capture begins"
         raise DeviceError("a CUDA graph that is captured", expected=expected, got=got, fix=fix)
 
 
 def _scratch(nbytes: int) -> Any:
-    """Memory that belongs to whoever captures the stream, and to what is behind in it: a tensor."""
+    """A tensor: memory that belongs to the capture of the stream, and that later work on it may use again."""
     torch = sys.modules.get("torch")
     if torch is None:
         raise DeviceError("a CUDA graph that is captured", expected="PyTorch, whose memory it takes", got="none")
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")
 
 
-_DEFAULT = 0  # the stream that nobody creates, destroys or captures
+_DEFAULT = 0  # the default stream, which is never created, destroyed or captured
 _Held: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
-_GONE: list[tuple[Image, _Held, list[Context]]] = []  # of models that were collected
+_COLLECTED: list[tuple[Image, _Held, list[Context]]] = []  # the resources of garbage-collected models
 
 
 class Instance(Binding):
-    """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
+    """A program bound to shapes: the sizes of its arguments and results in bytes, and, after a run, its graphs."""
 
     def __init__(
         self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image,
@@ -268,115 +275,118 @@ class Instance(Binding):
 
 
 class Context:
-    """What a run has for itself: an arena, memory for arguments and results that lie on the host, and a stream for
-    runs without a caller's."""
+    """The resources of one run: an arena, device memory for arguments and results that are on the host, and a stream
+    for runs without a caller's stream."""
 
     def __init__(
         self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: Profile,
         communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
-        """weights: their address, or what keeps them within a bound."""
+        """weights: their address, or the object that keeps them within a bound of memory."""
         self._communicators = communicators
         self._driver, self._program, self._image = driver, program, image
         self._bounded = weights if isinstance(weights, BoundedWeights) else None
         self._weights = 0 if isinstance(weights, BoundedWeights) else weights
         self._profile, self._release = profile, release
         self._stream = driver.stream()
-        # behind the last run, on whichever stream that was
+        # recorded after the last run, on the stream of that run
         self._ended = driver.event()
         self._last: int | None = None
-        # the last run, if all of its addresses were used as they are: another such needs but a launch
+        # the last run, if all of its addresses were used as they are: another such run is a single launch
         self._direct: _Direct | None = None
         self.arena = Memory(driver)
         count = len(program.arguments) + len(program.results)
         self._staged = [Memory(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
-        self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # what was asked for last
+        self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # the last result of `bind`
         self._current: Instance | None = None
 
     def bind(self, shapes: tuple[Shape, ...]) -> Instance:
         if self._bound is not None and self._bound[0] is shapes:
             return self._bound[1]
-        known = self._instances.get(shapes)
-        if known is None:
-            known = self._instances[shapes] = Instance(
+        bound = self._instances.get(shapes)
+        if bound is None:
+            bound = self._instances[shapes] = Instance(
                 self._program, shapes, self._driver, self._image, self._communicators
             )
             if len(self._instances) > KEPT:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
         self._instances.move_to_end(shapes)
-        self._bound = shapes, known
-        return known
+        self._bound = shapes, bound
+        return bound
 
     def run(self, instance: Binding, pointers: Sequence[int], resident: Sequence[bool] | None = None) -> None:
-        """Aligned addresses on the GPU are used as they are, and what lies on the host is copied. Where some lie on the
-        GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
+        """Use aligned addresses on the GPU as they are, and copy what is on the host. If any is on the GPU, everything
+        happens on the caller's stream, and the host waits for it only if a result is on the host."""
         assert isinstance(instance, Instance)
         driver = self._driver
         if self._communicators is not None:
             self._communicators.check()
         stream = self._stream if resident is None else _callers_stream()
-        captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
-        direct = self._direct if self._profile.is_off and not captured else None
+        is_captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
+        direct = self._direct if self._profile.is_off and not is_captured else None
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
-            known = instance.graphs.relaunch(places, stream)
-            if not known and not any(pointer % ALIGN for pointer in pointers):
+            is_launched = instance.graphs.relaunch(places, stream)
+            if not is_launched and not any(pointer % ALIGN for pointer in pointers):
                 instance.graphs.run(places, stream)
-                known = True
-            if known:
+                is_launched = True
+            if is_launched:
                 self.end(stream)
                 return
         self._direct = None
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
-        here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
-        ends = [*zip(pointers, here, instance.nbytes, strict=True)]
-        if captured and self._bounded is not None:
+        on_gpu = [i in state or is_resident for i, is_resident in enumerate(resident or [False] * len(pointers))]
+        ends = [*zip(pointers, on_gpu, instance.nbytes, strict=True)]
+        if is_captured and self._bounded is not None:
             expected, fix = "weights that stay on the GPU", "load it without device_memory"
             raise DeviceError("a CUDA graph that is captured", expected=expected, got="bounded memory", fix=fix)
-        if captured:
+        if is_captured:
             self._record(instance, ends, stream)
             return
         self.begin(stream)
         try:
-            places, host = self._through(instance, ends, stream, resident is None)
+            places, has_waited = self._through(instance, ends, stream, resident is None)
         except BaseException:
             with suppress(DeviceError):
                 self.end(stream)  # kernels may be under way
             raise
         if self._communicators is not None:
-            self._communicators.check()  # where the run waited, a rank may have ended meanwhile
+            self._communicators.check()  # a rank may have ended while the run waited
         if resident is not None:
             self.end(stream)
-            if not host and places[2:] == pointers and self._bounded is None:
+            if not has_waited and places[2:] == pointers and self._bounded is None:
                 self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
 
     def _through(
-        self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int, host: bool
+        self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int, must_wait: bool
     ) -> tuple[list[int], bool]:
-        """Copies to the GPU, a run, and copies from it. Arguments and results: an address, whether it is on the GPU,
-        bytes. host: whether all is to have ended.
+        """Copy arguments to the GPU, run, and copy results back.
+
+        Args:
+            ends: (address, whether it is on the GPU, bytes) of the arguments and results.
+            must_wait: whether the host waits for the end of the run.
 
         Returns:
-            The addresses that were used, behind those of the arena and the weights, and whether the host waited.
+            The addresses of the arena, the weights, the arguments and the results, and whether the host waited.
         """
         driver, bounded = self._driver, self._bounded
-        streams = bounded is not None and self._fit(bounded, instance, ends)
+        is_streamed = bounded is not None and self._fit(bounded, instance, ends)
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
-        for i, (pointer, here, nbytes) in enumerate(ends):
-            if (here and pointer % ALIGN == 0) or not nbytes:
+        for i, (pointer, on_gpu, nbytes) in enumerate(ends):
+            if (on_gpu and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
                 continue
             self._staged[i].hold(nbytes)
             places.append(self._staged[i].address)
             if i < instance.read:
-                copy = driver.copy if here else driver.to_device
+                copy = driver.copy if on_gpu else driver.to_device
                 copy(self._staged[i].address, pointer, nbytes, stream)
-                host = host or (not here and driver.is_pinned(pointer))
+                must_wait = must_wait or (not on_gpu and driver.is_pinned(pointer))
         seconds = None if self._profile.readings is None else dict[int, float]()
-        if streams and bounded is not None:
+        if is_streamed and bounded is not None:
             instance.graphs.stream(places, stream, bounded, seconds)
         elif self._profile.is_off:
             instance.graphs.run(tuple(places), stream)
@@ -385,71 +395,73 @@ class Context:
         else:
             seconds = instance.graphs.times(places, stream)
         self._profile.tell(seconds)
-        for i, (pointer, here, nbytes) in [*enumerate(ends)][instance.read :]:
+        for i, (pointer, on_gpu, nbytes) in [*enumerate(ends)][instance.read :]:
             if places[2 + i] == pointer:
                 continue
-            if here:
+            if on_gpu:
                 driver.copy(pointer, self._staged[i].address, nbytes, stream)
-            else:  # a copy to memory that is not pinned, as all results of the host are, has ended when it returns
+            else:  # results on the host are not pinned, and a copy to such memory has ended when the call returns
                 driver.to_host(pointer, self._staged[i].address, nbytes, stream)
-                host = False
-        if host:
+                must_wait = False
+        if must_wait:
             driver.synchronize(stream)
-        return places, host
+        return places, must_wait
 
     def _fit(self, bounded: BoundedWeights, instance: Instance, ends: Sequence[tuple[int, bool, int]]) -> bool:
-        """Whether weights are streamed, beside what this run needs."""
-        staged = [0 if here and pointer % ALIGN == 0 else nbytes for pointer, here, nbytes in ends]
-        others = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
-        plan = bounded.fit(others + max(self.arena.nbytes, instance.graphs.nbytes))
+        """Place the weights in the memory that this run leaves. Returns whether some of them are streamed."""
+        staged = [0 if on_gpu and pointer % ALIGN == 0 else nbytes for pointer, on_gpu, nbytes in ends]
+        staged_bytes = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
+        plan = bounded.fit(staged_bytes + max(self.arena.nbytes, instance.graphs.nbytes))
         self._weights = bounded.resident.address
         return plan.slots > 0
 
     def begin(self, stream: int) -> None:
-        """What comes on the stream waits for the last run, wherever that was."""
+        """Let later work on the stream wait for the last run, whichever stream that was on."""
         if stream != self._last and self._last is not None:
-            self._direct = None  # a launch alone does not wait
+            self._direct = None  # a mere relaunch does not wait
             if self._last == _DEFAULT:
                 self._driver.record(self._ended, _DEFAULT)
             self._driver.wait(stream, self._ended)
         self._last = stream
 
     def end(self, stream: int) -> None:
-        """An event behind the run; on the default stream, which lasts, only once another one waits for it."""
+        """Record an event after the run. On the default stream, which always exists, `begin` records it on demand."""
         if stream != _DEFAULT:
             self._driver.record(self._ended, stream)
 
     def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
-        """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the
-        graph may run at any time, beside others."""
-        if any(nbytes and not here for _, here, nbytes in ends):
+        """Make the run part of the graph that the caller captures. Its memory belongs to that graph, which may run at
+        any time, concurrently with other runs."""
+        if any(nbytes and not on_gpu for _, on_gpu, nbytes in ends):
             raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
-        if copied := [s for s in self._program.state if s.copy_reason]:
-            got = "; ".join(f"{s.spec.name}: {s.copy_reason}" for s in copied)
+        if copied_state := [s for s in self._program.state if s.copy_reason]:
+            got = "; ".join(f"{s.spec.name}: {s.copy_reason}" for s in copied_state)
             raise DeviceError("a CUDA graph that is captured", expected="state that is written in place", got=got)
         driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
         unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]
-        own: dict[int, int] = {}
+        scratch_offsets: dict[int, int] = {}
         for i, nbytes in unaligned:
-            own[i] = total
+            scratch_offsets[i] = total
             total += -(-nbytes // ALIGN) * ALIGN
         memory = _scratch(max(total, 1))
         base = memory.data_ptr()
         for offset, nbytes, byte in instance.layout.fills:
             driver.fill(base + offset, byte, nbytes, stream)
-        at = [base + own[i] if i in own else pointer for i, (pointer, _, _) in enumerate(ends)]
+        addresses = [
+            base + scratch_offsets[i] if i in scratch_offsets else pointer for i, (pointer, _, _) in enumerate(ends)
+        ]
         for i, nbytes in unaligned:
             if i < instance.read:
-                driver.copy(at[i], ends[i][0], nbytes, stream)
-        instance.graphs.record([base, self._weights, *at], stream)
+                driver.copy(addresses[i], ends[i][0], nbytes, stream)
+        instance.graphs.record([base, self._weights, *addresses], stream)
         for i, nbytes in unaligned:
             if i >= instance.read:
-                driver.copy(ends[i][0], at[i], nbytes, stream)
+                driver.copy(ends[i][0], addresses[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:
         if self._current is instance and self.arena.nbytes >= instance.graphs.nbytes:
             return
-        self._current = None  # until the arena has what is filled
+        self._current = None  # until the filled ranges of the arena are written
         self.arena.hold(instance.graphs.nbytes)
         for offset, nbytes, byte in instance.layout.fills:
             self._driver.fill(self.arena.address + offset, byte, nbytes, stream)
@@ -459,7 +471,7 @@ class Context:
         self._release(self)
 
     def close(self) -> None:
-        """Give the GPU back what this has of it."""
+        """Free all GPU resources of this context."""
         for instance in self._instances.values():
             instance.graphs.drop()
         self._instances.clear()
@@ -472,7 +484,7 @@ class Context:
 
 @dataclass(frozen=True)
 class _Direct:
-    """A run all of whose addresses were used as they are. own: the first places of its graphs."""
+    """A run whose addresses were all used as they are. own: the addresses of the arena and the weights."""
 
     instance: Instance
     own: tuple[int, int]
@@ -480,9 +492,9 @@ class _Direct:
     stream: int
 
     def like(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
-        """Whether another run is such, too, if its addresses are aligned."""
-        same = resident is self.resident or resident == self.resident
-        return same and instance is self.instance and stream == self.stream
+        """Whether a run can be repeated like this one, provided that its addresses are aligned."""
+        is_same_residency = resident is self.resident or resident == self.resident
+        return is_same_residency and instance is self.instance and stream == self.stream
 
 
 DEVICE = CudaDevice()

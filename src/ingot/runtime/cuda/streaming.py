@@ -1,5 +1,5 @@
-"""Weights within a bound of device memory. What does not fit stays on the host, and comes in front of the step that
-reads it, into one of two slots: while a kernel reads one, the next step's weights are copied into the other.
+"""Weights within a bound of device memory. Weights that do not fit stay on the host, and are copied into one of two
+slots before the step that reads them: while a kernel reads one slot, the next step's weights are copied to the other.
 
     resident | slot 0 | slot 1        copies:  w4 -> 0   w7 -> 1   (4 has ended) w9 -> 0
                                       kernels:      4         7         9
@@ -23,14 +23,17 @@ from ingot.support.errors import DeviceError
 from ingot.support.log import Log
 
 SLOTS = 2
-_ALIGN = 256  # bytes: what the driver's own allocations have
+_ALIGN = 256  # bytes: the alignment of the driver's allocations
 _log = Log("ingot.runtime.cuda")
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where weights lie. resident: of each that stays on the GPU, its place there by its start among the weights.
-    streamed: for each step that reads others, their places in a slot. slot_bytes: of each of the `slots`."""
+    """The places of the weights in device memory. A weight is named by its start, its offset among all weights.
+
+    resident: the offset in resident memory of each weight that stays on the GPU. streamed: for each step that reads
+    other weights, their offsets in a slot. slot_bytes: the size of each of the `slots`.
+    """
 
     resident: Mapping[int, int]
     streamed: Mapping[int, Mapping[int, int]]
@@ -48,19 +51,19 @@ def _aligned(nbytes: int) -> int:
 
 
 def weight_ranges(program: Program) -> dict[int, int]:
-    """The bytes of each weight by its start among all weights."""
-    found: dict[int, int] = {}
+    """The size in bytes of each weight, by its offset among all weights."""
+    nbytes_by_start: dict[int, int] = {}
     for buffer in program.buffers:
         if buffer.kind == "weight" and buffer.alias is None:
             assert isinstance(buffer.nbytes, int)
-            found[buffer.offset] = max(found.get(buffer.offset, 0), buffer.nbytes)
-    return found
+            nbytes_by_start[buffer.offset] = max(nbytes_by_start.get(buffer.offset, 0), buffer.nbytes)
+    return nbytes_by_start
 
 
 def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
-    """The starts of the weights that each step reads, for steps that read any."""
+    """The offsets of the weights that each step reads, for steps that read any."""
     buffers = {b.id: b for b in program.buffers}
-    found: dict[int, frozenset[int]] = {}
+    starts_by_step: dict[int, frozenset[int]] = {}
     for number, step in enumerate(program.steps):
         starts: set[int] = set()
         for identity, _ in step.args:
@@ -70,16 +73,18 @@ def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
             if buffer.kind == "weight":
                 starts.add(buffer.offset)
         if starts and step.target is None:
-            found[number] = frozenset(starts)
-    return found
+            starts_by_step[number] = frozenset(starts)
+    return starts_by_step
 
 
 def plan_weights(program: Program, allowed: int) -> WeightPlan:
-    """The plan with two slots, or else with one, that streams the fewest bytes. The weights of the steps that read the
-    most stay, as these make slots large, then whatever fits, the smallest first. Raises DeviceError if there is none.
+    """The plan that streams the fewest bytes, with two slots if possible, else with one.
+
+    The weights of the steps that read the most bytes stay on the GPU, as these make the slots large; then whichever
+    fit, the smallest first. Raises DeviceError if `allowed` bytes are too few.
     """
     nbytes, steps = weight_ranges(program), weights_of_steps(program)
-    if program.weights.nbytes <= allowed:  # as they lie in the program
+    if program.weights.nbytes <= allowed:  # all of them stay, at their offsets in the program
         return WeightPlan({start: start for start in nbytes}, {}, program.weights.nbytes, 0, 0)
 
     def total(starts: Iterable[int]) -> int:
@@ -91,28 +96,28 @@ def plan_weights(program: Program, allowed: int) -> WeightPlan:
         resident: set[int] = set()
         for number in [None, *largest]:
             resident |= steps[number] if number is not None else set[int]()
-            slot = max(total(own - resident) for own in steps.values())
-            room = allowed - total(resident) - slots * slot
-            if room < 0:
+            slot_bytes = max(total(step_starts - resident) for step_starts in steps.values())
+            free_bytes = allowed - total(resident) - slots * slot_bytes
+            if free_bytes < 0:
                 continue
-            kept = set(resident)
-            for start in sorted(set(nbytes) - kept, key=lambda s: nbytes[s]):
-                if (room := room - _aligned(nbytes[start])) < 0:
+            on_gpu = set(resident)
+            for start in sorted(set(nbytes) - on_gpu, key=lambda s: nbytes[s]):
+                if (free_bytes := free_bytes - _aligned(nbytes[start])) < 0:
                     break
-                kept.add(start)
-            found = _placed(nbytes, kept, steps, slots)
-            if best is None or found.resident_bytes > best.resident_bytes:
-                best = found
+                on_gpu.add(start)
+            plan = _placed(nbytes, on_gpu, steps, slots)
+            if best is None or plan.resident_bytes > best.resident_bytes:
+                best = plan
         if best is not None:
             return best
-    needed = total(steps[largest[0]])
+    needed_bytes = total(steps[largest[0]])
     fix = "allow more, or use smaller inputs"
-    raise DeviceError("device_memory", expected=f"{needed} bytes for weights", got=max(allowed, 0), fix=fix)
+    raise DeviceError("device_memory", expected=f"{needed_bytes} bytes for weights", got=max(allowed, 0), fix=fix)
 
 
-def _placed(nbytes: Mapping[int, int], kept: set[int], steps: Mapping[int, frozenset[int]], slots: int) -> WeightPlan:
-    resident, end = _stacked(nbytes, sorted(kept))
-    stacks = {number: _stacked(nbytes, sorted(own - kept)) for number, own in steps.items() if own - kept}
+def _placed(nbytes: Mapping[int, int], on_gpu: set[int], steps: Mapping[int, frozenset[int]], slots: int) -> WeightPlan:
+    resident, end = _stacked(nbytes, sorted(on_gpu))
+    stacks = {number: _stacked(nbytes, sorted(starts - on_gpu)) for number, starts in steps.items() if starts - on_gpu}
     streamed = {number: places for number, (places, _) in stacks.items()}
     slot_bytes = max((size for _, size in stacks.values()), default=0)
     return WeightPlan(resident, streamed, end, slot_bytes, slots if slot_bytes else 0)
@@ -131,7 +136,7 @@ _RATE_BYTES, _RATE_REPEATS = 32 << 20, 5
 
 
 def copy_rate(driver: Driver) -> tuple[float, float]:
-    """Bytes/s of copies from the host, as weights are streamed, and the seconds of a small one: the best of a few."""
+    """Bytes/s of copies from the host, as for streamed weights, and the seconds of a small copy: the best of a few."""
     driver.enter()
     source, memory = np.ones(_RATE_BYTES, np.uint8), Memory(driver)
     memory.hold(source.nbytes)
@@ -150,9 +155,9 @@ def copy_rate(driver: Driver) -> tuple[float, float]:
 
 
 class BoundedWeights:
-    """A program's weights on the GPU within `device_memory` bytes, shared with `others`: arenas, arguments and state.
+    """A program's weights on the GPU, within `device_memory` bytes that they share with arenas, arguments and state.
 
-    One run at a time. plan: how they lie, once `fit` has been called.
+    Serves one run at a time. plan: the places of the weights, once `fit` has been called.
     """
 
     def __init__(self, driver: Driver, program: Program, device_memory: int) -> None:
@@ -165,12 +170,12 @@ class BoundedWeights:
         self._copied, self._ended = ([driver.event() for _ in range(SLOTS)] for _ in range(2))
         self.plan: WeightPlan | None = None
         self.state_bytes = 0
-        self._held: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
+        self._held: list[int | None] = [None] * SLOTS  # the step whose weights are in each slot
         self._next = 0
 
     def fit(self, others: int) -> WeightPlan:
-        """The plan that leaves `others` bytes for everything but state; weights move if the last one does not. Raises
-        DeviceError if none does."""
+        """The plan that leaves `others` bytes for everything but the weights and the state. Weights are placed anew if
+        the last plan does not. Raises DeviceError if there is none."""
         others += self.state_bytes
         if self.plan is not None and self.plan.nbytes + others <= self.device_memory:
             return self.plan
@@ -196,11 +201,11 @@ class BoundedWeights:
         return plan
 
     def notes(self) -> list[str]:
-        """What runs copy, once the first one has placed the weights."""
+        """What each run copies, once the first run has placed the weights."""
         if self.plan is None or not self.plan.streamed:
             return []
-        stays = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
-        lines = [f"{stays}; copied from the host in each call:"]
+        summary = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
+        lines = [f"{summary}; copied from the host in each call:"]
         for number, places in self.plan.streamed.items():
             label = self._program.steps[number].label
             lines.append(f"  step {number} {label}: {sum(self._nbytes[start] for start in places)} bytes")
@@ -209,10 +214,9 @@ class BoundedWeights:
     def launch(
         self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernels and collectives one by one, each behind its own weights, while those of the next are copied.
+        """Launch kernels and collectives one by one, each after its weights, while those of the next are copied.
 
-        seconds: told those of each step. A copy that a kernel waits for counts as its own then, and is not begun
-        before.
+        seconds: receives the time of each step. Copies are then not overlapped: a step's time includes its copies.
         """
         driver = self._driver
         begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
@@ -236,7 +240,7 @@ class BoundedWeights:
             driver.drop_event(event)
 
     def load(self, step: int) -> None:
-        """Begin to copy the weights of a step, if they are streamed and lie in no slot."""
+        """Begin to copy the weights of a step, if they are streamed and not in a slot already."""
         assert self.plan is not None
         if step not in self.plan.streamed or step in self._held:
             return
@@ -248,25 +252,26 @@ class BoundedWeights:
         self._driver.record(self._copied[slot], self._stream)
 
     def begin(self, step: int, stream: int) -> Callable[[int], int]:
-        """Let the stream wait for a step's weights. Returns the address of each byte of the weights that it reads."""
+        """Let the stream wait for a step's weights. Returns the function from an offset among the weights that the step
+        reads to its address."""
         assert self.plan is not None
         self.load(step)
         slot = self._held.index(step) if step in self.plan.streamed else None
         if slot is not None:
             self._driver.wait(stream, self._copied[slot])
-        own = {} if slot is None else self.plan.streamed[step]
+        slot_places = {} if slot is None else self.plan.streamed[step]
         base = 0 if slot is None else self._slots[slot].address
         resident = self.plan.resident
 
         def address(at: int) -> int:
             start = self._starts[bisect_right(self._starts, at) - 1]
-            place = self.resident.address + resident[start] if start in resident else base + own[start]
+            place = self.resident.address + resident[start] if start in resident else base + slot_places[start]
             return place + at - start
 
         return address
 
     def end(self, step: int, stream: int) -> None:
-        """The kernel that reads a step's weights is under way."""
+        """Mark the kernel that reads a step's weights as launched: its slot is free once that has ended."""
         if step in self._held:
             self._driver.record(self._ended[self._held.index(step)], stream)
 
