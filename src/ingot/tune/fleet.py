@@ -1,6 +1,6 @@
 """Measurements by several workers: processes of this machine, or Ray actors, one on each node.
 
-A worker that dies loses nothing: its request goes to a new one. A request that no worker survives is left out.
+A request whose worker dies goes to a new one. A request that no worker survives is skipped.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ingot.support.log import Log
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
 
-TRIES = 3  # of a request, each with a new worker if the last one died
-_SECONDS = 600.0  # for a request: the first one compiles the model
-_MOST_LOCAL = 64
+TRIES = 3  # attempts at a request, each with a new worker if the last one died
+_REQUEST_SECONDS = 600.0  # the time limit of a request: the first one compiles the model
+_MAX_LOCAL_WORKERS = 64
 _log = Log("ingot.tune")
 
 
 class Asked(Protocol):
-    """A worker: answers a request, or raises DeviceError; the next request has a new process then."""
+    """A worker: it answers a request, or raises DeviceError, after which the next request gets a new process."""
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -36,8 +36,9 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers that measure for one model. task: what they open, as `worker.Worker` reads it. machine: the name that
-    theirs must have, as the entries are written for it. lost: told what was left out, and why."""
+    """Workers that measure one model. task: the model and its options, as `worker.Worker` reads them. machine: the name
+    of the kind of machine that all workers must run on, as entries are written for it. lost: receives the skipped
+    candidates, with the reason."""
 
     workers: Sequence[Asked]
     task: Mapping[str, Any]
@@ -49,7 +50,7 @@ class Fleet:
         return len(self.workers)
 
     def readings(self, batches: Sequence[Choices], rounds: int) -> list[Readings]:
-        """Of each batch, at most one for each worker at a time. Raises InputError for a worker on another kind of
+        """Measure at most one batch on each worker, concurrently. Raises InputError for a worker on another kind of
         machine."""
         with ThreadPoolExecutor(len(batches)) as threads:
             return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
@@ -60,8 +61,8 @@ class Fleet:
             answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
         except DeviceError as error:
             self.lost.update({f"{key}, {choice}": str(error) for key, choice in choices.items()})
-            never = np.full((rounds, 2), (1.0, np.inf))
-            return Readings(dict.fromkeys(choices, never), never)
+            failed = np.full((rounds, 2), (1.0, np.inf))
+            return Readings(dict.fromkeys(choices, failed), failed)
         return self._readings(answer, choices)
 
     def _readings(self, answer: Mapping[str, Any], choices: Choices) -> Readings:
@@ -76,7 +77,7 @@ class Fleet:
 
 
 def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
+    """The answer, from a new process if one has died. Raises DeviceError for a request that no process survives."""
     for attempt in range(1, TRIES + 1):
         try:
             return worker.ask(request)
@@ -88,14 +89,19 @@ def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
-    """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
-    cluster; an actor on each of its nodes. module: with the class `Worker` that they run, and a `main`. Raises
-    InputError, and DeviceError where Ray is missing."""
-    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MOST_LOCAL:
-        return [Watched(module, _SECONDS, "a measurement") for _ in range(int(text))]
+    """The workers that a text describes.
+
+    "3": processes of this machine. "ray": an actor on each node of the cluster that RAY_ADDRESS names, or on this
+    machine. "ray://HOST:PORT": on each node of that cluster. module: has the class `Worker` that they run, and a
+    `main`. Raises InputError, and DeviceError if Ray is missing.
+    """
+    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MAX_LOCAL_WORKERS:
+        return [Watched(module, _REQUEST_SECONDS, "a measurement") for _ in range(int(text))]
     if text == "ray" or text.startswith("ray://"):
         return _ray_actors(None if text == "ray" else text, module)
-    raise InputError("--workers", expected=f"1 to {_MOST_LOCAL} processes, ray, or ray://HOST:PORT", got=repr(text))
+    raise InputError(
+        "--workers", expected=f"1 to {_MAX_LOCAL_WORKERS} processes, ray, or ray://HOST:PORT", got=repr(text)
+    )
 
 
 def _ray_actors(address: str | None, module: str) -> list[Asked]:
@@ -107,17 +113,19 @@ def _ray_actors(address: str | None, module: str) -> list[Asked]:
         ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-    made: Any = ray.remote(import_module(module).Worker)
+    remote_class: Any = ray.remote(import_module(module).Worker)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
     def start(node: str) -> Callable[[], Any]:
-        return lambda: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote()
+        return lambda: remote_class.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)
+        ).remote()
 
     return [_Actor(start(node)) for node in nodes]
 
 
 class _Actor:
-    """A worker on a node of Ray's. start: makes an actor."""
+    """A worker on a node of a Ray cluster. start: creates an actor."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start, self._actor = start, None
@@ -128,7 +136,7 @@ class _Actor:
 
         actor = self._actor = self._actor or self._start()
         try:
-            return ray.get(actor.answer.remote(dict(request)), timeout=_SECONDS)
+            return ray.get(actor.answer.remote(dict(request)), timeout=_REQUEST_SECONDS)
         except (RayError, TimeoutError) as error:
             self.close()
             raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error

@@ -1,4 +1,4 @@
-"""A memory of two generations: what the build before used, and what is pinned."""
+"""A cache of two generations: the values of the previous build and of this one, and pinned values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Generations(Generic[V]):
-    """Values by key. A value that two `turn`s in a row did not ask for is dropped, unless it was pinned."""
+    """Values by key. A value that is not used between two consecutive `turn`s is dropped, unless it was pinned."""
 
     def __init__(self) -> None:
         self._pinned: dict[Hashable, V] = {}
@@ -17,18 +17,19 @@ class Generations(Generic[V]):
         self._used: dict[Hashable, V] = {}
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        for known in (self._used, self._last, self._pinned):
-            if key in known:
-                self._used[key] = known[key]
-                return known[key]
+        for generation in (self._used, self._last, self._pinned):
+            if key in generation:
+                self._used[key] = generation[key]
+                return generation[key]
         self._used[key] = value = make()
         return value
 
     def put(self, key: Hashable, value: V) -> None:
-        """In the place of an older one."""
+        """Replace the value of a key."""
         self._used[key] = value
 
     def turn(self, pin: bool = False) -> None:
+        """End a generation. pin: keep its values forever."""
         if pin:
             self._pinned |= self._used
         self._last, self._used = self._used, {}

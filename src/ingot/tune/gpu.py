@@ -1,10 +1,10 @@
-"""Trials on a GPU. A candidate is timed beside the untuned kernels in a small program of both, by events:
+"""Trials on a GPU. A small program times a candidate and the untuned kernels, by events:
 
-    for each round:  others' bytes into the cache, x into the cache, untuned;  the same again, tried
+    for each round:  unrelated bytes into the cache, x into the cache, untuned;  the same again, candidate
 
-so that weights come from memory and what the kernel before has written from the cache, as in the model. Programs run in
-a process of their own: a candidate that hangs the GPU is killed, told, and never chosen. While one is timed, the others
-are compiled.
+so that weights come from memory and the results of preceding kernels from the cache, as in the model. Programs run in a
+separate process: a candidate that hangs the GPU is killed, reported, and never chosen. While a candidate is timed, the
+others are compiled.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ingot.tune.gpu_plan import Place, Trial, TrialPlan
 from ingot.tune.trial import Choices, Readings, Spot, spots_of
 from ingot.tune.watched import Watched
 
-_RUNS = 5  # of a whole model
-_MOST_RUNS = 20  # where some are disturbed
-_DISTURBED = 1.1  # the time of a run over the least from which on it is: other processes end, or have the GPU
-_TURNS = 3  # runs of which the shortest of each kernel count: another process may have the GPU for milliseconds
-_ONE = Path(tempfile.gettempdir()) / "ingot-tune"  # that this machine measures at a time
+_MODEL_RUNS = 5  # of the whole model
+_MAX_MODEL_RUNS = 20  # of the whole model, if some are disturbed
+_DISTURBED_RATIO = 1.1  # a run that takes longer than the shortest by this factor was disturbed by other processes
+_RUNS_PER_READING = 3  # the shortest time of each kernel counts: another process may use the GPU for milliseconds
+_LOCK_PATH = Path(tempfile.gettempdir()) / "ingot-tune"  # locked by the process that measures
 
 
 class GpuBench:
@@ -64,7 +64,7 @@ class GpuBench:
         self._runner = Watched("ingot.tune.gpu_runner")
         self._places: dict[str, Place] = {}
         self._kernels: dict[tuple[str, Choice], tuple[Lowered, list[Any]]] = {}
-        self._assembler = self.target.assembler(features)  # which knows what was compiled before
+        self._assembler = self.target.assembler(features)  # has a cache of compiled kernels
         self._copy = self._assembler.begin(copy_kernel(1))
         options = Options(1, fast_math, precision, activations, tuning.rewrites(features, 1))
         with likely_sizes(size_hints(graph)):
@@ -76,39 +76,39 @@ class GpuBench:
         self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)
-        times = self._whole("untuned", _RUNS)
+        times = self._model_seconds("untuned", _MODEL_RUNS)
         self.spots = spots_of(graph, launches, np.min(times, axis=0), self._sizes)
 
-    # -- what a search asks
+    # -- the interface for `search`
 
     def others(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
-            found = site.others()
-            for choice in (site.untuned, *found):
-                self._ahead(site, choice)
-        return found
+            choices = site.others()
+            for choice in (site.untuned, *choices):
+                self._start_compiling(site, choice)
+        return choices
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
             return site.refine(choice)
 
     def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
-        """What compiling decides at each site, with these entries."""
+        """The choice that compiling makes at each site with these entries."""
         with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int) -> Readings:
-        """What did not return took forever."""
+        """Times of the choices. A choice that did not return has infinite times."""
         spots = {s.site.key: s for s in self.spots if s.site.key in choices}
         for key, choice in choices.items():
-            self._ahead(spots[key].site, choice)
-        found = {key: self._times(spots[key], choice, rounds) for key, choice in choices.items()}
-        total = sum((x for x in found.values() if np.isfinite(x).all()), np.zeros((rounds, 2)))
-        return Readings(found, total)
+            self._start_compiling(spots[key].site, choice)
+        seconds_by_site = {key: self._times(spots[key], choice, rounds) for key, choice in choices.items()}
+        total = sum((x for x in seconds_by_site.values() if np.isfinite(x).all()), np.zeros((rounds, 2)))
+        return Readings(seconds_by_site, total)
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
-        """Sites whose results with `choices` are not those of the untuned kernels, and what differs."""
-        wrong: dict[str, str] = {}
+        """The sites whose results with `choices` differ from those of the untuned kernels, with the difference."""
+        differences: dict[str, str] = {}
         for spot in self.spots:
             key = spot.site.key
             if key not in choices:
@@ -123,27 +123,29 @@ class GpuBench:
             except (DeviceError, CompileError) as e:
                 text = self.lost[f"{spot.label} {spot.result}, {choices[key]}"] = str(e)
             if text:
-                wrong[key] = text
-        return wrong
+                differences[key] = text
+        return differences
 
     def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
-        """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, by turns."""
-        changed = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
-        changed = {key: m for key, m in changed.items() if m.choice != m.over}
+        """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, interleaved."""
+        tuned_sites = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
+        tuned_sites = {key: m for key, m in tuned_sites.items() if m.choice != m.over}
         name = "untuned"
-        if changed:
+        if tuned_sites:
             name = "tuned"
-            save(self._build(changed, []), self._file(name), durable=False)
-        turns: list[list[float]] = []
-        quiet = found = np.empty((0, 2))
-        while len(turns) < _MOST_RUNS and len(quiet) < _RUNS:
-            turns.append([float(self._whole(which, _TURNS).min(axis=0).sum()) for which in ("untuned", name)])
-            found = np.array(turns)
-            quiet = found[(found <= _DISTURBED * found.min(axis=0)).all(axis=1)]
-        return quiet if len(quiet) else found
+            save(self._build(tuned_sites, []), self._file(name), durable=False)
+        rounds: list[list[float]] = []
+        quiet = times = np.empty((0, 2))
+        while len(rounds) < _MAX_MODEL_RUNS and len(quiet) < _MODEL_RUNS:
+            rounds.append(
+                [float(self._model_seconds(which, _RUNS_PER_READING).min(axis=0).sum()) for which in ("untuned", name)]
+            )
+            times = np.array(rounds)
+            quiet = times[(times <= _DISTURBED_RATIO * times.min(axis=0)).all(axis=1)]
+        return quiet if len(quiet) else times
 
     def close(self) -> None:
-        with locked(_ONE):  # its end halts the GPU for others
+        with locked(_LOCK_PATH):  # the end of a process stalls the GPU for others
             self._runner.close()
         self._folder.cleanup()
 
@@ -155,11 +157,11 @@ class GpuBench:
     def _size(self, d: DimLike) -> int:
         return int(substitute(d, self._sizes))
 
-    def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
-        """(runs, steps): seconds."""
-        what = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
-        with locked(_ONE):
-            return np.array(self._runner.ask({**what, "runs": runs, "keep": True})["seconds"])
+    def _model_seconds(self, name: str, runs: int) -> NDArray[np.float64]:
+        """(runs, steps): the seconds of a model's steps."""
+        request = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
+        with locked(_LOCK_PATH):
+            return np.array(self._runner.ask({**request, "runs": runs, "keep": True})["seconds"])
 
     def _build(self, measured: Mapping[str, Measured], launches: list[Launch]) -> rt.Program:
         variants = Variants(self.target, self.features, 1, measured)
@@ -180,61 +182,61 @@ class GpuBench:
             )  # fmt: skip
 
     def _begin(self, site: Site, choice: Choice) -> tuple[Lowered, list[Any]]:
-        """The kernels of a choice, which are being compiled from here on. Raises CompileError."""
-        known = self._kernels.get((site.key, choice))
-        if known is None:
+        """The kernels of a choice, whose compilation begins here. Raises CompileError."""
+        kernels = self._kernels.get((site.key, choice))
+        if kernels is None:
             place = self._places[site.key]
             measured = {} if choice == site.untuned else {site.key: Measured(choice, site.untuned)}
             machine = self.target.machine(self.features, 1, measured)
             with likely_sizes(size_hints(self.graph)):
                 low = self.target.lower(place.group, place.ins, place.outs, place.constant, machine)
-            low, parts = self._named(low, len(self._kernels))
-            known = self._kernels[site.key, choice] = low, parts
-        return known
+            low, parts = self._renamed(low, len(self._kernels))
+            kernels = self._kernels[site.key, choice] = low, parts
+        return kernels
 
-    def _ahead(self, site: Site, choice: Choice) -> None:
-        """Begin to compile; what the schedule refuses is told when it is asked for."""
+    def _start_compiling(self, site: Site, choice: Choice) -> None:
+        """Begin to compile a choice; an error of its schedule is reported when the choice is measured."""
         with suppress(CompileError):
             self._begin(site, choice)
 
-    def _named(self, low: Lowered, number: int) -> tuple[Lowered, list[Any]]:
-        """With names of its own, and what the assembler begins for its kernels."""
+    def _renamed(self, low: Lowered, number: int) -> tuple[Lowered, list[Any]]:
+        """The same with unique kernel names, and the assembler's pending compilations of its kernels."""
         kernels = [replace(s.kernel, name=f"{s.kernel.name}_{number}_{i}") for i, s in enumerate(low.steps)]
         steps = tuple(replace(step, kernel=kernel) for step, kernel in zip(low.steps, kernels, strict=True))
         return replace(low, steps=steps), [self._assembler.begin(kernel) for kernel in kernels]
 
     def _times(self, spot: Spot, choice: Choice, rounds: int) -> NDArray[np.float64]:
-        """(rounds, 2): seconds of all launches of a site, untuned and tried."""
+        """(rounds, 2): seconds of all launches of a site, untuned and with `choice`."""
         try:
             trial = self._trial(spot.site, choice, rounds, False)
             seconds = self._ask(trial, {"runs": 1})["seconds"][0]
         except (DeviceError, CompileError) as e:
             self.lost[f"{spot.label} {spot.result}, {choice}"] = str(e)
             return np.full((rounds, 2), [spot.seconds, np.inf])
-        taken = np.zeros((rounds, 2))
-        for at, own in zip(trial.measured, seconds, strict=True):
-            if at is not None:
-                taken[at] += own
-        return taken * spot.count
+        totals = np.zeros((rounds, 2))
+        for position, step_seconds in zip(trial.measured, seconds, strict=True):
+            if position is not None:
+                totals[position] += step_seconds
+        return totals * spot.count
 
     def _ask(self, trial: Trial, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._file("trial")
         save(trial.program, path, durable=False)
-        with locked(_ONE):
+        with locked(_LOCK_PATH):
             return self._runner.ask({"program": str(path), "inputs": trial.inputs, **request})
 
     def _trial(self, site: Site, choice: Choice, rounds: int, compared: bool) -> Trial:
-        """Both variants, so many times by turns. Raises CompileError."""
+        """Both variants, alternating, `rounds` times. Raises CompileError."""
         variants = [self._begin(site, c) for c in (site.untuned, choice)]
         assembler = self.target.assembler(self.features)
         assembler.include(self._copy)
         for part in (part for _, parts in variants for part in parts):
             assembler.include(part)
-        made = TrialPlan(self._places[site.key], self._size, self.target.name, compared)
+        plan = TrialPlan(self._places[site.key], self._size, self.target.name, compared)
         for number in range(rounds):
             for which, (low, _) in enumerate(variants):
-                made.add(low, number, which)
-        return made.finish(assembler.finish())
+                plan.add(low, number, which)
+        return plan.finish(assembler.finish())
 
 
 __all__ = ["GpuBench"]

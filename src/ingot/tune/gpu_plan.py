@@ -1,8 +1,8 @@
-"""The program of a trial: variants of one group's kernels on the same operands, over and over.
+"""The program of a trial: variants of one group's kernels on the same operands, alternating.
 
-    copy(others' bytes)  copy(x)  variant 0      copy(others' bytes)  copy(x)  variant 1      ...
+    copy(unrelated bytes)  copy(x)  variant 0      copy(unrelated bytes)  copy(x)  variant 1      ...
 
-The first copy drives all else out of the cache, the second brings in what the kernel before would have written.
+The first copy evicts everything from the cache, the second loads what the preceding kernel would have written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHE = 64 << 20  # bytes that fill the second-level cache of any current GPU
 
 @dataclass(frozen=True)
 class Place:
-    """Where a site's group stands: what lowering it takes."""
+    """The group of a site with its layouts: the arguments of its lowering."""
 
     group: Group
     ins: tuple[Layout, ...]
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Trial:
-    """inputs: bytes and kind of numbers of each. measured: of each step its round and variant, None for a copy."""
+    """inputs: (bytes, kind of numbers) of each. measured: (round, variant) of each step; None for a copy."""
 
     program: rt.Program
     inputs: tuple[tuple[int, str], ...]
@@ -46,7 +46,8 @@ class Trial:
 
 
 class TrialPlan:
-    """compared: the results of the two variants are outputs, else they are forgotten. size: of a dimension."""
+    """Builds the program of a trial. compared: whether the results of the two variants are outputs. size: evaluates a
+    dimension."""
 
     def __init__(self, place: Place, size: Callable[[DimLike], int], device: str, compared: bool) -> None:
         self._place, self._size, self._device, self._compared = place, size, device, compared
@@ -59,7 +60,7 @@ class TrialPlan:
         self._cold = self._buffer("arena", _CACHE), self._buffer("arena", _CACHE)
 
     def add(self, low: Lowered, number: int, which: int) -> None:
-        """A round of a variant."""
+        """Add a round of a variant. number: the round. which: the variant."""
         args = [arg for step in low.steps for arg in step.args]
         if not self._compared:
             self._copy(*self._cold)
@@ -95,26 +96,26 @@ class TrialPlan:
         return nbytes
 
     def _operand(self, arg: Arg, low: Lowered, which: int) -> int:
-        """The buffer of an operand: what both read is there once, what they write for each of them."""
+        """The buffer of an operand: the variants share what they read, and each has its own for what it writes."""
         place = self._place
         match arg.kind:
             case "in":
                 dtype, layout = place.group.body.inputs[arg.index].dtype, place.ins[arg.index]
-                return self._once(("in", arg.index), lambda: self._input(self._bytes(layout, dtype), dtype))
+                return self._cached(("in", arg.index), lambda: self._input(self._bytes(layout, dtype), dtype))
             case "pack":
                 pack = low.packs[arg.index]
-                return self._once(("pack", pack.key, pack.index), lambda: self._input(pack.nbytes, pack.dtype))
+                return self._cached(("pack", pack.key, pack.index), lambda: self._input(pack.nbytes, pack.dtype))
             case "out":
                 dtype, layout = place.group.body.outputs[arg.index].dtype, place.outs[arg.index]
-                return self._once(("out", which, arg.index), lambda: self._result(self._bytes(layout, dtype)))
+                return self._cached(("out", which, arg.index), lambda: self._result(self._bytes(layout, dtype)))
             case "temp":
                 nbytes = self._size(low.temps[arg.index])
-                return self._once(("temp", which, arg.index), lambda: self._buffer("arena", nbytes))
+                return self._cached(("temp", which, arg.index), lambda: self._buffer("arena", nbytes))
             case "zeros":
                 nbytes = self._size(low.zeros)
-                return self._once(("zeros", which), lambda: self._buffer("arena", nbytes, halo="zeros"))
+                return self._cached(("zeros", which), lambda: self._buffer("arena", nbytes, halo="zeros"))
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
+    def _cached(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
@@ -135,7 +136,7 @@ class TrialPlan:
         return self._buffer("output", nbytes, len(self._outputs) - 1)
 
     def _bytes(self, layout: Layout, dtype: DType) -> int:
-        """Of a value, to its last element wherever that lies, and of whole rows."""
+        """The bytes of a value: up to its last element, and at least its whole rows."""
         sizes, strides = [*map(self._size, layout.shape)], [*map(self._size, layout.strides)]
         last = self._size(layout.offset) + sum((n - 1) * max(s, 0) for n, s in zip(sizes, strides, strict=True)) + 1
         return max(last, self._size(layout.span)) * dtype.nbytes

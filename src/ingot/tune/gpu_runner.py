@@ -1,10 +1,10 @@
-"""The process that runs candidates on a GPU, for `Watched`: a program and what its inputs are, in; seconds, out.
+"""The process that runs candidates on a GPU, for `Watched`: it receives a program and its inputs, and returns seconds.
 
     {"program": "trial.ingot", "inputs": [[4096, "f16"], ...], "runs": 1}   ->   {"seconds": [[of each step], ...]}
     {"program": "trial.ingot", "inputs": ..., "compare": [[dtype, shape, strides, offset], ...]}   ->   {"wrong": ""}
 
-Compared are the first half of the results with the second. A GPU that has failed once answers nothing more in this
-process, so that an error is its last answer.
+A comparison is between the first and the second half of the results. After a failure the GPU is unusable in this
+process, so an error is its last answer.
 """
 
 from __future__ import annotations
@@ -26,44 +26,45 @@ from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
 
-_PERIOD = 1 << 20  # elements behind which random numbers repeat
+_PERIOD_ELEMENTS = 1 << 20  # after which random numbers repeat
 _SCALE = 0.1
 
 
 @cache
 def _random(kind: str) -> NDArray[np.uint8]:
-    """Bytes of numbers of a type, or of any bits; what may be places is zero."""
+    """The bytes of random numbers of a type, or random bytes; zeros for kinds that may be indices."""
     rng = np.random.default_rng(0)
     if kind.startswith(("f", "bf")) and "8" not in kind:
-        values = (_SCALE * rng.standard_normal(_PERIOD)).astype(numpy_dtype(kind))
+        values = (_SCALE * rng.standard_normal(_PERIOD_ELEMENTS)).astype(numpy_dtype(kind))
         return values.view(np.uint8)
     if kind in ("bytes", "bool"):
-        return rng.integers(0, 2 if kind == "bool" else 256, _PERIOD, np.uint8)
-    return np.zeros(_PERIOD, np.uint8)
+        return rng.integers(0, 2 if kind == "bool" else 256, _PERIOD_ELEMENTS, np.uint8)
+    return np.zeros(_PERIOD_ELEMENTS, np.uint8)
 
 
 def _inputs(request: dict[str, Any]) -> list[NDArray[Any]]:
-    if "feeds" in request:  # bytes, as numpy's files know no types of others
+    if "feeds" in request:  # stored as bytes, as numpy's files do not support the dtypes of ml_dtypes
         with np.load(request["feeds"]) as archive:
-            given = [archive[name] for name in archive.files]
+            arrays = [archive[name] for name in archive.files]
         return [
-            x.view(numpy_dtype(dtype)).reshape(shape) for x, (dtype, shape) in zip(given, request["types"], strict=True)
+            x.view(numpy_dtype(dtype)).reshape(shape)
+            for x, (dtype, shape) in zip(arrays, request["types"], strict=True)
         ]
     return [np.resize(_random(kind), nbytes) for nbytes, kind in request["inputs"]]
 
 
 @cache
-def _kept(path: str) -> CompiledModel:
+def _cached_model(path: str) -> CompiledModel:
     return CompiledModel(load(Path(path)))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    model = _kept(request["program"]) if request.get("keep") else CompiledModel(load(Path(request["program"])))
+    model = _cached_model(request["program"]) if request.get("keep") else CompiledModel(load(Path(request["program"])))
     inputs = _inputs(request)
     if "compare" not in request:
         return {"seconds": [[t for _, t in model.profile(*inputs)] for _ in range(request["runs"])]}
-    found = model(*inputs)
-    results = found if isinstance(found, tuple) else (found,)
+    outputs = model(*inputs)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     values = [_view(x, place) for x, place in zip(results, request["compare"] * 2, strict=True)]
     half = len(values) // 2
     agreements = [agree(got, want) for want, got in zip(values[:half], values[half:], strict=True)]
@@ -78,15 +79,15 @@ def _view(flat: Any, place: list[Any]) -> NDArray[Any]:
 
 def main() -> None:
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed by mistake is no answer
+    os.dup2(2, 1)  # stray prints go to standard error, not between the answers
     for line in sys.stdin.buffer:
         try:
-            found = answer(json.loads(line))
+            reply = answer(json.loads(line))
         except (IngotError, MemoryError) as e:
-            found = {"error": str(e)}
-        sink.write(json.dumps(found).encode() + b"\n")
+            reply = {"error": str(e)}
+        sink.write(json.dumps(reply).encode() + b"\n")
         sink.flush()
-        if "error" in found:
+        if "error" in reply:
             os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Tune a model: search, write what holds to a database, and measure the model before and after."""
+"""Tune a model: search, write confirmed findings to a database, and measure the model before and after."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """machine: as the database names it. untuned_seconds, seconds: of a call, measured by turns; gain: the median of
-    the turns' ratios. wrong: candidates that computed something else, which is a bug. withdrawn: findings that made
-    calls slower all the same, and were taken back. lost: candidates that did not compile or return, and why."""
+    """machine: as the database names it. untuned_seconds, seconds: of a call, from interleaved measurements; gain: the
+    median of their paired ratios. wrong: candidates with incorrect results, which is a bug. withdrawn: the number of
+    findings that were withdrawn, as calls did not get faster. lost: candidates that did not compile or return, with the
+    reason."""
 
     machine: str
     database: str
@@ -76,22 +77,22 @@ def tune(
     task: Mapping[str, Any] | None = None,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
-    """Search for about `budget` seconds, at the sizes of `feeds`, and add what was found to `database` as it is found.
+    """Search for about `budget` seconds, at the sizes of `feeds`, and add findings to `database` as they are made.
 
-    again: also search sites of which the database knows. workers: who measures the search's rounds, with `task`, which
-    tells them what (see `worker.Worker`); the guard measures here. watch: told what is going on and how many seconds
-    have gone.
+    again: also search sites that the database has entries for. workers: measure the search's rounds, of the model that
+    `task` describes (see `worker.Worker`); the guard measures in this process. watch: called with the current activity
+    and the elapsed seconds.
 
-    Raises what compiling raises, ArtifactError for a database that cannot be written or is something else, and
+    Raises what compiling raises, ArtifactError for a database that cannot be written or has another format, and
     InputError or ArtifactError for a target that is not this machine's.
     """
-    tuning.add(database, ())  # said before minutes of work and not after them
-    began = time.monotonic()
+    tuning.add(database, ())  # raises now, not after minutes of work
+    start = time.monotonic()
     watch("compile", 0.0)
     bench = _bench(graph, feeds, target, Options(threads, fast_math, precision, activations))
     machine = tuning.machine_name(bench.features, threads)
     shipped = tuning.choices(tuning.SHIPPED, machine)
-    known = {} if again else shipped | tuning.choices(database, machine)
+    earlier = {} if again else shipped | tuning.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:
         tuning.add(database, [_entry(machine, f) for f in findings])
@@ -100,21 +101,23 @@ def tune(
         raise InputError("workers", expected="target native", got=target, fix="tune a GPU on its own machine")
     fleet = Fleet(workers, task or {}, machine, bench.lost) if workers else None
     search = Search(
-        bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began), fleet
+        bench, earlier, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - start), fleet
     )
-    findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
-    watch("measure before and after", time.monotonic() - began)
+    findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - start))}
+    watch("measure before and after", time.monotonic() - start)
     pairs = bench.latency(bench.decided(shipped | tuning.choices(database, machine)), LATENCY_SECONDS)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
     withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
     if withdrawn:
         write(withdrawn)
         findings |= {f.spot.site.key: f for f in withdrawn}
-    rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
-    before, now = np.median(pairs, axis=0)
+    rows = tuple(_row(s, findings.get(s.site.key), earlier.get(s.site.key)) for s in bench.spots)
+    untuned_seconds, tuned_seconds = np.median(pairs, axis=0)
     wrong, lost = tuple(search.wrong), tuple(f"{what}: {why}" for what, why in bench.lost.items())
     bench.close()
-    return Report(machine, str(database), rows, float(before), float(now), gain, wrong, len(withdrawn), lost)
+    return Report(
+        machine, str(database), rows, float(untuned_seconds), float(tuned_seconds), gain, wrong, len(withdrawn), lost
+    )
 
 
 def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workbench | GpuBench:
@@ -129,12 +132,12 @@ def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workben
 
 
 LATENCY_SECONDS = 2.0
-# The untuned call's time over the tuned one's below which what was found kernel by kernel is not believed.
+# The ratio of the untuned call's time to the tuned one's below which the findings of single kernels are withdrawn.
 HELD_UP = 0.99
 
 
 def _withdrawn(f: Finding) -> Finding:
-    """That nothing faster was found."""
+    """The finding that no choice is faster than the untuned one."""
     return replace(f, choice=f.spot.site.untuned, seconds=f.untuned_seconds)
 
 
@@ -142,12 +145,12 @@ def _entry(machine: str, f: Finding) -> tuning.Entry:
     return tuning.Entry(machine, f.spot.site.key, f.choice, f.spot.site.untuned, f.seconds, f.untuned_seconds)
 
 
-def _row(spot: Spot, finding: Finding | None, known: Measured | None) -> Row:
-    once = spot.seconds / spot.count
+def _row(spot: Spot, finding: Finding | None, earlier: Measured | None) -> Row:
+    launch_seconds = spot.seconds / spot.count
     place = (spot.label, spot.result, spot.count, spot.share)
     if finding is None:
-        valid = known is not None and known.over == spot.site.untuned
-        choice = known.choice if known is not None and valid else spot.site.untuned
-        return Row(*place, once, once, str(choice), "known" if valid else "open")
+        is_valid = earlier is not None and earlier.over == spot.site.untuned
+        choice = earlier.choice if earlier is not None and is_valid else spot.site.untuned
+        return Row(*place, launch_seconds, launch_seconds, str(choice), "known" if is_valid else "open")
     state = "tuned" if finding.tuned else "untuned is best"
     return Row(*place, finding.untuned_seconds, finding.seconds, str(finding.choice), state)

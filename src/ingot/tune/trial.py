@@ -1,8 +1,8 @@
-"""A model's programs under different choices, built fast and run side by side with a clock on each step.
+"""A model's programs under different choices, built incrementally and run interleaved, with the time of each step.
 
-A candidate is measured where it will run: in the model's own program, on the memory, the threads and the caches that
-the kernels before it leave behind. One program tries candidates at many sites at once, so that a round costs two
-programs' runs and the compiling of the kernels that changed; everything else of a build is remembered.
+A candidate is measured where it will run: in the model's own program, with the state of memory, threads and caches that
+the preceding kernels leave. One program has candidates at many sites, so that a round costs two programs' runs and the
+compilation of the kernels that changed; the rest of a build is cached.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from ingot.tune.generations import Generations
 
 Choices = Mapping[str, Choice]
 
-_BURST_SECONDS = 0.02  # short: both programs see the same moments of the machine
+_BURST_SECONDS = 0.02  # short, so that both programs see the same state of the machine
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A site in a model. label, result: for people. count: launches that share it. seconds: of all of them, untuned.
-    share: of the model's time."""
+    """A site in a model. label, result: its ops and result shape, for people. count: the launches that share it.
+    seconds: of all of them, untuned. share: of the model's time."""
 
     site: Site
     label: str
@@ -63,8 +63,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Readings:
-    """Seconds of the same rounds by site, untuned and with candidates, all of a site's launches together; `total`: of
-    the whole model, (rounds, 2)."""
+    """Seconds, untuned and with candidates, as arrays (rounds, 2). sites: for all launches of each site. total: for the
+    whole model."""
 
     sites: Mapping[str, NDArray[np.float64]]
     total: NDArray[np.float64]
@@ -77,9 +77,9 @@ class _Variant:
     launches: list[Launch]
 
     def seconds(self, feeds: Feeds) -> NDArray[np.float64]:
-        """Of each step, in one run after one that warms up."""
-        given = [feeds[spec.name] for spec in self.program.inputs]
-        return np.array([seconds for _, seconds in self.model.profile(*given)])
+        """The seconds of each step, in one run after a warm-up run."""
+        inputs = [feeds[spec.name] for spec in self.program.inputs]
+        return np.array([seconds for _, seconds in self.model.profile(*inputs)])
 
 
 class Workbench:
@@ -97,8 +97,8 @@ class Workbench:
         self._objects: Generations[tuple[object, str, Any]] = Generations()
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
-        self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
-        # kernels of the graph that compiling makes
+        self.lost: dict[str, str] = {}  # always empty: a candidate that does not compile is a bug, which is raised
+        # the graph of groups that all builds share
         options = Options(threads, fast_math, precision, activations, tuning.rewrites(self.features, threads))
         with likely_sizes(size_hints(graph)):
             self._fused = optimize(graph, self.target.passes(self.features, options))
@@ -106,7 +106,7 @@ class Workbench:
         self.spots = self._spots()
 
     def others(self, site: Site) -> list[Choice]:
-        """What the model ranks behind its choice."""
+        """The choices that the cost model ranks after its first."""
         with likely_sizes(size_hints(self.graph)):
             return site.others()
 
@@ -116,60 +116,62 @@ class Workbench:
             return site.refine(choice)
 
     def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
-        """What compiling decides at each site, with these entries."""
+        """The choice that compiling makes at each site with these entries."""
         with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
-        """Run the untuned program and one with `choices` by turns. turn: what is held while they run."""
-        tried = self._build(choices)
+        """Run the untuned program and one with `choices`, interleaved. turn: a lock to hold while they run."""
+        candidate = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         with turn or nullcontext():
             for i in range(rounds):
-                order = (self._untuned, tried) if i % 2 else (tried, self._untuned)
+                order = (self._untuned, candidate) if i % 2 else (candidate, self._untuned)
                 first, second = (variant.seconds(self.feeds) for variant in order)
                 pairs.append((first, second) if i % 2 else (second, first))
-        variants = self._untuned, tried
+        variants = self._untuned, candidate
         sites = {
-            key: np.array([[_of_site(v.launches, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])
+            key: np.array(
+                [[_site_seconds(v.launches, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs]
+            )
             for key in choices
         }
         return Readings(sites, np.array([[s.sum() for s in p] for p in pairs]))
 
     def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
-        """(rounds, 2): seconds of a call, untuned and with `choices`, in short bursts by turns for about `seconds`.
+        """(rounds, 2): seconds of a call, untuned and with `choices`, in short alternating bursts for about `seconds`.
 
         Both programs are new: the same program in memory that was allocated later runs up to 1% slower.
         """
-        changed = any(choices.get(s.site.key, s.site.untuned) != s.site.untuned for s in self.spots)
+        is_changed = any(choices.get(s.site.key, s.site.untuned) != s.site.untuned for s in self.spots)
         first = self._build({}).model
-        models = first, self._build(choices).model if changed else first
+        models = first, self._build(choices).model if is_changed else first
         return timing.interleaved([partial(m, **self.feeds) for m in models], seconds, _BURST_SECONDS)
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
-        """Sites whose results with `choices` are not those of the untuned kernels, and what differs.
+        """The sites whose results with `choices` differ from those of the untuned kernels, with the difference.
 
-        Group after group of both programs, each on its own memory, one thread, chunks in a random order.
+        Runs both programs group by group, each on its own memory, on one thread, with chunks in a random order.
         """
-        tried = self._build(choices)
+        candidate = self._build(choices)
         arrays = [np.ascontiguousarray(self.feeds[spec.name]) for spec in self._untuned.program.inputs]
-        steppers = [Stepper(self._as_build(v), arrays) for v in (self._untuned, tried)]
-        wrong: dict[str, str] = {}
-        for launches in zip(self._untuned.launches, tried.launches, strict=True):
+        steppers = [Stepper(self._as_build(v), arrays) for v in (self._untuned, candidate)]
+        differences: dict[str, str] = {}
+        for launches in zip(self._untuned.launches, candidate.launches, strict=True):
             for stepper, launch in zip(steppers, launches, strict=True):
                 stepper.run(launch)
             site = launches[0].site
-            if site is None or site.key not in choices or site.key in wrong:
+            if site is None or site.key not in choices or site.key in differences:
                 continue
             for i, node in enumerate(launches[0].node.results):
                 want, got = (s.read(*x.outputs[i], node) for s, x in zip(steppers, launches, strict=True))
-                found = agree(got, want)
-                if not found.ok:
-                    wrong[site.key] = str(found)
-        return wrong
+                agreement = agree(got, want)
+                if not agreement.ok:
+                    differences[site.key] = str(agreement)
+        return differences
 
     def close(self) -> None:
-        """All is this process's own."""
+        """Nothing to do: there are no other processes."""
 
     def _as_build(self, variant: _Variant) -> Build:
         return Build(self.graph, variant.program, Trace(launches=variant.launches), self.features, self.threads)
@@ -198,31 +200,31 @@ class Workbench:
             choice = choices[site.key]
             measured = {site.key: Measured(choice, site.untuned)}
             assert decide(site, measured) == choice, f"{choice} is none for {site.key}"
-            told = target.machine(features, threads, measured)
-            return self._lowered.get((place, choice), lambda: target.lower(group, ins, outs, constant, told))
+            tuned_machine = target.machine(features, threads, measured)
+            return self._lowered.get((place, choice), lambda: target.lower(group, ins, outs, constant, tuned_machine))
 
         with likely_sizes(size_hints(self.graph)), progress.listening(lambda stage, done, total: None):
             program = link(
                 self._fused, lower_once, _Assembler(self), device=target.name, stages={}, meta={}, launches=launches,
                 fill=self._fill,
             )  # fmt: skip
-        for kept in (self._lowered, self._objects, self._weights):
-            kept.turn(pin)
+        for cache in (self._lowered, self._objects, self._weights):
+            cache.turn(pin)
         return _Variant(program, CompiledModel(program, threads=self.threads), launches)
 
     def _fill(self, constant: Array, pack: Pack | None, out: NDArray[np.uint8]) -> None:
-        """A weight as it lies in the last program that has it, which keeps no other program's weights in memory."""
+        """Fill a packed weight, from a copy in the last program that has it. Only that copy is kept in memory."""
         key = (constant, pack.key if pack else "")
-        known = self._weights.get(key, lambda: out)
-        if known is out:
+        cached = self._weights.get(key, lambda: out)
+        if cached is out:
             fill(constant, pack, out)
         else:
-            out[:] = known
+            out[:] = cached
             self._weights.put(key, out)
 
     def object(self, kernel: Kernel) -> tuple[str, Any]:
-        """A symbol of the kernel's own and its code, which the builds share."""
-        # renaming a kernel keeps its body: the object, not only its value
+        """A symbol for the kernel and its code, which all builds share."""
+        # a renamed kernel keeps the same body object
         body, symbol, code = self._objects.get(id(kernel.body), lambda: self._begin(kernel))
         assert body is kernel.body
         return symbol, code
@@ -234,7 +236,7 @@ class Workbench:
 
 
 class _Assembler:
-    """Compiles only what no build before has compiled."""
+    """Compiles only kernels that no earlier build has compiled."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench, self._inner = bench, bench.target.assembler(bench.features)
@@ -252,26 +254,26 @@ class _Assembler:
 def spots_of(
     graph: Graph, launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapping[str, int]
 ) -> list[Spot]:
-    """A program's sites, the one that takes the most time first. graph: the model. times: of each step."""
+    """A program's sites, by decreasing time. graph: the model. times: of each step."""
     total, ops_at = float(times.sum()) or 1e-12, model_ops(graph)
-    found: dict[str, list[Launch]] = {}
+    launches_by_key: dict[str, list[Launch]] = {}
     for launch in launches:
         if launch.site is not None:
-            found.setdefault(launch.site.key, []).append(launch)
+            launches_by_key.setdefault(launch.site.key, []).append(launch)
     spots: list[Spot] = []
-    for key, own in found.items():
-        node, site = own[0].node, own[0].site
+    for key, site_launches in launches_by_key.items():
+        node, site = site_launches[0].node, site_launches[0].site
         assert isinstance(node.op, Group) and site is not None
         label = f"{title(node.op.body, ops_at)} {node.loc or ''}".strip()
         result = node.types[0]
         shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
-        seconds = _of_site(launches, key, times)
-        spots.append(Spot(site, label, shape, len(own), seconds, seconds / total))
+        seconds = _site_seconds(launches, key, times)
+        spots.append(Spot(site, label, shape, len(site_launches), seconds, seconds / total))
     return sorted(spots, key=lambda s: -s.seconds)
 
 
-def _of_site(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64]) -> float:
-    """Seconds of all launches of a site; groups that share a launch have a part each."""
-    together = Counter((x.first, x.last) for x in launches)
-    mine = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
-    return float(sum(seconds[first:last].sum() / together[first, last] for first, last in mine))
+def _site_seconds(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64]) -> float:
+    """The seconds of all launches of a site; groups that share a launch divide its time equally."""
+    share_counts = Counter((x.first, x.last) for x in launches)
+    ranges = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
+    return float(sum(seconds[first:last].sum() / share_counts[first, last] for first, last in ranges))

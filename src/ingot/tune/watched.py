@@ -1,5 +1,5 @@
-"""A process that measures, under a watchdog: what hangs there is killed, what dies there is told, and the next request
-has a new process. Requests and answers are lines of JSON."""
+"""A measuring process under a watchdog: it is killed if it hangs, its death is reported, and the next request gets a
+new process. Requests and answers are lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 
 from ingot.support.errors import DeviceError
 
-SECONDS = 30.0  # for a request: loading a large model takes a few
-_SECONDS_TO_END = 5.0  # of itself, once it answers no more: killed earlier, it would not tell how it ended
+SECONDS = 30.0  # the time limit of a request: loading a large model takes a few seconds
+_EXIT_SECONDS = 5.0  # in which a process that stopped answering may exit by itself, so that its exit code is known
 
 
 class Watched:
-    """One process at a time, which runs `module`. what: it does, for messages."""
+    """One process at a time, which runs `module`. what: the name of its work, for messages."""
 
     def __init__(self, module: str, seconds: float = SECONDS, what: str = "a measurement on the GPU") -> None:
         self._module, self._seconds, self._what = module, seconds, what
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer. Raises DeviceError with what the process said, or how it ended."""
+        """The answer. Raises DeviceError with the error that the process reported, or with how it ended."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        late = threading.Event()
+        is_timed_out = threading.Event()
 
         def kill() -> None:
-            late.set()
+            is_timed_out.set()
             process.kill()
 
         watchdog = threading.Timer(self._seconds, kill)
@@ -41,17 +41,17 @@ class Watched:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:  # it has died before it read the request
+        except OSError:  # the process died before it read the request
             line = b""
         finally:
             watchdog.cancel()
         answer: dict[str, Any] = json.loads(line) if line else {}
         if "error" in answer or not line:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_SECONDS_TO_END)
+                process.wait(_EXIT_SECONDS)
             code = self.close()
-            ended = f"killed after {self._seconds:.0f} s" if late.is_set() else f"ended with {code}"
-            raise DeviceError(self._what, got=answer.get("error", f"its process was {ended}"))
+            ending = f"killed after {self._seconds:.0f} s" if is_timed_out.is_set() else f"ended with {code}"
+            raise DeviceError(self._what, got=answer.get("error", f"its process was {ending}"))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -62,7 +62,7 @@ class Watched:
         )  # fmt: skip
 
     def close(self) -> int | None:
-        """End the process; how it ended."""
+        """End the process. Returns its exit code; None if there is no process."""
         process, self._process = self._process, None
         if process is None:
             return None

@@ -1,6 +1,6 @@
-"""A process that builds and measures candidates for a search elsewhere: in a process of its own, or as a Ray actor.
+"""A worker that builds and measures candidates for a search in another process: a subprocess, or a Ray actor.
 
-One at a time measures on a machine, whatever else they build meanwhile.
+Only one worker of a machine measures at a time, while others may compile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingot.tune.trial import Workbench
 
 
 class Worker:
-    """Answers requests about one model at a time. A request says all that a new process needs to know:
+    """Answers requests about one model at a time. A request has everything that a new process needs:
 
     {"task": {"model": FILE, "words": {...}, "threads": N, "fast_math": ..., "precision": ...,
       "activations": ..., "sizes": {...}},
@@ -35,12 +35,12 @@ class Worker:
         self._bench: Workbench | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises what compiling raises, and InputError for a record that is no choice."""
+        """The readings of a request. Raises what compiling raises, and InputError for an invalid record."""
         bench = self._opened(request["task"])
-        found = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
+        readings = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
         machine = tuning.machine_name(bench.features, bench.threads)
-        sites = {key: pairs.tolist() for key, pairs in found.sites.items()}
-        return {"machine": machine, "sites": sites, "total": found.total.tolist()}
+        sites = {key: pairs.tolist() for key, pairs in readings.sites.items()}
+        return {"machine": machine, "sites": sites, "total": readings.total.tolist()}
 
     def _opened(self, task: dict[str, Any]) -> Workbench:
         if self._bench is None or task != self._task:
@@ -53,15 +53,15 @@ class Worker:
 
 
 def turn_file() -> Path:
-    """What the measurers of a user on this machine lock."""
+    """The file that the measuring processes of a user on this machine lock."""
     return Path(tempfile.gettempdir()) / f"ingot-measure-{os.getuid()}" / "turn"
 
 
 def _choices(records: dict[str, Any]) -> dict[str, Choice]:
-    found = {key: read_choice(record) for key, record in records.items()}
-    if wrong := [record for key, record in records.items() if found[key] is None]:
-        raise InputError("choices", expected="records of choices", got=wrong[:3])
-    return {key: choice for key, choice in found.items() if choice is not None}
+    choices = {key: read_choice(record) for key, record in records.items()}
+    if invalid := [record for key, record in records.items() if choices[key] is None]:
+        raise InputError("choices", expected="records of choices", got=invalid[:3])
+    return {key: choice for key, choice in choices.items() if choice is not None}
 
 
 class Answering(Protocol):
@@ -71,17 +71,17 @@ class Answering(Protocol):
 
 
 def answer_lines(worker: Answering) -> None:
-    """Answer requests of standard input, a line each, until one fails."""
+    """Answer the requests on standard input, a line each, until one fails."""
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed by mistake is no answer
+    os.dup2(2, 1)  # stray prints go to standard error, not between the answers
     for line in sys.stdin.buffer:
         try:
-            found = worker.answer(json.loads(line))
+            answer = worker.answer(json.loads(line))
         except (IngotError, MemoryError) as e:
-            found = {"error": str(e)}
-        sink.write(json.dumps(found).encode() + b"\n")
+            answer = {"error": str(e)}
+        sink.write(json.dumps(answer).encode() + b"\n")
         sink.flush()
-        if "error" in found:
+        if "error" in answer:
             os._exit(1)
 
 

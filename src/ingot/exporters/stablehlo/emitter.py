@@ -23,7 +23,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 # constants of more bytes are weights: arguments beside the program
-_WEIGHT = 4096
+_MAX_CONSTANT_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ ROWS: dict[type[Op], Row] = {}
 def row(*classes: type[Op]) -> Callable[[Row], Row]:
     """Registers what emits nodes of these ops: (emitter, node, names of its operands) to names of its results."""
 
-    def add(made: Row) -> Row:
-        ROWS.update(dict.fromkeys(classes, made))
-        return made
+    def add(function: Row) -> Row:
+        ROWS.update(dict.fromkeys(classes, function))
+        return function
 
     return add
 
@@ -54,7 +54,11 @@ def emit(graph: Graph, inline: bool = False) -> Emitted:
     inline: keep all constants in the text. Raises UnsupportedOpError naming every op that has no form in StableHLO.
     """
     graph = unpack_signs(graph)  # there are no products of words
-    constants = [] if inline else [n for n in graph.nodes() if isinstance(n.op, Const) and n.op.array.nbytes > _WEIGHT]
+    constants = (
+        []
+        if inline
+        else [n for n in graph.nodes() if isinstance(n.op, Const) and n.op.array.nbytes > _MAX_CONSTANT_BYTES]
+    )
     names = _unique([_label(n) for n in graph.inputs] + [n.loc or "weight" for n in constants])
     arguments = [(f"%arg{i}", n) for i, n in enumerate((*graph.inputs, *constants))]
     emitter = Emitter(graph)
@@ -66,11 +70,11 @@ def emit(graph: Graph, inline: bool = False) -> Emitted:
     types = tuple(type_of(n) for n in graph.outputs)
     body = Block(tuple((name, type_of(n)) for name, n in arguments), tuple(emitter.operations))
     labels = graph.output_names or tuple(f"output_{i}" for i in range(len(types)))
-    told = tuple({"jax.result_info": f"result['{name}']"} for name in labels)
+    result_attributes = tuple({"jax.result_info": f"result['{name}']"} for name in labels)
     locations = tuple(f'"{name}"' for name in names)
-    main = Function("main", body, types, tuple({} for _ in arguments), told, "public", locations)
-    of_weights = zip(names[len(graph.inputs) :], constants, strict=True)
-    weights = {name: n.op.value for name, n in of_weights if isinstance(n.op, Const)}
+    main = Function("main", body, types, tuple({} for _ in arguments), result_attributes, "public", locations)
+    named_constants = zip(names[len(graph.inputs) :], constants, strict=True)
+    weights = {name: n.op.value for name, n in named_constants if isinstance(n.op, Const)}
     return Emitted(Module("model", {"main": main}), weights)
 
 
@@ -79,14 +83,14 @@ def _label(node: Node) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    out: list[str] = []
+    unique_names: list[str] = []
     for name in names:
         word = re.sub(r'["\\\s]', "_", name)
-        k, free = 1, word
-        while free in out:
-            k, free = k + 1, f"{word}_{k}"
-        out.append(free)
-    return out
+        k, candidate = 1, word
+        while candidate in unique_names:
+            k, candidate = k + 1, f"{word}_{k}"
+        unique_names.append(candidate)
+    return unique_names
 
 
 def type_of(node: Node) -> str:
@@ -138,17 +142,17 @@ class Emitter:
             # set with the node that it reads
             assert node in self.values, node
             return
-        made = ROWS.get(type(node.op))
+        emit_row = ROWS.get(type(node.op))
         results = node.results
         try:
-            if made is None:
+            if emit_row is None:
                 raise Unsupported("")
-            names = made(self, node, [self.values[i] for i in node.inputs])
+            names = emit_row(self, node, [self.values[i] for i in node.inputs])
         except Unsupported as e:
             self.refused.append(UnsupportedOp(node.op.name, node.loc, str(e)))
             names = ["%refused"] * len(results)
-        named = [names] if isinstance(names, str) else names
-        self.values.update(zip(results, named, strict=True))
+        result_names = [names] if isinstance(names, str) else names
+        self.values.update(zip(results, result_names, strict=True))
 
     # --- parts
 
@@ -241,13 +245,17 @@ class Emitter:
                         return size
                     factor, rest = _linear(d, name)
                     if factor:
-                        less = self.one("subtract", [size, self.scalar(rest, i32)], "tensor<i32>")
-                        return self.one("divide", [less, self.scalar(factor, i32)], "tensor<i32>")
+                        difference = self.one("subtract", [size, self.scalar(rest, i32)], "tensor<i32>")
+                        return self.one("divide", [difference, self.scalar(factor, i32)], "tensor<i32>")
         for n in self.graph.inputs:
-            for at, d in enumerate(size_elements(n)):
+            for index, d in enumerate(size_elements(n)):
                 if str(d) == name:
                     flat = self.one("reshape", [self._input(n)], show(n.dtype, (len(size_elements(n)),)))
-                    attributes = {"start_indices": Ints((at,)), "limit_indices": Ints((at + 1,)), "strides": Ints((1,))}
+                    attributes = {
+                        "start_indices": Ints((index,)),
+                        "limit_indices": Ints((index + 1,)),
+                        "strides": Ints((1,)),
+                    }
                     part = self.one("slice", [flat], show(n.dtype, (1,)), attributes)
                     return self.convert(self.one("reshape", [part], show(n.dtype, ())), i32, ())
         raise Unsupported(f"the size {name}, which no input's shape tells")
@@ -272,8 +280,8 @@ _OPERATORS = {
 
 def _linear(d: Dim, name: str) -> tuple[int, int]:
     """(c, r) of c * symbol + r; (0, 0) for another form."""
-    at = [substitute(d, {name: n}) for n in (0, 1, 2)]
-    if not is_static(at):
+    values = [substitute(d, {name: n}) for n in (0, 1, 2)]
+    if not is_static(values):
         return 0, 0
-    a, b, c = (v for v in at if isinstance(v, int))
+    a, b, c = (v for v in values if isinstance(v, int))
     return (b - a, a) if c - b == b - a else (0, 0)

@@ -23,6 +23,6 @@ def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
     atomic_write(path, [show(emitted.module).encode()])
     if not emitted.weights:
         return None
-    beside = path.with_suffix(".safetensors")
-    safetensors.write(beside, emitted.weights)
-    return beside
+    weights_path = path.with_suffix(".safetensors")
+    safetensors.write(weights_path, emitted.weights)
+    return weights_path

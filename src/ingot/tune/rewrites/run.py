@@ -80,36 +80,38 @@ def find_rewrites(
         fix = f"fix them: {' '.join(f'--dim {s}=SIZE' for s in symbols)}"
         raise InputError("a model to rewrite", expected="fixed sizes", got=f"open {', '.join(symbols)}", fix=fix)
     watch("compile", 0.0)
-    made = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
-    machine = tuning.machine_name(made.features, threads)
+    baseline = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
+    machine = tuning.machine_name(baseline.features, threads)
     began = time.monotonic()  # compiling is no search
     rows: list[Row] = []
     wins: list[tuning.Rewritten] = []
-    for number, subgraph in enumerate(found := subgraphs(made.after("crop"))):
+    for number, subgraph in enumerate(candidates := subgraphs(baseline.after("crop"))):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
-        watch(f"subgraph {number + 1} of {len(found)}", seconds)
+        watch(f"subgraph {number + 1} of {len(candidates)}", seconds)
         row, win = _searched(subgraph, machine, threads, fast_math)
         rows.append(row)
         wins += [win] if win else []
     watch("the whole model", time.monotonic() - began)
-    kept = tuple(w.rewrite for w in wins)
+    rewrites = tuple(w.rewrite for w in wins)
     gain = 1.0
-    if kept:
+    if rewrites:
         models = [
             CompiledModel(
-                build_program(graph, made.features, threads, fast_math=fast_math, precision=precision, rewrites=chosen),
+                build_program(
+                    graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=model_rewrites
+                ),
                 threads=threads,
             )
-            for chosen in ((), kept)
+            for model_rewrites in ((), rewrites)
         ]
         gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
     withdrawn = len(wins) if gain < HELD_UP else 0
     if withdrawn:
-        kept, gain, wins = (), 1.0, []
+        rewrites, gain, wins = (), 1.0, []
     tuning.add(database, wins)
-    return Report(machine, str(database), tuple(rows), tuple(map(str, kept)), gain, withdrawn)
+    return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
 
 
 def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
@@ -127,17 +129,17 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
             state = "needs fast math"
             text = str(rewrite)
             continue
-        both = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
-        models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in both]
-        gain, (over, seconds) = _compared(models, _random_feeds(subgraph.before))
+        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
+        models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
+        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.before))
         if best is None or gain > best[0]:
-            best = gain, over, seconds, rewrite
+            best = gain, original_seconds, seconds, rewrite
     if best is None:
         return Row(text, count, len(candidates), 1.0, state), None
-    gain, over, seconds, rewrite = best
-    if min(gain, over / seconds) < NEEDED_GAIN:
+    gain, original_seconds, seconds, rewrite = best
+    if min(gain, original_seconds / seconds) < NEEDED_GAIN:
         return Row(str(rewrite), count, len(candidates), gain, "slower"), None
-    win = tuning.Rewritten(machine, rewrite, seconds, over)
+    win = tuning.Rewritten(machine, rewrite, seconds, original_seconds)
     return Row(str(rewrite), count, len(candidates), gain, "kept"), win
 
 
@@ -167,9 +169,9 @@ def _compared(
     """(how much faster the second model is, by the median of paired ratios; the best seconds of each)."""
     for m in models:
         m(**feeds)
-    once = time.perf_counter()
+    start_time = time.perf_counter()
     models[0](**feeds)
-    repeats = max(1, int(_RUN_SECONDS / max(time.perf_counter() - once, 1e-6)))
+    repeats = max(1, int(_RUN_SECONDS / max(time.perf_counter() - start_time, 1e-6)))
     times = np.empty((rounds, 2))
     for r in range(rounds):
         for i in (0, 1) if r % 2 else (1, 0):

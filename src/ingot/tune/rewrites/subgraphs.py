@@ -36,17 +36,17 @@ class Subgraph:
 def subgraphs(graph: Graph) -> list[Subgraph]:
     """The subgraphs of a CORE graph, those of most floating-point operations first."""
     readers = reader_counts(graph)
-    found: dict[str, Subgraph] = {}
+    by_text: dict[str, Subgraph] = {}
     for root in graph.nodes():
         for members in _members(root, readers):
             subgraph = _subgraph(root, members)
             if not equality.is_small(subgraph.before):
                 continue
-            old = found.get(show(subgraph.before))
+            old = by_text.get(show(subgraph.before))
             if old is not None:
                 subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
-            found[show(subgraph.before)] = subgraph
-    return sorted(found.values(), key=lambda s: -s.flops)
+            by_text[show(subgraph.before)] = subgraph
+    return sorted(by_text.values(), key=lambda s: -s.flops)
 
 
 def _is_member(n: Node) -> bool:
@@ -59,8 +59,10 @@ def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ..
         return
     members = [root]
     while len(members) < MAX_OPS:
-        read = Counter(i for n in members for i in n.inputs)
-        chosen = next((i for i in read if i not in members and _is_member(i) and read[i] == readers[i]), None)
+        read_counts = Counter(i for n in members for i in n.inputs)
+        chosen = next(
+            (i for i in read_counts if i not in members and _is_member(i) and read_counts[i] == readers[i]), None
+        )
         if chosen is None:
             return
         members.append(chosen)
