@@ -1,4 +1,4 @@
-"""A CORE graph as a StableHLO module: one operation after the other, sizes as scalars where they are symbolic.
+"""A CORE graph as a StableHLO module: a sequence of operations, with symbolic sizes as scalars.
 
 f32[s0,4] = broadcast_in_dim(x)   ->   %n = get_dimension_size %arg0, dim = 0, dynamic_broadcast_in_dim %x, [%n, 4]
 """
@@ -22,13 +22,13 @@ from ingot.passes.core.signs import unpack_signs
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
-# constants of more bytes are weights: arguments beside the program
+# larger constants, in bytes, are weights: arguments of the function, stored apart from the program
 _MAX_CONSTANT_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A module, and the arrays of those of its arguments that are weights, by name, in the order of the arguments."""
+    """A module, and the arrays of its arguments that are weights, by name, in the order of the arguments."""
 
     module: Module
     weights: Mapping[str, np.ndarray]
@@ -39,7 +39,8 @@ ROWS: dict[type[Op], Row] = {}
 
 
 def row(*classes: type[Op]) -> Callable[[Row], Row]:
-    """Registers what emits nodes of these ops: (emitter, node, names of its operands) to names of its results."""
+    """Registers the function that emits nodes of these ops. It maps (emitter, node, operand names) to the names of the
+    results."""
 
     def add(function: Row) -> Row:
         ROWS.update(dict.fromkeys(classes, function))
@@ -49,11 +50,11 @@ def row(*classes: type[Op]) -> Callable[[Row], Row]:
 
 
 def emit(graph: Graph, inline: bool = False) -> Emitted:
-    """`graph`, whose MODEL ops are lowered, as a module with one function.
+    """`graph`, without MODEL ops, as a module with one function.
 
     inline: keep all constants in the text. Raises UnsupportedOpError naming every op that has no form in StableHLO.
     """
-    graph = unpack_signs(graph)  # there are no products of words
+    graph = unpack_signs(graph)  # StableHLO has no products of packed signs
     constants = (
         []
         if inline
@@ -99,7 +100,8 @@ def type_of(node: Node) -> str:
 
 @dataclass
 class Emitter:
-    """Operations so far, and the names of nodes and sizes. A region is an emitter of its own that sees the outer's."""
+    """The operations so far, and the names of nodes and sizes. A region has an emitter of its own, which also sees the
+    names of the outer one."""
 
     graph: Graph
     outer: Emitter | None = None
@@ -117,7 +119,7 @@ class Emitter:
         self, name: str, operands: Sequence[str], types: Sequence[str],
         attributes: Mapping[str, Attribute] | None = None, regions: Sequence[Block] = (),
     ) -> list[str]:  # fmt: skip
-        """One operation; the names of its results."""
+        """Add an operation. Returns the names of its results."""
         full = name if "." in name else f"stablehlo.{name}"
         base = self.fresh()
         names = [base] if len(types) == 1 else [f"{base}#{i}" for i in range(len(types))]
@@ -131,7 +133,7 @@ class Emitter:
         return self.add(name, operands, [type], attributes)[0]
 
     def value(self, node: Node) -> str:
-        """The name of a node's value, emitted with all that it needs."""
+        """The name of a node's value. Emits the node and all its predecessors."""
         for n in topological((node,), lambda n: () if n in self.values else n.inputs):
             if n not in self.values:
                 self._emit(n)
@@ -139,7 +141,7 @@ class Emitter:
 
     def _emit(self, node: Node) -> None:
         if isinstance(node.op, Project):
-            # set with the node that it reads
+            # emitted together with its operand
             assert node in self.values, node
             return
         emit_row = ROWS.get(type(node.op))
@@ -184,7 +186,7 @@ class Emitter:
         return self.one("compare", [a, b], show(boolean, shape), attributes)
 
     def region(self, arguments: Sequence[tuple[str, str]], body: Callable[[Emitter], list[str]]) -> Block:
-        """A block with these arguments whose results `body` emits."""
+        """A block with these arguments; `body` emits its operations and returns its results."""
         inner = Emitter(self.graph, self, values=dict(self.values), sizes=dict(self.sizes), count=self.count)
         results = body(inner)
         self.refused += inner.refused
@@ -192,7 +194,7 @@ class Emitter:
         return Block(tuple(arguments), tuple(inner.operations))
 
     def graph_region(self, graph: Graph, operands: Sequence[str] | None = None) -> Block:
-        """A graph as a block: with arguments of its own, or reading `operands` from outside."""
+        """A graph as a block: with its own arguments, or with `operands` of the outer region."""
         names = [self.fresh() for _ in graph.inputs] if operands is None else list(operands)
 
         def body(inner: Emitter) -> list[str]:
@@ -235,7 +237,7 @@ class Emitter:
         return self.size(symbol(name))
 
     def _symbol(self, name: str) -> str:
-        """From the size of an input that is it, or c * it + r."""
+        """A symbol's value, from an input size of the form `symbol` or c * symbol + r, or from an input's elements."""
         for n in self.graph.inputs:
             for axis, d in enumerate(n.shape):
                 if isinstance(d, Dim) and symbols_of(d) == {name}:

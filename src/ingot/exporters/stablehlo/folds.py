@@ -1,4 +1,4 @@
-"""How reductions, windows, scatters, sorts and control flow are said in StableHLO: ops that hold a region."""
+"""StableHLO for ops with a region: reductions, windows, scatters, sorts and control flow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def combiner(e: Emitter, kind: str, dtype: DType) -> Block:
 
 
 def _summed(dtype: DType) -> DType:
-    """The type that a fold of narrow floats accumulates in."""
+    """The type in which a fold accumulates: f32 for narrow floats."""
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
@@ -60,7 +60,7 @@ def reduce_window(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.CumReduce)
 def cum_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A window over all that lies before, or behind; without its own element, of what is one place further."""
+    """A window over all preceding elements, or all following ones if reversed. An exclusive one is shifted by one."""
     c = n.op
     assert isinstance(c, ops.CumReduce)
     size = n.shape[c.dim]
@@ -79,13 +79,13 @@ def cum_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.ArgReduce)
 def arg_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A fold of values and their places."""
+    """A fold of pairs (value, place)."""
     a = n.op
     assert isinstance(a, ops.ArgReduce)
     (x,) = n.inputs
     places = e.value(ops.Iota(x.type.with_dtype(i64), a.dim)())
     first = e.scalar(ops.identity_of(a.kind, x.dtype), x.dtype)
-    # of values that all equal the first one, the place is one of theirs
+    # the initial place loses against every element that equals the initial value
     initial_place = e.scalar(-1 if a.last else np.iinfo(np.int64).max, i64)
     value, place = show(x.dtype, ()), show(i64, ())
     names = [e.fresh() for _ in range(4)]
@@ -131,7 +131,7 @@ def scatter(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Sort)
 def sort(e: Emitter, n: Node, xs: list[str]) -> list[str]:
-    """Keys one after the other; of floats -0 equals 0 and NaN is the greatest, whatever its sign."""
+    """Lexicographic by keys. For floats, -0 equals 0, and NaN of either sign is the greatest."""
     s = n.op
     assert isinstance(s, ops.Sort)
     arguments = [(e.fresh(), show(i.dtype, ())) for i in n.inputs for _ in (0, 1)]

@@ -1,4 +1,4 @@
-"""How each CORE op is said in StableHLO."""
+"""StableHLO for each CORE op without a region."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_chlo(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Gelu)
 def gelu(e: Emitter, n: Node, xs: list[str]) -> str:
-    """Written out in f32 at least, and rounded once."""
+    """Decomposed in f32 or wider, and rounded once."""
     assert isinstance(n.op, ops.Gelu)
     x = ops.cast(n.inputs[0], f32) if n.dtype.bits < 32 else n.inputs[0]
     if n.op.approximate == "tanh":
@@ -70,7 +70,7 @@ def compare(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Convert)
 def convert(e: Emitter, n: Node, xs: list[str]) -> str:
-    """Floats that do not fit an integer are its lowest, as Ingot has it; XLA takes the nearest."""
+    """A float that does not fit an integer type becomes its lowest value, as in Ingot; XLA saturates."""
     source, dtype = n.inputs[0].dtype, n.dtype
     if not source.is_float or not dtype.is_integer:
         if dtype == boolean:
@@ -107,7 +107,7 @@ def bitcast(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Quantize)
 def quantize(e: Emitter, n: Node, xs: list[str]) -> str:
-    """round(x / scale) + zero, within the type."""
+    """round(x / scale) + zero, clamped to the type's range."""
     x, scale, zero = (v if i.dtype == f32 else e.convert(v, f32, n.shape) for v, i in zip(xs, n.inputs, strict=True))
     wide = show(f32, n.shape)
     steps = e.one("divide", [x, scale], wide)
@@ -127,7 +127,7 @@ def power(e: Emitter, n: Node, xs: list[str]) -> str:
 
 
 def _integer_power(x: Node, y: Node) -> Node:
-    """x ** y by squaring: XLA's own `power` is another number where y is huge."""
+    """x ** y by repeated squaring: XLA's `power` differs for huge y."""
     is_signed = x.dtype.kind == "i"
     zero, one = (ops.broadcast_to(ops.scalar(v, x.dtype), x.shape) for v in (0, 1))
     state = tuple(Input(label, x.type)() for label in ("base", "power", "result"))
@@ -226,7 +226,7 @@ def pad(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Windows)
 def windows(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A gather of places that the windows begin at, and of those within."""
+    """A gather at the start of each window plus each position within it."""
     (x,) = n.inputs
     assert isinstance(n.op, ops.Windows)
     grid = n.shape[n.op.dim : n.op.dim + 2]
@@ -311,7 +311,7 @@ def dot_general(e: Emitter, n: Node, xs: list[str]) -> str:
 
 
 def _same_kind(e: Emitter, n: Node, xs: list[str]) -> list[str]:
-    """Operands of two types are widened to the result's."""
+    """The operands, converted to the result's type if their types differ."""
     if len({i.dtype for i in n.inputs}) == 1:
         return xs
     return [x if i.dtype == n.dtype else e.convert(x, n.dtype, i.shape) for x, i in zip(xs, n.inputs, strict=True)]

@@ -1,11 +1,11 @@
-"""Equal forms of a small graph: terms over its inputs, from the bottom up, of which equal ones are kept once.
+"""Equal forms of a small graph, from terms over its inputs that are enumerated bottom-up and deduplicated.
 
     (x, c0, c1) -> dot(dot(x, c0), c1)      gives      (x, c0, c1) -> dot(x, dot(c0, c1))
 
-As in TASO (Jia et al. 2019, section 3) terms are told apart by their values at a random point, of which those of the
-same values are one. Here the values are of a finite field, at sizes that are small primes, so that a form costs
-microseconds; what is found is proved at the model's own sizes. Left out are terms that cost more than the graph, and
-those that multiply what the graph does not: each product of inputs must divide one of the graph's.
+As in TASO (Jia et al. 2019, section 3), terms are compared by their values at a random point: terms of equal values
+count as equal. Here the values are in a finite field and sizes are small primes, so that a term costs microseconds;
+forms are then proved at the model's own sizes. Terms are pruned if they cost more than the graph, or if they multiply
+inputs that the graph does not: each product of inputs must divide one of the graph's.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ingot.support.errors import IngotError, ShapeError
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 MAX_TERMS = 2000
-MAX_FREE_OPS = 3  # of terms that need not have the type of the graph
+MAX_FREE_OPS = 3  # of terms whose type may differ from the graph's
 MIN_OPS = 2
-# a model of costs, to leave out what is hopeless: measurements decide
+# a cost model that only prunes; measurements decide
 _SECONDS_PER_FLOP, _SECONDS_PER_BYTE, _SECONDS_PER_OP = 1 / 50e9, 1 / 20e9, 1e-6
 
 
-# The products of inputs that a polynomial is a sum of: of each, how often it has each input
+# The monomials of a polynomial, each as the exponents of the inputs
 Products = frozenset[tuple[int, ...]]
 
 
@@ -46,8 +46,8 @@ def _products(is_product: bool, operands: Sequence[Products]) -> Products:
 
 @dataclass(frozen=True)
 class Term:
-    """node: over the inputs of the graph, at its own sizes. value: at small sizes, over the field. parts: the nodes
-    that cost time: all that are not of constants alone. products: see `Products`."""
+    """node: over the inputs of the graph, at its own sizes. value: at small sizes, in the field. parts: the nodes that
+    cost time: all that do not depend on constants alone. products: see `Products`."""
 
     node: Node
     value: np.ndarray = field(compare=False)
@@ -66,7 +66,7 @@ def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time
 
 
 def _small_sizes(before: Graph) -> Mapping[int, int] | None:
-    """A small prime for each size; sizes of images stay. None if the graph has no such form."""
+    """A small prime for each size, except the spatial sizes of images. None if the graph cannot be shrunk so."""
     fixed_sizes: set[int] = set()
     for n in before.nodes():
         if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
@@ -96,7 +96,7 @@ def _small_sizes(before: Graph) -> Mapping[int, int] | None:
 
 
 def _sums(before: Graph) -> list[tuple[int, list[int]]]:
-    """Sizes that are sums of others: of concats, and the limits of slices."""
+    """(size, parts) for sizes that are sums of others: results of concats, and limits of slices."""
     sums: list[tuple[int, list[int]]] = []
     for n in before.nodes():
         if isinstance(n.op, ops.Concat):
@@ -143,7 +143,7 @@ class _Search:
         self.before, self.small, self.deadline, self.clock = before, small, deadline, clock
         self.target = before.outputs[0]
         self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
-        # less than what it costs: of equal costs the model's own form stays
+        # slightly below the graph's own cost: at equal costs its own form stays
         self.limit = sum(map(_seconds, _parts(before))) * (1 - 1e-3)
         self.products_of: dict[Node, Products] = {}
         for i, n in enumerate(before.inputs):
@@ -172,7 +172,7 @@ class _Search:
             self.elementwise.append(ops.Mul())
 
     def run(self) -> list[Graph]:
-        """Terms of 1, 2, 3... ops; of more than MAX_FREE_OPS those of the graph's own type."""
+        """Enumerate terms of 1, 2, 3... ops; terms of more than MAX_FREE_OPS only if they have the graph's type."""
         for n, value in zip(self.before.inputs, _points(self.before, self.small), strict=True):
             self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
         by_size = [list(self.terms.values())]
@@ -185,7 +185,8 @@ class _Search:
         return [Graph(self.before.inputs, (n,)) for n in ranked]
 
     def grow(self, by_size: list[list[Term]], size: int, last: bool) -> None:
-        """Add the terms of one op of terms that have `size` - 1 ops together. last: only those of the graph's type."""
+        """Add the terms with an op on smaller terms that have `size` - 1 ops in total. last: only those of the graph's
+        type."""
         for t in by_size[size - 1]:
             for op in self.unary(t, last or size == 1):
                 self.apply(op, (t,), last)
@@ -236,7 +237,8 @@ class _Search:
                 yield op
 
     def dots(self, p: int, q: int) -> list[ops.DotGeneral]:
-        """Products of values of ranks p and q: over the last axes of both or any but the first, and the graph's own."""
+        """The products to try for values of ranks p and q: the graph's own, and those that contract one of the last
+        axes of each operand."""
         dots = [op for op in self.products if isinstance(op, ops.DotGeneral)]
         if p >= 2 and q == 2:
             dots += [ops.DotGeneral(contract=((i,), (j,))) for i in ((1, 0) if p == 2 else (p - 1,)) for j in (0, 1)]
@@ -273,7 +275,7 @@ class _Search:
         self.add(node, value, constant, parts, products)
 
     def allowed(self, is_product: bool, *operands: Products) -> Products:
-        """Of a term; none if one of them divides none of the graph's."""
+        """The products of a term; none if one of them divides none of the graph's."""
         key = (is_product, operands)
         if key not in self.known_products:
             products = _products(is_product, operands)
@@ -297,13 +299,13 @@ class _Search:
 
 
 def _cuts(op: ops.Slice, x: Node) -> list[tuple[int, int, int]]:
-    """(size, low, high) of each axis that a slice cuts."""
+    """(size, low, high) for each axis that a slice cuts."""
     bounds = zip(x.shape, op.start, op.limit, op.strides, strict=True)
     return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]  # type: ignore[misc]
 
 
 def _parts(before: Graph) -> set[Node]:
-    """The nodes of a graph that depend on values, not on constants alone."""
+    """The nodes of a graph that do not depend on constants alone."""
     varying: set[Node] = set()
     for n in before.nodes():
         is_value = not n.op.computes and getattr(n.op, "label", "c").startswith("x")
@@ -313,12 +315,12 @@ def _parts(before: Graph) -> set[Node]:
 
 
 def _seconds(n: Node) -> float:
-    """What a node may cost by itself."""
+    """The estimated seconds of a node by itself."""
     if isinstance(n.op, ops.Reshape | ops.BroadcastInDim):
         return 0.0
     flops = n.op.flops(*(i.type for i in n.inputs))
     sizes = [x.type.size for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)]
     assert isinstance(flops, int) and all(isinstance(s, int) for s in sizes)
-    fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # into what computes their operands
+    fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # with the producers of their operands
     nbytes = 4 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
     return flops * _SECONDS_PER_FLOP + nbytes * _SECONDS_PER_BYTE + _SECONDS_PER_OP
