@@ -86,10 +86,10 @@ class Custom(Op):
     @property
     def registration(self) -> Registration:
         """Raises CompileError if nobody registered the op in this process."""
-        found = REGISTERED.get(self.op)
-        if found is None:
+        registration = REGISTERED.get(self.op)
+        if registration is None:
             raise CompileError(f"op {self.op}", expected="a registered op", got="none", fix="call ingot.register_op")
-        return found
+        return registration
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         return self._call("infer", inputs, lambda t: isinstance(t, TensorType), "tensor types")
@@ -120,11 +120,11 @@ class Custom(Op):
             raise CompileError(f"{self.op}: the lowering", expected=expected, got=", ".join(map(str, got)))
         return results
 
-    def _call(self, rule: str, operands: Sequence[Any], fits: Callable[[Any], bool], what: str) -> Any:
+    def _call(self, rule: str, operands: Sequence[Any], is_valid: Callable[[Any], bool], what: str) -> Any:
         results = getattr(self.registration, rule)(*operands, **dict(self.settings))
         if isinstance(results, list):
             results = tuple(results)
-        if not all(map(fits, results if isinstance(results, tuple) else (results,))):
+        if not all(map(is_valid, results if isinstance(results, tuple) else (results,))):
             raise CompileError(f"{self.op}: {rule}", expected=what, got=type(results).__name__)
         return results
 

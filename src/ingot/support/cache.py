@@ -172,15 +172,15 @@ class DiskCache:
 
     def entries(self) -> list[Entry]:
         """What there is of this user's. To look at an entry is no use of it."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for inner in self.folder.glob("??"):
             with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
                 for name in sorted(os.listdir(folder)):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if name.endswith(_SUFFIX) and _is_own(status):
                         head = _head(folder, name)
-                        found.append(Entry(name.removesuffix(_SUFFIX), status.st_size, status.st_mtime, head))
-        return found
+                        entries.append(Entry(name.removesuffix(_SUFFIX), status.st_size, status.st_mtime, head))
+        return entries
 
     def trim(self) -> None:
         """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""

@@ -20,7 +20,7 @@ _HEAD = struct.Struct("<8I")
 _MATRIX = struct.Struct("<9q")
 _NUMBER = struct.Struct("<I")
 _ALIGN = 16
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 _AWAITS, _COOPERATIVE = 1, 2  # bits of `order`
 
 
@@ -79,8 +79,8 @@ def pack(features: Features, kernels: Mapping[str, Mapping[str, KernelCode]]) ->
     """Kernels by architecture and by the symbols that steps have; equal ones stand there once. Symbols of the first
     architecture, that of `features`, are plain, those of others have theirs in front."""
     blob, symbols, places = bytearray(), dict[str, int](), dict[KernelCode, int]()
-    for arch, own in kernels.items():
-        for symbol, kernel in own.items():
+    for arch, kernels_of_arch in kernels.items():
+        for symbol, kernel in kernels_of_arch.items():
             if kernel not in places:
                 places[kernel] = len(blob)
                 blob += kernel.record()
@@ -101,11 +101,11 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, order, count, written, name, size = _HEAD.unpack_from(blob, offset)
+    threads, shared, parameters, order, count, write_count, name, size = _HEAD.unpack_from(blob, offset)
     first = offset + _HEAD.size
     middle = first + count * _MATRIX.size
-    start = middle + written * _NUMBER.size
-    if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
+    start = middle + write_count * _NUMBER.size
+    if start + name + size > len(blob) or not 0 < threads <= _MAX_THREADS:
         raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
     matrices = tuple(MatrixCode(*m) for m in _MATRIX.iter_unpack(blob[first:middle]))
     writes = tuple(n for (n,) in _NUMBER.iter_unpack(blob[middle:start]))

@@ -121,8 +121,8 @@ def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
 
 
 def _take_mode(descriptor: int, before: os.stat_result) -> None:
-    mode, own = before.st_mode & 0o777, os.fstat(descriptor)
-    if (before.st_uid, before.st_gid) != (own.st_uid, own.st_gid):
+    mode, status = before.st_mode & 0o777, os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (status.st_uid, status.st_gid):
         try:
             os.fchown(descriptor, before.st_uid, before.st_gid)
         except OSError:
@@ -178,9 +178,9 @@ def make_private(folder: Path) -> None:
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
-    for made in reversed(missing):
+    for missing_folder in reversed(missing):
         with suppress(FileExistsError):
-            made.mkdir(0o700)
+            missing_folder.mkdir(0o700)
 
 
 @contextmanager
@@ -189,10 +189,10 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises ArtifactError when the system refuses.
     """
-    beside = path.with_name(f".{path.name}.lock")
+    lock_path = path.with_name(f".{path.name}.lock")
     try:
         make_private(path.parent)
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ArtifactError(
             f"cannot write {path}", expected="a folder to write to", got=error.strerror or str(error)

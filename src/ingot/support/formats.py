@@ -94,18 +94,18 @@ def foreign(path: Path) -> Format | None:
         head = file.read(_HEAD)
     if not head:
         return Format("an empty file", "export the model again")
-    for matches, found in _OF_FILES:
+    for matches, known_format in _OF_FILES:
         if matches(head):
-            return found
+            return known_format
     if head[:1] == b"{":
         return _of_json(path)
     return _of_archive(path) if head.startswith(b"PK\x03\x04") else None
 
 
 def _of_folder(path: Path) -> Format:
-    for name, found in _OF_FOLDERS:
+    for name, known_format in _OF_FOLDERS:
         if any(path.glob(name)):
-            return found
+            return known_format
     inside = sorted(p.name for p in path.glob("*.onnx"))
     return Format("a folder", f"name the file in it: {inside[0]}" if inside else "name the model's file")
 
@@ -121,9 +121,9 @@ def _of_archive(path: Path) -> Format | None:
     top = {name.rsplit("/", 1)[-1] for name in names if name.count("/") <= 1}
     if SCRIPT in top:
         return None
-    for name, found in _OF_ARCHIVES:
+    for name, known_format in _OF_ARCHIVES:
         if name in top:
-            return found
+            return known_format
     if names and all(name.endswith(".npy") for name in names):
         return Format("arrays of numpy", _ARRAYS)
     programs = any("archive_format" in name or name.endswith((".json", "/version", "version")) for name in names)

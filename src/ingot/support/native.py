@@ -176,10 +176,10 @@ def host() -> Features:
     machine = platform.machine()
     arch = _MACHINES.get(machine.lower(), machine)
     if arch in _CAPABILITIES and (words := _hwcaps()):
-        found = capabilities(arch, words)
-        if arch == "riscv64" and "v" in found:
-            found = with_vector_length(found, _vector_bits())
-        return Features(arch, found, caches=cache_sizes())
+        features = capabilities(arch, words)
+        if arch == "riscv64" and "v" in features:
+            features = with_vector_length(features, _vector_bits())
+        return Features(arch, features, caches=cache_sizes())
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -189,16 +189,16 @@ def host() -> Features:
 
 def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, ...]:
     """Bytes of the first core's caches for data, levels 1 to 3, as Linux tells them; () where it does not tell all."""
-    found: dict[int, int] = {}
+    sizes_by_level: dict[int, int] = {}
     for index in root.glob("index*"):
         try:
-            told = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size"))
-            level, kind, size = told
+            texts = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size"))
+            level, kind, size = texts
             if kind != "Instruction":
-                found[int(level)] = int(size.removesuffix("K")) << 10
+                sizes_by_level[int(level)] = int(size.removesuffix("K")) << 10
         except (OSError, ValueError):
             continue
-    sizes = tuple(found.get(level, 0) for level in (1, 2, 3))
+    sizes = tuple(sizes_by_level.get(level, 0) for level in (1, 2, 3))
     return sizes if all(sizes) else ()
 
 

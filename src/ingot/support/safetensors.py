@@ -70,8 +70,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         places = {name: _place(name, entry, rest.size) for name, entry in header.items()}
     except (ValueError, RecursionError) as e:
         raise ImportModelError(f"not a readable safetensors file: {e}", where=where) from e
-    taken = sorted((start, end, name) for name, (start, end, _, _) in places.items() if start < end)
-    for (_, end, first), (start, _, second) in pairwise(taken):
+    ranges = sorted((start, end, name) for name, (start, end, _, _) in places.items() if start < end)
+    for (_, end, first), (start, _, second) in pairwise(ranges):
         if start < end:
             got = f"{first!r} and {second!r} in one place"
             raise ImportModelError("not a readable safetensors file", expected="a place each", got=got, where=where)

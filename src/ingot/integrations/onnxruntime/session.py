@@ -145,14 +145,15 @@ class InferenceSession:
 
         Raises FeedError for inputs that do not fit, InputError for names and arrays of outputs that do not.
         """
-        positions = self._wanted(output_names)
-        into: dict[int, np.ndarray | None] | None = None
+        positions = self._positions_of(output_names)
+        out_by_position: dict[int, np.ndarray | None] | None = None
         if out is not None:
             if len(out) != len(positions):
                 raise InputError("out", expected=f"{len(positions)} arrays, or None for some", got=len(out))
-            into = dict(zip(positions, out, strict=True))
+            out_by_position = dict(zip(positions, out, strict=True))
         results = self._model.run(
-            self._feeds(input_feed), None if into is None else [into.get(i) for i in range(len(self._positions))]
+            self._feeds(input_feed),
+            None if out_by_position is None else [out_by_position.get(i) for i in range(len(self._positions))],
         )
         return [results[position] for position in positions]
 
@@ -165,7 +166,7 @@ class InferenceSession:
         run_options: Any = None,
     ) -> None:
         """Run on another thread, and call `callback(results, user_data, error)` there; error is "" for none."""
-        positions, feeds = self._wanted(output_names), self._feeds(input_feed)
+        positions, feeds = self._positions_of(output_names), self._feeds(input_feed)
         with self._lock:
             if self._executor is None:
                 from concurrent.futures import ThreadPoolExecutor  # not above: next to no session needs it
@@ -194,7 +195,7 @@ class InferenceSession:
         inputs, outputs = iobinding.bound
         iobinding.set_results(self.run([*outputs], inputs, out=[*outputs.values()] or None))
 
-    def _wanted(self, names: Sequence[str] | None) -> list[int]:
+    def _positions_of(self, names: Sequence[str] | None) -> list[int]:
         if not names:
             return [*self._positions.values()]
         if unknown := [name for name in names if name not in self._positions]:
@@ -202,9 +203,9 @@ class InferenceSession:
         return [self._positions[name] for name in names]
 
     def _feeds(self, feed: Mapping[str, Any]) -> list[Any]:
-        known = {arg.name for arg in self._inputs}
-        if unknown := [name for name in feed if name not in known]:
-            raise FeedError("input feed", expected=f"names out of {sorted(known)}", got=unknown)
+        input_names = {arg.name for arg in self._inputs}
+        if unknown := [name for name in feed if name not in input_names]:
+            raise FeedError("input feed", expected=f"names out of {sorted(input_names)}", got=unknown)
         if missing := [name for name in self._specs if name not in feed]:
             raise FeedError("input feed", expected=", ".join(map(str, self._specs.values())), got=f"none for {missing}")
         return [_value(spec, feed[name]) for name, spec in self._specs.items()]
@@ -250,8 +251,10 @@ def _open(
 
 
 def _loaded(program: Any, options: Mapping[str, Any]) -> CompiledModel:
-    if given := [name for name, value in options.items() if name != "threads" and value is not None]:
-        raise InputError("a saved program", expected="no options but threads", got=given, fix="compile the model again")
+    if rejected := [name for name, value in options.items() if name != "threads" and value is not None]:
+        raise InputError(
+            "a saved program", expected="no options but threads", got=rejected, fix="compile the model again"
+        )
     return CompiledModel(program, threads=options["threads"])
 
 
@@ -266,8 +269,8 @@ def _node_arg(spec: TensorSpec) -> NodeArg:
 
 def _declared(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
     """As the model declares them; what it does not say as the compiler found it."""
-    found = {arg.name: arg for arg in compiled}
-    return [_declaration(info.name, info.type, found.get(info.name)) for info in infos]
+    compiled_by_name = {arg.name: arg for arg in compiled}
+    return [_declaration(info.name, info.type, compiled_by_name.get(info.name)) for info in infos]
 
 
 def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
@@ -289,7 +292,10 @@ def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
         for dim in tensor.shape.dim
     ]
     if len(inferred) == len(shape):  # a name of a size that the compiler knows
-        shape = [found if isinstance(found, int) else size for found, size in zip(inferred, shape, strict=True)]
+        shape = [
+            inferred_size if isinstance(inferred_size, int) else size
+            for inferred_size, size in zip(inferred, shape, strict=True)
+        ]
     return NodeArg(name, f"tensor({text})", shape)
 
 

@@ -138,8 +138,8 @@ def type_name(array: np.ndarray) -> str:
     """ "tensor(float)" of an array."""
     if array.dtype.kind in "OSU":
         return "tensor(string)"
-    found = (text for name, (text, _) in ELEMENTS.items() if name != "string" and numpy_dtype(name) == array.dtype)
-    return f"tensor({next(found, array.dtype.name)})"
+    names = (text for name, (text, _) in ELEMENTS.items() if name != "string" and numpy_dtype(name) == array.dtype)
+    return f"tensor({next(names, array.dtype.name)})"
 
 
 class IOBinding:
@@ -174,8 +174,8 @@ class IOBinding:
     ) -> None:
         """shape, buffer_ptr: memory of the caller; without them the run allocates."""
         _check_cpu(device_type)
-        given = None if buffer_ptr is None or shape is None else at_address(buffer_ptr, shape, element_type)
-        self._outputs[name] = given
+        array = None if buffer_ptr is None or shape is None else at_address(buffer_ptr, shape, element_type)
+        self._outputs[name] = array
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         self._outputs[name] = ortvalue.numpy()

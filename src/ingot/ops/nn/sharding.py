@@ -36,8 +36,8 @@ class Sharding(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
         (x,) = inputs
-        fits = len(self.axes) == x.rank if not self.tiles else len(self.tiles) in (x.rank, x.rank + 1)
-        self.expect(fits, f"expected a split of each dimension of {x}, got {self.axes or self.tiles}")
+        has_split = len(self.axes) == x.rank if not self.tiles else len(self.tiles) in (x.rank, x.rank + 1)
+        self.expect(has_split, f"expected a split of each dimension of {x}, got {self.axes or self.tiles}")
         is_grid = not self.tiles or sorted(self.ranks) == list(range(math.prod(self.tiles)))
         self.expect(is_grid, f"ranks: expected each device of a grid of {self.tiles} once, got {self.ranks}")
         return x
@@ -86,8 +86,8 @@ class PerDevice(Op):
         wholes = [self._whole(part, axes) for part, axes in zip(parts, self.in_axes, strict=True)]
         self.expect(wholes == [*inputs], f"expected operands {wholes}, got {[*inputs]}")
         results = zip(self.body.outputs, self.out_axes, strict=True)
-        found = tuple(self._whole(n.type, axes) for n, axes in results)
-        return found[0] if len(found) == 1 else found
+        result_types = tuple(self._whole(n.type, axes) for n, axes in results)
+        return result_types[0] if len(result_types) == 1 else result_types
 
     def _whole(self, part: TensorType, axes: Axes) -> TensorType:
         counts = dict(self.mesh)

@@ -94,16 +94,16 @@ def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callab
     gpu: its PCI bus id; None: no GPU takes part. Domains of which others are parts are counted once.
     """
     reasons: list[str] = []
-    found = [*_rapl(sysfs / "class/powercap", reasons)]
-    found = found or [*_hwmon_energy(sysfs / "class/hwmon", reasons)]
-    found = found or [*_board(sysfs / "class/hwmon", reasons)]
+    counters = [*_rapl(sysfs / "class/powercap", reasons)]
+    counters = counters or [*_hwmon_energy(sysfs / "class/hwmon", reasons)]
+    counters = counters or [*_board(sysfs / "class/hwmon", reasons)]
     if gpu is not None:
         try:
             nvml = load_nvml()
-            found.append(GpuCounter(nvml, nvml.device(gpu)))
+            counters.append(GpuCounter(nvml, nvml.device(gpu)))
         except (OSError, NvmlError) as error:
             reasons.append(f"NVML: {error}")
-    return Found(tuple(found), tuple(reasons))
+    return Found(tuple(counters), tuple(reasons))
 
 
 def _rapl(folder: Path, reasons: list[str]) -> Iterator[Counter]:
@@ -148,8 +148,8 @@ def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
             amperes, label = chip / f"curr{channel}_input", _text(chip / f"in{channel}_label")
             if amperes.is_file() and label and label not in rails:
                 rails[label] = _product(label, volts, amperes)
-    whole = [label for label in _WHOLE_BOARD if label in rails]
-    for label in whole or rails:
+    board_rails = [label for label in _WHOLE_BOARD if label in rails]
+    for label in board_rails or rails:
         try:
             yield PowerSensor(f"{label} (board)", rails[label])
         except DeviceError as error:

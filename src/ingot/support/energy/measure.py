@@ -106,16 +106,18 @@ def measure(
         window(0.0)  # warms up
         idle = [_idle_watts(counters, seconds, clock, sleep)]
         rows: list[tuple[int, float, list[tuple[float, float]]]] = []
-        for turn in range(windows):
-            progress.report("measure energy", turn, windows)
+        for number in range(windows):
+            progress.report("measure energy", number, windows)
             before = _steps(counters, clock, sleep)
             begin = clock()
             calls = window(seconds)
-            busy = clock() - begin
+            busy_seconds = clock() - begin
             after = _steps(counters, clock, sleep)
-            rows.append((calls, busy, [(t1 - t0, j1 - j0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)]))
+            rows.append(
+                (calls, busy_seconds, [(t1 - t0, j1 - j0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)])
+            )
         idle.append(_idle_watts(counters, seconds, clock, sleep))
-    call_seconds = statistics.median(busy / calls for calls, busy, _ in rows)
+    call_seconds = statistics.median(busy_seconds / calls for calls, busy_seconds, _ in rows)
     results: list[CounterEnergy] = []
     reasons = list(found.reasons)
     for n, counter in enumerate(counters):
@@ -123,7 +125,7 @@ def measure(
             reasons.append(f"{counter.name} does not advance")
             continue
         watts = statistics.mean(powers[n] for powers in idle)
-        joules = [(total[n][1] - watts * (total[n][0] - busy)) / calls for calls, busy, total in rows]
+        joules = [(total[n][1] - watts * (total[n][0] - busy_seconds)) / calls for calls, busy_seconds, total in rows]
         median = statistics.median(joules)
         spread = (max(joules) - min(joules)) / abs(median) if median else 0.0
         results.append(CounterEnergy(counter.name, median, spread, watts, watts * call_seconds))
@@ -154,7 +156,7 @@ def _idle_watts(
 
 def _steps(counters: Sequence[Counter], clock: Clock, sleep: Callable[[float], None]) -> list[tuple[float, float]]:
     """(time, joules) at each counter's next step, or after half a second without one."""
-    found: list[tuple[float, float]] = []
+    steps: list[tuple[float, float]] = []
     for counter in counters:
         first, end = counter.joules(), clock() + _STEP_SECONDS
         now, joules = clock(), first
@@ -162,5 +164,5 @@ def _steps(counters: Sequence[Counter], clock: Clock, sleep: Callable[[float], N
             sleep(_POLL_SECONDS)
             joules = counter.joules()
             now = clock()
-        found.append((now, joules))
-    return found
+        steps.append((now, joules))
+    return steps

@@ -74,7 +74,7 @@ def entry_ir(plan: Plan, features: Features) -> str:
     """LLVM IR of `c_run_in`, `c_run` and, for a program with state, `c_reset`; kernels are declared."""
     tensors = len(plan.inputs) + len(plan.outputs)
     names = [*(f"%i{i}" for i in range(len(plan.inputs))), *(f"%o{i}" for i in range(len(plan.outputs)))]
-    given = [*(["%state"] if plan.state else []), *names]
+    arguments = [*(["%state"] if plan.state else []), *names]
     kernels = sorted({c.kernel for c in plan.calls if c.target is None})
     return "\n".join([
         f"@{WEIGHTS} = constant i64 0",
@@ -83,13 +83,13 @@ def entry_ir(plan: Plan, features: Features) -> str:
         _COMMON,
         _steps(plan),
         _fit(features, Memory.of(plan).fit),
-        f"define internal i32 @checked({_typed(['%arena', *given])}, i1 %fill) nounwind {{",
+        f"define internal i32 @checked({_typed(['%arena', *arguments])}, i1 %fill) nounwind {{",
         "  %fit = call i1 @fit()",
         "  br i1 %fit, label %able, label %unfit",
         "unfit:",
         "  ret i32 3",
         "able:",
-        *_any_null(["%arena", *given]),
+        *_any_null(["%arena", *arguments]),
         "null:",
         "  ret i32 1",
         "given:",
@@ -104,8 +104,8 @@ def entry_ir(plan: Plan, features: Features) -> str:
         *_state_copies(plan),
         "  ret i32 0",
         "}",
-        f"define i32 @{RUN_IN}({_typed(['%arena', *given])}) nounwind {{",
-        f"  %r = call i32 @checked({_typed(['%arena', *given])}, i1 1)",
+        f"define i32 @{RUN_IN}({_typed(['%arena', *arguments])}) nounwind {{",
+        f"  %r = call i32 @checked({_typed(['%arena', *arguments])}, i1 1)",
         "  ret i32 %r",
         "}",
         *_run(plan, names),
@@ -269,7 +269,7 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
     memory = Memory.of(plan)
     reset = ["  %r0 = call i32 @c_reset(ptr null)"] if plan.state else []
     state = [f"  %state = getelementptr i8, ptr %arena, i64 {memory.state}"] if plan.state else []
-    given = ["%arena", *(["%state"] if plan.state else []), *names]
+    arguments = ["%arena", *(["%state"] if plan.state else []), *names]
     return [
         f"define i32 @{RUN}({_typed(names)}) nounwind {{",
         f"  %arena = call ptr @at(ptr @{MEMORY})",
@@ -282,7 +282,7 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
         *reset,
         "  br label %run",
         "run:",
-        f"  %r = call i32 @checked({_typed(given)}, i1 %fresh)",
+        f"  %r = call i32 @checked({_typed(arguments)}, i1 %fresh)",
         "  %ok = icmp eq i32 %r, 0",
         "  %done = zext i1 %ok to i64",
         "  %either = or i64 %begun, %done",
@@ -327,9 +327,9 @@ def _reset(plan: Plan) -> list[str]:
 
 def _fit(features: Features, flag: int) -> str:
     """Whether this processor has the instructions of the code; asked once, as `cpuid` traps in virtual machines."""
-    asked = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
+    query = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
     return "\n".join([
-        *asked,
+        *query,
         "define internal i1 @fit() nounwind {",
         f"  %memory = call ptr @at(ptr @{MEMORY})",
         f"  %fit.at = getelementptr i8, ptr %memory, i64 {flag}",

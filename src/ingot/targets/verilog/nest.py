@@ -57,14 +57,14 @@ def merged(nest: Nest, places: Mapping[int, tuple[int, int]]) -> Nest:
     for param, (memory, _) in places.items():
         first.setdefault(memory, param)
     values: list[Value] = []
-    known: dict[Value, int] = {}
+    number_of: dict[Value, int] = {}
     numbers: list[int] = []
 
     def add(value: Value) -> int:
-        if value not in known:
-            known[value] = len(values)
+        if value not in number_of:
+            number_of[value] = len(values)
             values.append(value)
-        return known[value]
+        return number_of[value]
 
     for fn, dtype, *rest in nest.values:
         if fn == "load":
