@@ -3,8 +3,8 @@
 Dynamo passes a graph with the parameters among its inputs. For inference they are compiled in as constants, so that
 weights can be packed. A call with other or changed parameters compiles again, so that load_state_dict takes effect; a
 parameter that has changed twice becomes an input (`tracing/constants.py`).
-What the graph itself writes (a counter, a cache of keys and values) stays an input, which the program writes where it
-lies, if nothing needs the old value behind the new one (`tracing/writes.py`).
+An input that the graph writes (a counter, a cache of keys and values) stays an input, which the program writes in place
+if nothing needs the old value after the new one (`tracing/writes.py`).
 If gradients are needed, forward and backward are two graphs, and parameters are inputs of both, except frozen ones.
 A graph with tensors on a GPU is compiled for that GPU.
 """
@@ -310,32 +310,31 @@ class _Specialized:
 
 
 def _is_compile(compile_model: Compile) -> bool:
-    """Whether it makes programs of Ingot's: another function gets graphs without state."""
+    """Whether it compiles to Ingot programs; any other function gets graphs without state."""
     return compile_model is compile or (isinstance(compile_model, partial) and _is_compile(compile_model.func))
 
 
 def _may_write(model: ImportedModel) -> bool:
-    """Whether a program may write its inputs: its sizes are known, others tell it the device, and it draws nothing."""
+    """Whether a program may write its inputs: its sizes are constant, others determine the device, nothing is random."""
     graph = model.graph
     return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
 
 
 def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
-    """A call of a program whose state are these tensors: (other inputs, tensors by the number of their new value among
-    all results) -> all results."""
+    """A call of a program with the caller's tensors as state: (other inputs, these tensors by the index of their new
+    value among all results) -> all results."""
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = [*state_tensors.values()]
         fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
         targets = [
-            t if usable else t.clone(memory_format=torch.contiguous_format)
-            for t, usable in zip(tensors, fits, strict=True)
+            t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
         ]
         results = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*others)]
         for target, tensor in zip(targets, tensors, strict=True):
             if target is not tensor:
                 tensor.copy_(target)
-        # torch, and programs with parameters as constants, tell changes by versions
+        # torch, and programs with constant parameters, detect changes by versions
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
         for number in sorted(state_tensors):
             results.insert(number, state_tensors[number])
@@ -483,7 +482,7 @@ def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple
 
 
 def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
-    """What the sizes of the inputs that are constants were called while torch traced -> what they are."""
+    """The symbols of sizes of the inputs that are constants -> their values."""
     values: dict[sympy.Basic, int] = {}
     for i, node in enumerate(_placeholders(graph)):
         value = node.meta.get("val")

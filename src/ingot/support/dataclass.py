@@ -1,11 +1,11 @@
-"""`dataclass`, as the standard library has it, for classes that cost little to make: methods are compiled when they are
-first called, and those of equal text are one.
+"""`dataclass` as in the standard library, but cheap to define: methods are compiled when they are first called, and
+methods of equal text are shared.
 
     @dataclass(frozen=True)        the standard library compiles six methods of each class: 0.4 ms, for the hundreds of
     class Sum: axes: Ints          classes of a compiler more than compiling a small model takes
 
-Fields, slots, `replace`, `fields`, `asdict` and patterns are the standard library's, and classes of both kinds can be
-each other's bases. Not there: `order`, `InitVar`.
+Fields, slots, `replace`, `fields`, `asdict` and patterns are the standard library's, and classes of both kinds can
+inherit from each other. Not supported: `order`, `InitVar`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
         if cls is None:
             return partial(dataclass, frozen=frozen, eq=eq, slots=slots)
         own_names = frozenset(cls.__dict__)
-        cls.__doc__ = cls.__doc__ or cls.__name__  # else one is made of a signature: as slow as a method
+        cls.__doc__ = cls.__doc__ or cls.__name__  # the default, from the signature, is as slow as a method
         cls = _with_fields(cls, frozen, slots)
         methods = {"__init__": partial(_later, "__init__", _init), "__repr__": lambda _: _repr}
         if frozen:
@@ -41,8 +41,8 @@ else:
         return cls
 
     def _with_fields(cls, frozen, slots):
-        """Nothing of it is compiled: the standard library takes it for one that can be written, as its bases then
-        must seem to be."""
+        """Define the fields without compiling anything: to the standard library the class is not frozen, and so its
+        bases must not appear frozen either."""
         bases = [b.__dataclass_params__ for b in cls.__mro__[1:] if "__dataclass_params__" in b.__dict__]
         were = [b.frozen for b in bases]
         if were and frozen != any(were):
@@ -58,7 +58,7 @@ else:
         return cls
 
     def _later(name, build, cls):
-        """A method that puts the one that `make` writes in its place. Two threads may both: they write the same."""
+        """A method that replaces itself by the one that `build` returns. Two threads may do so: they write the same."""
 
         def first(self, *args, **kwargs):
             if cls.__dict__.get(name) is first:

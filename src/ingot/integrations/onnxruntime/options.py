@@ -1,4 +1,4 @@
-"""The options of sessions and runs. Few mean something to a compiled program; the others are told in the log, once."""
+"""The options of sessions and runs. Few have a meaning for a compiled program; the others are logged once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
-# what has no meaning for a compiled program, with ONNX Runtime's default
+# options without a meaning for a compiled program -> ONNX Runtime's default
 _IGNORED: dict[str, Any] = {
     "enable_cpu_mem_arena": True,
     "enable_mem_pattern": True,
@@ -51,17 +51,22 @@ _IGNORED: dict[str, Any] = {
     "use_deterministic_compute": False,
     "use_per_session_threads": True,
 }
-_QUIET = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_prefix"}  # of messages: nothing to tell
+_QUIET = {
+    "log_severity_level",
+    "log_verbosity_level",
+    "logid",
+    "profile_file_prefix",
+}  # options of messages, which are ignored silently
 
 
 @cache
 def ignored(what: str) -> None:
-    """Tell in the log, once, what has no meaning here."""
+    """Log, once, that an option has no meaning here."""
     _log.info("%s has no meaning for a compiled program, and is ignored", what)
 
 
 class SessionOptions:
-    """Options of a session. Of these count: intra_op_num_threads, and free dimensions that are overridden by name."""
+    """Options of a session. Only intra_op_num_threads and overrides of free dimensions by name have an effect."""
 
     def __init__(self) -> None:
         self.intra_op_num_threads = 0
@@ -97,7 +102,7 @@ class SessionOptions:
 
 
 class RunOptions:
-    """Options of a run: none of them has a meaning here."""
+    """Options of a run, none of which has an effect."""
 
     def __init__(self) -> None:
         self.log_severity_level, self.log_verbosity_level, self.logid = 2, 0, ""
@@ -108,7 +113,7 @@ class RunOptions:
 
 
 def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | None, dict[str, int]]:
-    """(threads, sizes by name) of a session, from our options or ONNX Runtime's own; tells what is ignored."""
+    """(threads, sizes by name) of a session, from these options or ONNX Runtime's own; logs those that are ignored."""
     for name, default in _IGNORED.items():
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default
@@ -122,5 +127,5 @@ def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | No
 
 
 def provider_names(providers: Iterable[Any] | None) -> Sequence[str]:
-    """The names of providers, which stand alone or with their options."""
+    """The names of providers, each of which may come with options."""
     return [p if isinstance(p, str) else str(p[0]) for p in providers or ()]

@@ -55,11 +55,11 @@ class ModelMetadata:
 
 
 class InferenceSession:
-    """A drop-in for `onnxruntime.InferenceSession`: the model is compiled when the session is made, or loaded.
+    """A drop-in replacement for `onnxruntime.InferenceSession`, which compiles or loads the model when it is created.
 
-    path_or_bytes: an ONNX model or a saved program (.ingot), as a path or as bytes. sess_options: ours, or ONNX
-    Runtime's own; its threads and overridden dimensions count. providers: all run on the CPU, or on what `target` says.
-    options: those of `ingot.compile`. What has no meaning here is told once in the log `ingot.onnxruntime`.
+    path_or_bytes: an ONNX model or a saved program (.ingot), as a path or as bytes. sess_options: those of this package
+    or ONNX Runtime's own; threads and overridden dimensions have an effect. providers: all run on the CPU, or on the
+    `target`. options: those of `ingot.compile`. Ignored options are logged once, in the log `ingot.onnxruntime`.
 
     Raises what `ingot.compile` and `ingot.load` raise.
     """
@@ -93,7 +93,7 @@ class InferenceSession:
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    # --- what it is
+    # --- properties
 
     @property
     def model(self) -> CompiledModel:
@@ -141,9 +141,9 @@ class InferenceSession:
         *,
         out: Sequence[np.ndarray | None] | None = None,
     ) -> list[Any]:
-        """The outputs of these names, by default all. out: an array for each of them to write it into, or None.
+        """The outputs with these names, by default all. out: for each an array to write it into, or None.
 
-        Raises FeedError for inputs that do not fit, InputError for names and arrays of outputs that do not.
+        Raises FeedError for invalid inputs, InputError for invalid names and arrays of outputs.
         """
         positions = self._positions_of(output_names)
         out_by_position: dict[int, np.ndarray | None] | None = None
@@ -169,14 +169,14 @@ class InferenceSession:
         positions, feeds = self._positions_of(output_names), self._feeds(input_feed)
         with self._lock:
             if self._executor is None:
-                from concurrent.futures import ThreadPoolExecutor  # not above: next to no session needs it
+                from concurrent.futures import ThreadPoolExecutor  # imported here, as few sessions need it
 
                 self._executor = ThreadPoolExecutor(_ASYNC_THREADS, "ingot-run-async")
 
         def work() -> None:
             try:
                 results = self._model.run(feeds)
-            except Exception as error:  # whatever it is, the callback must hear of it
+            except Exception as error:  # of any kind: the callback must receive it
                 callback([], user_data, str(error) or type(error).__name__)
                 return
             callback([results[position] for position in positions], user_data, "")
@@ -212,7 +212,7 @@ class InferenceSession:
 
 
 def _value(spec: TensorSpec, value: Any) -> Any:
-    """An input as a compiled model takes it: wrapped arrays as arrays, lists and numbers in the declared dtype."""
+    """An input for a compiled model: wrapped arrays are unwrapped, lists and numbers get the declared dtype."""
     if isinstance(value, OrtValue) or type(value).__module__.startswith("onnxruntime."):
         value = value.numpy()
     if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or spec.dtype not in NAMES:
@@ -268,7 +268,7 @@ def _node_arg(spec: TensorSpec) -> NodeArg:
 
 
 def _declared(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
-    """As the model declares them; what it does not say as the compiler found it."""
+    """The specs that the model declares, completed by those that the compiler inferred."""
     compiled_by_name = {arg.name: arg for arg in compiled}
     return [_declaration(info.name, info.type, compiled_by_name.get(info.name)) for info in infos]
 
@@ -291,7 +291,7 @@ def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
         for dim in tensor.shape.dim
     ]
-    if len(inferred) == len(shape):  # a name of a size that the compiler knows
+    if len(inferred) == len(shape):  # replace named sizes that the compiler knows
         shape = [
             inferred_size if isinstance(inferred_size, int) else size
             for inferred_size, size in zip(inferred, shape, strict=True)

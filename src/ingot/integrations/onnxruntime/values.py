@@ -1,4 +1,4 @@
-"""Arrays as ONNX Runtime wraps them: `OrtValue`, and bindings of inputs and outputs."""
+"""ONNX Runtime's wrappers of arrays: `OrtValue`, and bindings of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _check_cpu(device: str) -> None:
 
 
 class OrtValue:
-    """A value of the host: an array, which it shares with its maker, or a sequence."""
+    """A value on the host: an array, shared with its creator, or a sequence."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -143,10 +143,10 @@ def type_name(array: np.ndarray) -> str:
 
 
 class IOBinding:
-    """Inputs and outputs of a run by name, in memory of the caller where it gives any."""
+    """Inputs and outputs of a run by name, optionally in memory of the caller."""
 
     def __init__(self, session: object) -> None:
-        """session: as in ONNX Runtime; whoever runs the binding names its session anyway."""
+        """session: unused; for compatibility with ONNX Runtime."""
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, np.ndarray | None] = {}
         self._results: list[OrtValue] = []

@@ -22,8 +22,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class CounterEnergy:
-    """Of one counter. joules: of a call, the median over the windows. spread: the largest less the smallest over the
-    median. idle_watts: without calls. idle_joules: the part of a call's joules that the machine would take idle."""
+    """The energy by one counter. joules: of a call, the median over the windows. spread: (largest - smallest) / median.
+    idle_watts: without calls. idle_joules: the part of a call's joules that the idle machine would use."""
 
     name: str
     joules: float
@@ -46,11 +46,11 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Of a call, over all counters; None without a counter."""
+        """The joules of a call, over all counters; None without a counter."""
         return sum(c.joules for c in self.counters) if self.counters else None
 
     def cost_of_million(self, price_per_kwh: float) -> float | None:
-        """Of a million calls, in the currency of the price."""
+        """The cost of a million calls, in the currency of the price."""
         return None if self.joules is None else 1e6 * self.joules / _JOULES_PER_KWH * price_per_kwh
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Energy:
 
 
 class Profile(list[tuple[str, float]]):
-    """(label, seconds) of each step, in order. energy: of a call, where it was asked for."""
+    """(label, seconds) of each step, in order. energy: of a call, if requested."""
 
     energy: Energy | None = None
 
@@ -91,11 +91,11 @@ def measure(
     sleep: Callable[[float], None] = time.sleep,
     unit: str = "call",
 ) -> Energy:
-    """The energy of a call, without an estimate of any kind: without counters nothing runs.
+    """The measured energy of a call; nothing is estimated, and without counters nothing runs.
 
-    Each window waits for a step of every counter, makes calls for `seconds`, and waits for their next steps, as some
-    count in steps of 100 ms; what the machine takes idle while it waits is subtracted. The idle power is the mean of
-    windows before and behind the others. Raises InputError for windows below 3 s, DeviceError from the counters.
+    Each window waits for a step of every counter, makes calls for `seconds`, and waits for the counters' next steps, as
+    some advance in steps of 100 ms; the idle energy of the wait is subtracted. The idle power is the mean of windows
+    before and after the others. Raises InputError for windows below 3 s, DeviceError from the counters.
     """
     check_number("windows", windows, "at least 1", lambda n: n >= 1, whole=True)
     check_number("the seconds of a window", seconds, f"at least {MIN_SECONDS:g}", lambda s: MIN_SECONDS <= s < 1e6)
