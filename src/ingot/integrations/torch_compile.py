@@ -315,7 +315,7 @@ def _is_compile(compile_model: Compile) -> bool:
 
 
 def _may_write(model: ImportedModel) -> bool:
-    """Whether a program may write its inputs: its sizes are constant, others determine the device, nothing is random."""
+    """Whether a program may write inputs: sizes are constant, other inputs determine the device, nothing is random."""
     graph = model.graph
     return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
 

@@ -21,11 +21,11 @@ from ingot.support.errors import InputError
 
 @dataclass(frozen=True)
 class Sharding(Op):
-    """x, with the wish that it is split over a mesh; on one device it is x.
+    """x, annotated with a split over a mesh; the identity on one device.
 
     Either axes: for each dimension the names of the mesh axes that split it, the outermost first. Or tiles and ranks
-    (XLA's tile assignment): the device ranks[i] has tile i, in row-major order, of a grid of `tiles`; one more tile
-    dimension than x has is that of copies.
+    (XLA's tile assignment): the device ranks[i] has tile i, in row-major order, of a grid of `tiles`; a dimension of
+    the grid beyond the rank of x is for copies.
     """
 
     name: ClassVar[str] = "sharding"
@@ -59,10 +59,11 @@ Axes = tuple[tuple[str, ...], ...]  # for each dimension the mesh axes that spli
 
 @dataclass(frozen=True)
 class PerDevice(Op):
-    """What each device of a mesh computes of its parts of the operands (JAX's shard_map, sdy.manual_computation).
+    """A computation of each device of a mesh on its parts of the operands (JAX's shard_map, sdy.manual_computation).
 
-    mesh: axes and their sizes; ranks count row by row. in_axes, out_axes: how operands and results are split. body: of
-    one device, from its rank, a u32 scalar, and its parts; its collectives name ranks of the mesh.
+    mesh: axes and their sizes; ranks are in row-major order. in_axes, out_axes: the splits of operands and results.
+    body: the computation of one device, on its rank, a u32 scalar, and its parts; its collectives refer to ranks of the
+    mesh.
     """
 
     name: ClassVar[str] = "per_device"

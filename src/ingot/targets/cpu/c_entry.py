@@ -44,8 +44,8 @@ _AARCH64 = {
 
 @dataclass(frozen=True)
 class Memory:
-    """The zeroed memory of `c_run`, by offset: its arena with scratch, state, a flag that it has begun, and one that
-    the processor was found fit."""
+    """The layout of the zeroed memory of `c_run`: the arena with scratch, then, at these offsets, the state, a flag
+    `begun` that it was initialized, and a flag `fit` that the processor has the required features."""
 
     state: int
     begun: int
@@ -64,7 +64,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def helpers(features: Features) -> tuple[bytes, dict[str, int]]:
-    """Machine code that the entry calls and that LLVM has no words for, and the offsets of its functions."""
+    """Machine code of functions that the entry calls and that LLVM IR cannot express, and their offsets."""
     if features.arch != "x86_64":
         return b"", {}
     return _CPUID.ljust(32, b"\xcc") + _XGETBV.ljust(16, b"\xcc"), {"cpuid": 0, "xgetbv0": 32}
@@ -197,7 +197,7 @@ def _stores(names: Sequence[str]) -> list[str]:
 
 
 def _steps(plan: Plan) -> str:
-    """The function that fills halos and runs the steps; its table has base and offset of each argument, then dims."""
+    """The function that fills halos and runs the steps. Its table has base and offset of each argument, then dims."""
     index = {"arena": 0, "weights": 1, "state": 2}
     index |= {f"input{i}": 3 + i for i in range(len(plan.inputs))}
     index |= {f"output{i}": 3 + len(plan.inputs) + i for i in range(len(plan.outputs))}
@@ -265,7 +265,7 @@ def _state_copies(plan: Plan) -> list[str]:
 
 
 def _run(plan: Plan, names: Sequence[str]) -> list[str]:
-    """`c_run`: in memory of its own, whose halos are filled and whose state is set once."""
+    """`c_run`, which uses static memory, whose halos and state are initialized once."""
     memory = Memory.of(plan)
     reset = ["  %r0 = call i32 @c_reset(ptr null)"] if plan.state else []
     state = [f"  %state = getelementptr i8, ptr %arena, i64 {memory.state}"] if plan.state else []
@@ -293,7 +293,7 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 def state_begins_at(plan: Plan) -> int:
-    """Where the state's first bytes are, from the weights on."""
+    """The offset of the state's initial bytes from the start of the weights."""
     return _aligned(len(plan.weights))
 
 
@@ -326,7 +326,8 @@ def _reset(plan: Plan) -> list[str]:
 
 
 def _fit(features: Features, flag: int) -> str:
-    """Whether this processor has the instructions of the code; asked once, as `cpuid` traps in virtual machines."""
+    """The function `fit`: whether this processor has the code's features. The result is kept, as `cpuid` traps in
+    virtual machines."""
     query = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
     return "\n".join([
         *query,

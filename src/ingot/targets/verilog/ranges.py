@@ -1,6 +1,6 @@
-"""The range of each value of a nest, which decides the width of its wires; and values as numbers, for addresses.
+"""The range of each value of a nest, which determines the width of its wire; and the evaluation of addresses.
 
-A range is (lowest, highest). Arithmetic is exact on ranges; where a result may leave its type, it wraps.
+A range is (lowest, highest). Arithmetic on ranges is exact; a result that may exceed its type wraps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def range_of(dtype: str) -> Range:
 
 
 def width(r: Range) -> int:
-    """Bits of a signed wire that holds the range."""
+    """The bits of a signed wire for the range."""
     return 1 + max(r[1].bit_length(), (~r[0]).bit_length() if r[0] < 0 else 0)
 
 
 def ranges(nest: Nest, params: Sequence[Range]) -> list[Range]:
-    """The range of each value. params: of the elements that each param holds."""
+    """The range of each value. params: the ranges of each param's elements."""
     value_ranges: list[Range] = []
     for number, value in enumerate(nest.values):
         fn, dtype, *rest = value
@@ -52,7 +52,7 @@ def ranges(nest: Nest, params: Sequence[Range]) -> list[Range]:
 
 
 def _narrow_register(nest: Nest, value_ranges: list[Range]) -> None:
-    """The range of a sum of so many terms, or of an extremum, instead of the type's."""
+    """Replace the accumulator's type range by that of its sum or extremum."""
     assert nest.update is not None and nest.initial is not None
     fn, _, *operands = nest.values[nest.update]
     terms = [i for i in operands if nest.values[i][0] != "acc"]
@@ -122,7 +122,7 @@ def exact(fn: str, r: list[Range], dtype: str) -> Range:
 
 
 def numbers(nest: Nest, number: int, counters: Mapping[tuple[bool, int], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """An address for arrays of its counters."""
+    """The values of an address, given arrays with the values of its counters."""
     fn, _, *rest = nest.values[number]
     if fn == "counter":
         return counters[bool(rest[0][0]), rest[0][1]]
@@ -160,7 +160,7 @@ def is_lookup(nest: Nest, number: int) -> bool:
 
 
 def loads_in(nest: Nest, number: int) -> set[int]:
-    """The numbers of the loads that a value depends on, with those of addresses in the place of lookups."""
+    """The numbers of the loads that a value depends on; a lookup is replaced by the loads of its address."""
     visited: set[int] = set()
     todo = [number]
     while todo:
