@@ -76,7 +76,7 @@ class GpuBench:
         self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)
-        times = self._model_seconds("untuned", _MODEL_RUNS)
+        times = self._whole("untuned", _MODEL_RUNS)
         self.spots = spots_of(graph, launches, np.min(times, axis=0), self._sizes)
 
     # -- the interface for `search`
@@ -138,7 +138,7 @@ class GpuBench:
         quiet = times = np.empty((0, 2))
         while len(rounds) < _MAX_MODEL_RUNS and len(quiet) < _MODEL_RUNS:
             rounds.append(
-                [float(self._model_seconds(which, _RUNS_PER_READING).min(axis=0).sum()) for which in ("untuned", name)]
+                [float(self._whole(which, _RUNS_PER_READING).min(axis=0).sum()) for which in ("untuned", name)]
             )
             times = np.array(rounds)
             quiet = times[(times <= _DISTURBED_RATIO * times.min(axis=0)).all(axis=1)]
@@ -157,7 +157,7 @@ class GpuBench:
     def _size(self, d: DimLike) -> int:
         return int(substitute(d, self._sizes))
 
-    def _model_seconds(self, name: str, runs: int) -> NDArray[np.float64]:
+    def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
         """(runs, steps): the seconds of a model's steps."""
         request = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
         with locked(_LOCK_PATH):
