@@ -28,10 +28,10 @@ class IngotRep(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run on inputs in order or by name. Returns a tuple of the outputs."""
         if isinstance(inputs, dict):
-            found = self.model(**inputs)
+            results = self.model(**inputs)
         else:
-            found = self.model(*(inputs if isinstance(inputs, list | tuple) else [inputs]))
-        return found if isinstance(found, tuple) else (found,)
+            results = self.model(*(inputs if isinstance(inputs, list | tuple) else [inputs]))
+        return results if isinstance(results, tuple) else (results,)
 
 
 class IngotBackend(Backend):

@@ -3,8 +3,8 @@
 Dynamo passes a graph with the parameters among its inputs. For inference they are compiled in as constants, so that
 weights can be packed. A call with other or changed parameters compiles again, so that load_state_dict takes effect; a
 parameter that has changed twice becomes an input (`tracing/constants.py`).
-What the graph itself writes (a counter, a cache of keys and values) stays an input, which the program writes where it
-lies, if nothing needs the old value behind the new one (`tracing/writes.py`).
+An input that the graph writes (a counter, a cache of keys and values) stays an input, which the program writes in place
+if nothing needs the old value after the new one (`tracing/writes.py`).
 If gradients are needed, forward and backward are two graphs, and parameters are inputs of both, except frozen ones.
 A graph with tensors on a GPU is compiled for that GPU.
 """
@@ -104,8 +104,8 @@ def ingot_backend(
     if mode is not None:
         _tell_mode(mode)
     if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
-        again = partial(ingot_backend, options=options, compile_model=compile_model)
-        return flatten_graph_inputs(module, example_inputs, again)
+        compile_flat = partial(ingot_backend, options=options, compile_model=compile_model)
+        return flatten_graph_inputs(module, example_inputs, compile_flat)
     compile_model = partial(compile_model, **{k: v for k, v in (options or {}).items() if k != "fallback"})
     parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
@@ -122,10 +122,10 @@ def ingot_backend(
 
     def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
-        written = _written()
+        mutated = _mutated_inputs()
         # in an optimizer's step, the tensors that it reads change between calls like those that it writes
-        steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
-        fixed = frozenset[int]() if steps else parameters - written
+        steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in mutated & parameters)
+        fixed = frozenset[int]() if steps else parameters - mutated
         return specialized(gm, example_inputs, fixed)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
@@ -133,7 +133,7 @@ def ingot_backend(
     names: set[str] = set()
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        fixed = frozen - _written()
+        fixed = frozen - _mutated_inputs()
         names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
         return specialized(gm, example_inputs, fixed, saved_results())
 
@@ -178,12 +178,12 @@ def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[.
 
 def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
-    found: set[int] = set()
+    positions: set[int] = set()
     for i, node in enumerate(_placeholders(module.graph) if isinstance(module, fx.GraphModule) else ()):
-        marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
-        if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
-            found.add(i)
-    return frozenset(found)
+        is_marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+        if i < len(inputs) and (is_marked or isinstance(inputs[i], torch.nn.Parameter)):
+            positions.add(i)
+    return frozenset(positions)
 
 
 def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
@@ -192,7 +192,7 @@ def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]
     return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
 
 
-def _written() -> frozenset[int]:
+def _mutated_inputs() -> frozenset[int]:
     """Positions of the inputs that the traced graph writes."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:
@@ -256,15 +256,15 @@ class _Specialized:
         if run is None:
             run = self._specialized(numbers, args)
             numbers = self._as_numbers(args)  # the import may have raised the level
-        given = args
+        inputs = args
         if self._orders:
-            given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        written = self._written
-        if self._constants.held or self._hooks or numbers or written:
-            left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *written}
-            given = [a for i, a in enumerate(given) if i not in left]
-        tell(None if written else run, given)
-        result = run(*given) if not written else run(given, {n: args[i] for i, n in written.items()})
+            inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
+        in_place = self._written
+        if self._constants.held or self._hooks or numbers or in_place:
+            excluded = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *in_place}
+            inputs = [a for i, a in enumerate(inputs) if i not in excluded]
+        tell(None if in_place else run, inputs)
+        result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
@@ -282,9 +282,9 @@ class _Specialized:
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
-        held = self._constants.held
+        constants = self._constants.held
         try:
-            model = import_flat(self._graph, held, dict(numbers), self._orders, self.results.orders, self._written)
+            model = import_flat(self._graph, constants, dict(numbers), self._orders, self.results.orders, self._written)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -296,12 +296,12 @@ class _Specialized:
         start, count = time.perf_counter(), len(self._graph.graph.nodes)
         run = self._compile(model) if not self._written or _may_write(model) else None
         if run is not None:
-            given = f", for {dict(numbers)}" if numbers else ""
-            _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, given)
+            suffix = f", for {dict(numbers)}" if numbers else ""
+            _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
         if run is not None and not self._written:
             self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
-            self._runs[numbers] = _over(model, run)
+            self._runs[numbers] = _call_over_state(model, run)
         else:
             self._written = {}  # all of them are copied
             self._runs.clear()
@@ -310,35 +310,35 @@ class _Specialized:
 
 
 def _is_compile(compile_model: Compile) -> bool:
-    """Whether it makes programs of Ingot's: another function gets graphs without state."""
+    """Whether it compiles to Ingot programs; any other function gets graphs without state."""
     return compile_model is compile or (isinstance(compile_model, partial) and _is_compile(compile_model.func))
 
 
 def _may_write(model: ImportedModel) -> bool:
-    """Whether a program may write its inputs: its sizes are known, others tell it the device, and it draws nothing."""
+    """Whether a program may write inputs: sizes are constant, other inputs determine the device, nothing is random."""
     graph = model.graph
     return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
 
 
-def _over(model: ImportedModel, run: CompiledModel) -> Compiled:
-    """A call of a program whose state are these tensors: (other inputs, tensors by the number of their new value among
-    all results) -> all results."""
+def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
+    """A call of a program with the caller's tensors as state: (other inputs, these tensors by the index of their new
+    value among all results) -> all results."""
 
-    def call(given: Sequence[Any], written: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
-        tensors = [*written.values()]
+    def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+        tensors = [*state_tensors.values()]
         fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
         targets = [
             t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
         ]
-        found = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*given)]
+        results = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*others)]
         for target, tensor in zip(targets, tensors, strict=True):
             if target is not tensor:
                 tensor.copy_(target)
-        # torch, and programs with parameters as constants, tell changes by versions
+        # torch, and programs with constant parameters, detect changes by versions
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
-        for number in sorted(written):
-            found.insert(number, written[number])
-        return tuple(found)
+        for number in sorted(state_tensors):
+            results.insert(number, state_tensors[number])
+        return tuple(results)
 
     return call
 
@@ -441,7 +441,7 @@ def import_flat(
         leaves.append(leaf)
         inputs.append(carrier)
     results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
-    outputs = [_turned(value, order) for value, order in results]
+    outputs = [_permuted(value, order) for value, order in results]
     if importer.unsupported:
         raise UnsupportedNodesError(importer.unsupported, importer.refused)
     new_values = [outputs[written[i]] for i in state]
@@ -457,7 +457,7 @@ def import_flat(
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 
-def _turned(value: object, order: Order | None) -> object:
+def _permuted(value: object, order: Order | None) -> object:
     if isinstance(value, Complex) and order:
         return Complex(*(Transpose(order)(part) for part in value.parts))
     return Transpose(order)(value) if order and isinstance(value, Node) else value
@@ -482,14 +482,14 @@ def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple
 
 
 def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
-    """What the sizes of the inputs that are constants were called while torch traced -> what they are."""
-    found: dict[sympy.Basic, int] = {}
+    """The symbols of sizes of the inputs that are constants -> their values."""
+    values: dict[sympy.Basic, int] = {}
     for i, node in enumerate(_placeholders(graph)):
         value = node.meta.get("val")
         if i in constants and isinstance(value, torch.Tensor):
             named = zip(value.shape, constants[i].shape, strict=True)
-            found |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
-    return found
+            values |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
+    return values
 
 
 def _environment(graph: fx.Graph) -> ShapeEnv | None:

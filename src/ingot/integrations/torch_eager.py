@@ -1,4 +1,4 @@
-"""What Ingot lacks, in eager PyTorch between its programs: torch.compile's option fallback="eager".
+"""Ops that Ingot lacks run in eager PyTorch, between programs of the rest: torch.compile's option fallback="eager".
 
 a = mm(x, w); b = lacking(a); c = relu(b)   ->   program 0: mm, eager 1: lacking, program 2: relu
 """
@@ -36,8 +36,8 @@ class UnsupportedNodesError(UnsupportedOpError):
 
 
 class WithFallback:
-    """A functional graph as one program; where Ingot lacks ops of it, as programs by turns with these ops in eager
-    PyTorch. It is called with a list of the graph's inputs."""
+    """A functional graph as one program; if Ingot lacks some of its ops, as programs that alternate with these ops in
+    eager PyTorch. It is called with a list of the graph's inputs."""
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
 

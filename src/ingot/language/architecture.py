@@ -1,9 +1,9 @@
-"""What kind of language model a file holds: one record of switches, which `layers` reads.
+"""The architecture of a language model as a record of switches, which `layers` reads.
 
     config.json or GGUF's metadata  ->  Architecture  ->  graphs
 
-A family is a few switches on top of Llama. What a record cannot say is refused by name: a model that is computed almost
-right gives plausible nonsense.
+A family is a few switches on top of Llama. Variants that a record cannot express are refused by name, as a model that
+is computed almost correctly gives plausible nonsense.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Norm:
-    """kind: "rms" or "layer". offset: what is added to the stored scale, 1 where it is stored as a difference from 1.
-    Scale and bias are those that the file has; plain: it has none."""
+    """kind: "rms" or "layer". offset: added to the stored scale: 1 if that is stored as a difference from 1. Scale and
+    bias come from the file; plain: there are none."""
 
     kind: str = "rms"
     eps: float = 1e-5
@@ -28,10 +28,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture: each token goes through the `chosen` of its `count` experts that the router's softmax ranks first.
+    """A mixture of experts: each token goes through the `chosen` of `count` experts that the router's softmax ranks
+    first.
 
-    normalized: their weights add up to 1. scale: of their sum. Experts that all tokens share are those that the file
-    has.
+    normalized: their weights add up to 1. scale: of the weighted sum. Whether there are shared experts depends on the
+    file's tensors.
     """
 
     count: int
@@ -42,9 +43,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layer:
-    """window: the last tokens that a token sees, itself among them; 0: all. rope: None where positions are learned or
-    not told. experts: None where all tokens go through one network. convolution: instead of attention there is a gated
-    causal convolution over so many tokens (LFM2's); 0: attention."""
+    """window: the number of tokens that a token attends to, including itself; 0: all. rope: None if positions are
+    learned or not encoded. experts: None for a plain feed-forward network. convolution: the size of a gated causal
+    convolution in place of attention (LFM2); 0: attention."""
 
     window: int = 0
     rope: Rope | None = None
@@ -54,7 +55,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder, or an encoder that is built alike.
+    """A decoder, or an encoder of the same structure.
 
     x = embed(ids) * embedding_scale
     for each layer:
@@ -62,13 +63,14 @@ class Architecture:
         x = x + residual_scale * post_norm(feed_forward(pre_norm(x)))
     logits = cap(output(norm(x)) * logit_scale)
 
-    family: as the file calls it. context: the tokens that it was trained for. causal: tokens see those before, else
-    all. pre_norm, post_norm: where normalization stands. residual_norm: it stands behind each sum, with the post norms'
-    parameters. parallel: both halves of a layer read one x. head_norm: queries and keys are normalized, "head" each
-    head, "all" all heads at once, "none". gated: activation(gate(x)) * up(x) instead of activation(up(x)).
-    attention_scale: of the scores. attention_cap, logit_cap: c of c tanh(x / c); 0: none. clip: the largest absolute
-    value of queries, keys and values; 0: any. positions: they are learned and added to the embeddings. transposed:
-    matrices of layers are stored [inputs, outputs]. tied: the output is the embedding.
+    family: the file's name for it. context: the number of tokens that it was trained for. causal: tokens attend only to
+    preceding ones, else to all. pre_norm, post_norm: where normalization takes place. residual_norm: after each sum,
+    with the parameters of the post norms. parallel: both halves of a layer read the same x. head_norm: the
+    normalization of queries and keys: "head" for each head, "all" over all heads, or "none". gated:
+    activation(gate(x)) * up(x) instead of activation(up(x)). attention_scale: of the scores. attention_cap, logit_cap:
+    c in c tanh(x / c); 0: none. clip: the largest absolute value of queries, keys and values; 0: no limit. positions:
+    learned embeddings of positions are added. transposed: matrices of layers are stored [inputs, outputs]. tied: the
+    output matrix is the embedding.
     """
 
     family: str

@@ -14,7 +14,7 @@ from ingot.language.settings import Settings, without_layers
 from ingot.support.errors import ImportModelError
 
 _GEMMA = {"names": names.GEMMA2, "post_norm": True, "norm": Norm(eps=1e-6, offset=1.0), "activation": "gelu_tanh"}
-# model_type -> what its record has beyond Llama's, where config.json does not say it
+# model_type -> the switches in which its record differs from Llama's and which config.json lacks
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
@@ -51,11 +51,11 @@ _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
-_WINDOWED = {"mistral", "ministral", "mixtral", "phi3", "starcoder2"}  # all layers, if the file gives a window
-_PERIODS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}  # of so many layers one sees all
+_WINDOWED = {"mistral", "ministral", "mixtral", "phi3", "starcoder2"}  # in all layers, if the file has a window
+_PERIODS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}  # every n-th layer has no window
 _THETA = {"lfm2": 1_000_000.0, "gemma3_text": 1_000_000.0, "mixtral": 1_000_000.0}
-# switches that change what is computed and that a record does not have: the value that leaves them off
-_OFF: dict[str, Any] = {
+# switches that change the computation and that a record cannot express -> the value that turns them off
+_UNSUPPORTED_SWITCHES: dict[str, Any] = {
     "use_qk_norm": False, "qk_layernorm": False, "alibi": False, "use_bidirectional_attention": False,
     "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False,
     "is_decoder": False, "position_embedding_type": "absolute",
@@ -64,26 +64,26 @@ _OFF: dict[str, Any] = {
 
 
 def from_config(values: Mapping[str, Any]) -> Architecture:
-    """Raises ImportModelError for a family, or a variant of one, that is not supported."""
+    """The architecture in a config.json. Raises ImportModelError for an unsupported family or variant."""
     c = Settings(values, "config.json")
     family = c.text("model_type", default="")
     if family not in FAMILIES:
         expected = f"one of {', '.join(FAMILIES)}"
         fix = "other models: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
         raise ImportModelError("model_type", expected=expected, got=repr(family), where="config.json", fix=fix)
-    for key, off in _OFF.items():
-        if off is not None and (value := c.get(key)) not in (None, off):
-            raise c.error(key, repr(off), value)
-    given = FAMILIES[family]
+    for key, off_value in _UNSUPPORTED_SWITCHES.items():
+        if off_value is not None and (value := c.get(key)) not in (None, off_value):
+            raise c.error(key, repr(off_value), value)
+    switches = FAMILIES[family]
     width = c.count("hidden_size", "n_embd")
     heads = c.count("num_attention_heads", "n_head")
     key_heads = c.count("num_key_value_heads", default=heads)
     context = c.count("max_position_embeddings", "n_positions")
     keys = "hidden_size", "num_key_value_heads", "head_dim"
-    record = without_layers(c, keys, family, {"names": names.LLAMA, **given}, width, heads, key_heads, context)
+    record = without_layers(c, keys, family, {"names": names.LLAMA, **switches}, width, heads, key_heads, context)
     head_width = record.head_width
     eps = c.number(
-        "rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", default=_eps(given)
+        "rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", default=_eps(switches)
     )
     return replace(
         record,
@@ -101,13 +101,13 @@ def from_config(values: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _eps(given: Mapping[str, Any]) -> float:
-    return given["norm"].eps if "norm" in given else 1e-5
+def _eps(switches: Mapping[str, Any]) -> float:
+    return switches["norm"].eps if "norm" in switches else 1e-5
 
 
 def _activation(c: Settings, default: str) -> str:
     if c.get("model_type") == "gemma":
-        return default  # whatever they say: the first files name another than they were trained with
+        return default  # the first files name an activation other than the one used in training
     key = next((k for k in ("hidden_activation", "hidden_act", "activation_function") if c.get(k) is not None), None)
     if key is None:
         return default
@@ -129,41 +129,43 @@ def _layers(c: Settings, family: str, head_width: int, context: int) -> tuple[La
     kinds = _kinds(c, family, count)
     window = c.count("sliding_window") if "sliding_attention" in kinds else 0
     convolution = c.count("conv_L_cache", default=3, least=2) if "conv" in kinds else 0
-    whole, local = (None, None) if FAMILIES[family].get("positions") else _ropes(c, family, head_width, context)
+    global_rope, local_rope = (
+        (None, None) if FAMILIES[family].get("positions") else _ropes(c, family, head_width, context)
+    )
     experts = _experts(c)
     routed = [experts if experts and _is_routed(c, i) else None for i in range(count)]
     layers = {
-        "full_attention": Layer(0, whole),
-        "sliding_attention": Layer(window, local),
+        "full_attention": Layer(0, global_rope),
+        "sliding_attention": Layer(window, local_rope),
         "conv": Layer(convolution=convolution),
     }
     return tuple(replace(layers[kind], experts=e) for kind, e in zip(kinds, routed, strict=True))
 
 
 def _kinds(c: Settings, family: str, count: int) -> list[str]:
-    """What each layer is, in the words of `layer_types`."""
-    given = c.get("layer_types")
-    if given is None:
+    """The kind of each layer, as in `layer_types`."""
+    kinds = c.get("layer_types")
+    if kinds is None:
         return [_kind(c, family, i) for i in range(count)]
-    if not isinstance(given, list | tuple) or len(given) != count:
-        raise c.error("layer_types", f"a list of {count}", given)
-    known = ["full_attention", "conv" if family == "lfm2" else "sliding_attention"]
-    for kind in given:
-        if kind not in known:
-            raise c.error("layer_types", " or ".join(known), kind)
-    return list(given)
+    if not isinstance(kinds, list | tuple) or len(kinds) != count:
+        raise c.error("layer_types", f"a list of {count}", kinds)
+    supported = ["full_attention", "conv" if family == "lfm2" else "sliding_attention"]
+    for kind in kinds:
+        if kind not in supported:
+            raise c.error("layer_types", " or ".join(supported), kind)
+    return list(kinds)
 
 
 def _kind(c: Settings, family: str, i: int) -> str:
     if family == "lfm2":
-        whole = c.get("full_attn_idxs") is None or i in c.numbers("full_attn_idxs")
-        return "full_attention" if whole else "conv"
+        is_attention = c.get("full_attn_idxs") is None or i in c.numbers("full_attn_idxs")
+        return "full_attention" if is_attention else "conv"
     is_sliding = c.get("sliding_window") is not None and _is_sliding(c, family, i)
     return "sliding_attention" if is_sliding else "full_attention"
 
 
 def _is_sliding(c: Settings, family: str, i: int) -> bool:
-    """Whether a layer of a model that has a window sees only that."""
+    """Whether a layer uses the model's window."""
     if family.startswith("qwen"):
         return c.flag("use_sliding_window") and i >= c.count("max_window_layers", default=28, least=0)
     if family in _PERIODS:
@@ -190,18 +192,20 @@ def _is_routed(c: Settings, i: int) -> bool:
 
 
 def _ropes(c: Settings, family: str, head_width: int, context: int) -> tuple[Rope, Rope]:
-    """Of layers that see all, and of those that see a window."""
+    """(the rope of layers without a window, that of layers with one)."""
     theta = _THETA.get(family, 10000.0)
     kinds = c.inner("rope_parameters")
     if kinds and isinstance(kinds.get("full_attention"), Mapping):  # a rope for each kind of layer
-        whole, local = kinds.inner("full_attention"), kinds.inner("sliding_attention")
-        assert whole
-        own = _rope(c, family, whole, head_width, context, theta)
-        return own, _rope(c, family, local, head_width, context, 10000.0) if local else own
+        global_settings, local_settings = kinds.inner("full_attention"), kinds.inner("sliding_attention")
+        assert global_settings
+        global_rope = _rope(c, family, global_settings, head_width, context, theta)
+        return global_rope, _rope(
+            c, family, local_settings, head_width, context, 10000.0
+        ) if local_settings else global_rope
     rope = _rope(c, family, kinds or c.inner("rope_scaling"), head_width, context, theta)
     if family == "gemma3_text":
         return rope, Rope(rope.width, c.positive("rope_local_base_freq", default=10000.0))
-    # OLMo 3 stretches only the layers that see all
+    # OLMo 3 scales only the layers without a window
     return rope, Rope(rope.width, rope.base) if family == "olmo3" else rope
 
 
@@ -222,8 +226,8 @@ def _rope(c: Settings, family: str, scaling: Settings | None, head_width: int, c
         raise s.error("rope_type", f"one of {', '.join(SCALINGS)}", name)
     if kind == "none":
         return rope
-    own = c.count("original_max_position_embeddings", default=context)
-    original = context if kind == "dynamic" else s.count("original_max_position_embeddings", default=own)
+    default_original = c.count("original_max_position_embeddings", default=context)
+    original = context if kind == "dynamic" else s.count("original_max_position_embeddings", default=default_original)
     factor = s.positive("factor", default=context / original)
     if kind == "longrope" and c.get("original_max_position_embeddings") is not None:
         factor = context / original
@@ -242,9 +246,9 @@ def _rope(c: Settings, family: str, scaling: Settings | None, head_width: int, c
         return replace(rope, slow=slow, fast=fast)
     if kind == "longrope":
         factors = s.numbers("short_factor"), s.numbers("long_factor")
-        for key, given in zip(("short_factor", "long_factor"), factors, strict=True):
-            if len(given) != width // 2 or min(given) <= 0:
-                raise s.error(key, f"{width // 2} numbers above 0", given)
+        for key, values in zip(("short_factor", "long_factor"), factors, strict=True):
+            if len(values) != width // 2 or min(values) <= 0:
+                raise s.error(key, f"{width // 2} numbers above 0", values)
         return replace(rope, short=factors[0], long=factors[1])
     return rope
 
@@ -253,8 +257,8 @@ _PARTS = {"phi": 0.5}
 
 
 def _magnitude(s: Settings, factor: float) -> float:
-    """What the file gives; 0: nothing."""
-    own, all_dims = s.number("mscale", default=0.0), s.number("mscale_all_dim", default=0.0)
-    if s.get("attention_factor") is None and own and all_dims and factor > 1:
-        return (0.1 * own * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1)
+    """The magnitude that the file specifies; 0 if none."""
+    mscale, all_dims = s.number("mscale", default=0.0), s.number("mscale_all_dim", default=0.0)
+    if s.get("attention_factor") is None and mscale and all_dims and factor > 1:
+        return (0.1 * mscale * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1)
     return s.number("attention_factor", default=0.0)

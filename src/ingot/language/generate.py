@@ -3,8 +3,8 @@
     logits = chunk(ids);  token = sample(logits)
     while turns < count and not done:  token = sample(step(token))
 
-One program holds both, so that weights and caches are there once and several tokens are one native call. A prompt is
-one chunk or several, all but the last with a count of 0; what follows is a chunk of the last token.
+One program has both, so that weights and caches exist once and one native call generates several tokens. A prompt is
+one or more chunks, all but the last with a count of 0; later calls have a chunk of the last token.
 """
 
 from __future__ import annotations
@@ -22,45 +22,55 @@ from ingot.language.programs import START, TOKENS, chunk_inputs, last, limits
 from ingot.language.sampler import Sampler
 from ingot.support.dataclass import dataclass
 
-STOPS = 8  # tokens that end a sequence, as a program's input has room for
-END = symbol("$end")  # of a step: the position behind its token
+STOPS = 8  # the capacity of the program's input for tokens that end a sequence
+END = symbol("$end")  # the position after a step's token
 
 
 def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1], is_prompt: bool[], count: i64[], stops: i64[STOPS], SETTINGS...) ->
     (tokens: i64[batch, most], turns: i64[], logits: f32[batch, vocabulary]).
 
-    The first `turns` tokens hold: `count`, at most `most`, or fewer where all sequences came to a token of `stops`
-    (-1: none); what a sequence has behind its own is to be left out. is_prompt: the ids count as the prompt's for
-    penalties; those that were generated have been counted. logits: of the chunk's last token, before the sampler.
+    The first `turns` tokens are valid: `count`, at most `most`, or fewer if all sequences reached a token of `stops`
+    (-1: none). Tokens of a sequence after its stop token are to be ignored. is_prompt: whether the ids count as part of
+    the prompt for penalties; generated ids were counted before. logits: of the chunk's last token, before sampling.
 
     State: the caches, the sampler's `bias` and `counts`.
     """
     ids, at = chunk_inputs(form)
     is_prompt, count = Input("is_prompt", TensorType(boolean))(), Input("count", TensorType(i64))()
     stops = Input("stops", TensorType(i64, (STOPS,)))()
-    given, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
+    sampler_inputs, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
     start = ops.reshape(at, ())
 
     x, after = network.hidden(ids, Chunk(START, start), form, caches)
     logits = network.logits(last(x))
-    sampler = given.counted(ids, ops.scalar(False, boolean), is_prompt)
+    sampler = sampler_inputs.counted(ids, ops.scalar(False, boolean), is_prompt)
     limit = ops.minimum(count, most)
     position = ops.add(start, ops.scalar(TOKENS, i64))
     token = sampler.tokens(logits, position)
-    some = ops.compare("GT", limit, 0)
-    sampler = sampler.counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), some)
-    tokens = _written(ops.full((form.batch, most), 0, i64), token, ops.scalar(0, i64))
+    has_tokens = ops.compare("GT", limit, 0)
+    sampler = sampler.counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), has_tokens)
+    tokens = _with_token(ops.full((form.batch, most), 0, i64), token, ops.scalar(0, i64))
 
     first = _Loop(
-        ops.scalar(1, i64), limit, position, token, tokens, _stopped(token, stops), stops, sampler, tuple(after)
+        ops.scalar(1, i64), limit, position, token, tokens, _is_stop(token, stops), stops, sampler, tuple(after)
     )
-    done = ops.While(_goes_on(first), _step(network, form, first))(*first.values).results
-    final = first.of(done)
+    results = ops.While(_loop_condition(first), _step(network, form, first))(*first.values).results
+    final = first.of(results)
     turns = ops.minimum(final.turns, limit)
     state = (*form.names, "bias", "counts")
     return Graph(
-        (ids, at, is_prompt, count, stops, *given.settings, *caches, given.bias, given.counts),
+        (
+            ids,
+            at,
+            is_prompt,
+            count,
+            stops,
+            *sampler_inputs.settings,
+            *caches,
+            sampler_inputs.bias,
+            sampler_inputs.counts,
+        ),
         (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits, start),
         (*(f"next {name}" for name in state), "tokens", "turns", "logits"),
         **limits(form),
@@ -70,7 +80,7 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
 
 @dataclass(frozen=True)
 class _Loop:
-    """What lasts from turn to turn. token: i64[batch], the last, which stands at `position` and is in no cache yet."""
+    """The loop-carried values. token: the last token, i64[batch], at `position`, which is not in the caches yet."""
 
     turns: Node
     count: Node
@@ -85,8 +95,8 @@ class _Loop:
     @property
     def values(self) -> tuple[Node, ...]:
         s = self.sampler
-        own = (self.turns, self.count, self.position, self.token, self.tokens, self.is_done, self.stops)
-        return (*own, *s.settings, s.bias, s.counts, *self.caches)
+        loop_values = (self.turns, self.count, self.position, self.token, self.tokens, self.is_done, self.stops)
+        return (*loop_values, *s.settings, s.bias, s.counts, *self.caches)
 
     def of(self, values: Sequence[Node]) -> _Loop:
         """The same of other nodes, in the order of `values`."""
@@ -99,7 +109,7 @@ class _Loop:
         return self.of([Input(f"value {i}", n.type)() for i, n in enumerate(self.values)])
 
 
-def _goes_on(values: _Loop) -> Graph:
+def _loop_condition(values: _Loop) -> Graph:
     v = values.inputs()
     waiting = ops.Not()(ops.reduce("and", v.is_done))
     return Graph(v.values, (ops.and_(ops.compare("LT", v.turns, v.count), waiting),))
@@ -110,24 +120,24 @@ def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
     x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END - 1, v.position), form, v.caches)
     position = ops.add(v.position, 1)
     token = v.sampler.tokens(network.logits(last(x)), position)
-    yes = ops.scalar(True, boolean)
+    true_node = ops.scalar(True, boolean)
     after = _Loop(
         ops.add(v.turns, 1),
         v.count,
         position,
         token,
-        _written(v.tokens, token, v.turns),
-        ops.or_(v.is_done, _stopped(token, v.stops)),
+        _with_token(v.tokens, token, v.turns),
+        ops.or_(v.is_done, _is_stop(token, v.stops)),
         v.stops,
-        v.sampler.counted(ops.expand_dims(token, 1), yes, yes),
+        v.sampler.counted(ops.expand_dims(token, 1), true_node, true_node),
         tuple(caches),
     )
     return Graph(v.values, (*after.values, position), sizes=((str(END), form.context),))
 
 
-def _written(tokens: Node, token: Node, turn: Node) -> Node:
-    return ops.DynamicUpdateSlice()(tokens, ops.expand_dims(token, 1), ops.scalar(0, i64), turn)
+def _with_token(tokens: Node, token: Node, index: Node) -> Node:
+    return ops.DynamicUpdateSlice()(tokens, ops.expand_dims(token, 1), ops.scalar(0, i64), index)
 
 
-def _stopped(token: Node, stops: Node) -> Node:
+def _is_stop(token: Node, stops: Node) -> Node:
     return ops.reduce("or", ops.compare("EQ", ops.expand_dims(token, 1), stops), 1)

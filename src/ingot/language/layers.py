@@ -1,4 +1,4 @@
-"""The layers of a network as nodes: what a record says, in the order of `Architecture`."""
+"""The layers of a network as nodes of a graph, as specified by an `Architecture`."""
 
 from __future__ import annotations
 
@@ -27,35 +27,37 @@ Turns = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, wid
 
 
 class Network:
-    """A language model, from ids to logits or to what they mean.
+    """A language model, from ids to logits or to embeddings.
 
-    context: the most tokens of a sequence. Raises ImportModelError for one beyond the positions that the file has.
+    context: the maximum number of tokens of a sequence. Raises ImportModelError if it exceeds the file's positions.
     """
 
     def __init__(self, architecture: Architecture, weights: Weights, context: int) -> None:
         self.architecture, self.context = architecture, context
         self._tensors = Tensors(architecture, weights)
         self.vocabulary = self._tensors.shape("embedding")[0]
-        most = self._tensors.shape("positions")[0] if architecture.positions else context
-        if not 1 <= context <= most:
+        max_context = self._tensors.shape("positions")[0] if architecture.positions else context
+        if not 1 <= context <= max_context:
             raise ImportModelError(
-                "context", expected=f"1 to {most} tokens" if architecture.positions else "1 or more tokens", got=context
+                "context",
+                expected=f"1 to {max_context} tokens" if architecture.positions else "1 or more tokens",
+                got=context,
             )
 
     def hidden(self, ids: Node, at: Tokens, form: CacheForm, caches: Sequence[Node]) -> tuple[Node, list[Node]]:
-        """(f32[batch, tokens, width] before the last norm, the caches with these tokens) of ids, i64[batch, tokens],
-        from position `at` on. Raises ImportModelError for a file that lacks a tensor, and for an encoder."""
+        """(f32[batch, tokens, width] before the last norm, the updated caches), for ids, i64[batch, tokens], from
+        position `at` on. Raises ImportModelError for a file that lacks a tensor, and for an encoder."""
         if not self.architecture.causal:
             what = f"a model of family {self.architecture.family!r} has no next token"
             raise ImportModelError(what, fix="take its embeddings")
         return self._through(ids, at, form.by_layer(caches))
 
     def encoded(self, ids: Node, lengths: Node) -> Node:
-        """f32[batch, tokens, width] behind the last norm, of whole sequences of i64[batch] tokens; what is behind them
-        is anything."""
+        """f32[batch, tokens, width] after the last norm, for complete sequences. lengths: i64[batch]; later positions
+        have arbitrary values."""
         a, t = self.architecture, self._tensors
         mask = None
-        if not a.causal:  # else no token sees what is behind it
+        if not a.causal:  # a causal model never attends to padding at the end
             mask = ops.compare("LT", ops.arange(ids.shape[1]), ops.reshape(lengths, (*lengths.shape, 1, 1, 1)))
         x, _ = self._through(ids, Chunk(0, ops.scalar(0, i64)), [()] * len(a.layers), mask)
         x = x if a.residual_norm else self._norm(x, "norm")
@@ -75,19 +77,23 @@ class Network:
             x = ops.add(x, ops.index_axis(t.matrix("segments"), 0, 0))
         if t.has("embedding_norm"):
             x = self._norm(x, "embedding_norm")
-        turns = {rope: self._turns(rope, at, tokens) for rope in {layer.rope: None for layer in a.layers} if rope}
+        rotations = {
+            rope: self._rotation(rope, at, tokens) for rope in {layer.rope: None for layer in a.layers} if rope
+        }
         after: list[Node] = []
-        for i, (layer, own) in enumerate(zip(a.layers, caches, strict=True)):
+        for i, (layer, layer_caches) in enumerate(zip(a.layers, caches, strict=True)):
             h = self._norm(x, "attention_norm", i) if a.pre_norm else x
             if layer.convolution:
-                y, kept = self._convolved(h, i, own, at)
+                y, new_caches = self._convolved(h, i, layer_caches, at)
             else:
-                y, kept = self._attended(h, i, own, at, turns.get(layer.rope) if layer.rope else None, mask)
-            after += kept
+                y, new_caches = self._attended(
+                    h, i, layer_caches, at, rotations.get(layer.rope) if layer.rope else None, mask
+                )
+            after += new_caches
             y = self._branch(y, "attention_post_norm", i)
             if not a.parallel:
                 x = self._sum(x, y, "attention_post_norm", i)
-            # a parallel half reads what attention reads, unless it has a norm of its own
+            # a parallel feed-forward half reads the input of attention, unless it has its own norm
             if a.pre_norm and (not a.parallel or t.has("feed_forward_norm", i)):
                 h = self._norm(x, "feed_forward_norm", i)
             elif not a.parallel:
@@ -98,18 +104,18 @@ class Network:
         return x, after
 
     def logits(self, x: Node) -> Node:
-        """f32[..., width] as `hidden` gives it -> f32[..., vocabulary]."""
+        """f32[..., width] from `hidden` -> f32[..., vocabulary]."""
         a, t = self.architecture, self._tensors
         tied = a.tied or not t.has("output")
         if tied:
-            t.ignore("output")  # a copy
+            t.ignore("output")  # a copy of the embedding
         y = t.linear(self._norm(x, "norm"), "embedding" if tied else "output")
         t.check_all_read()
         return _capped(_scaled(y, a.logit_scale), a.logit_cap)
 
     # --- attention
 
-    def _heads(self, x: Node, i: int, turns: Turns | None) -> tuple[Node, Node, Node]:
+    def _heads(self, x: Node, i: int, rotation: Turns | None) -> tuple[Node, Node, Node]:
         """Queries, keys and values: [batch, heads, tokens, head width]."""
         a, t = self.architecture, self._tensors
         q_width, k_width = a.heads * a.head_width, a.key_heads * a.head_width
@@ -126,21 +132,21 @@ class Network:
             q, k = self._norm(q, "query_norm", i), self._norm(k, "key_norm", i)
         q, k, v = (ops.swap_axes(y, 1, 2) for y in (q, k, v))
         rope = a.layers[i].rope
-        if rope and turns:
-            q, k = _turned(q, rope, turns), _turned(k, rope, turns)
+        if rope and rotation:
+            q, k = _rotated(q, rope, rotation), _rotated(k, rope, rotation)
         return q, k, v
 
     def _attended(
-        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, turns: Turns | None, mask: Node | None
+        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, rotation: Turns | None, mask: Node | None
     ) -> tuple[Node, Kept]:
         a = self.architecture
         window = a.layers[i].window
         window = 0 if window >= self.context else window
-        y, kept = at.attended(a, window, *self._heads(x, i, turns), caches, mask)
+        y, new_caches = at.attended(a, window, *self._heads(x, i, rotation), caches, mask)
         y = ops.reshape(ops.swap_axes(y, 1, 2), (*x.shape[:-1], a.heads * a.head_width))
-        return self._tensors.linear(y, "attention_output", i), kept
+        return self._tensors.linear(y, "attention_output", i), new_caches
 
-    def _turns(self, rope: Rope, at: Tokens, tokens: DimLike) -> Turns:
+    def _rotation(self, rope: Rope, at: Tokens, tokens: DimLike) -> Turns:
         role = "rope_factors"
         if rope.scaling == "longrope":
             role += "_long" if self.context > rope.original else "_short"
@@ -153,16 +159,16 @@ class Network:
     # --- convolution
 
     def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Tokens) -> tuple[Node, Kept]:
-        """Of each channel its last tokens, gated before and after."""
+        """A causal convolution of each channel, gated before and after."""
         t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
-        before, after, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
+        input_gate, output_gate, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
         taps = ops.reshape(t.vector("convolution", i), (width, size))
-        y, kept = at.convolved(ops.mul(before, x), taps, caches)
+        y, new_caches = at.convolved(ops.mul(input_gate, x), taps, caches)
         if (bias := t.bias("convolution", i)) is not None:
             y = ops.add(y, bias)
-        return t.linear(ops.mul(after, y), "convolution_output", i), kept
+        return t.linear(ops.mul(output_gate, y), "convolution_output", i), new_caches
 
-    # --- what stands between
+    # --- norms and feed-forward networks
 
     def _norm(self, x: Node, role: str, *place: int) -> Node:
         norm = self.architecture.norm
@@ -174,7 +180,7 @@ class Network:
         return _normalized(x, norm, scale) if bias is None else _normalized(x, norm, scale, bias)
 
     def _branch(self, y: Node, post_norm: str, i: int) -> Node:
-        """What is added to the residual stream."""
+        """A branch as it is added to the residual stream."""
         a = self.architecture
         return _scaled(self._norm(y, post_norm, i) if a.post_norm else y, a.residual_scale)
 
@@ -182,7 +188,7 @@ class Network:
         return self._norm(ops.add(x, y), norm, i) if self.architecture.residual_norm else ops.add(x, y)
 
     def _feed_forward(self, x: Node, i: int, kind: str = "") -> Node:
-        """kind: the prefix of its tensors' roles."""
+        """A feed-forward network. kind: the prefix of its tensors' roles."""
         t, a = self._tensors, self.architecture
         activation = ACTIVATIONS[a.activation]
         if not a.gated:
@@ -196,7 +202,7 @@ class Network:
     # --- mixtures of experts
 
     def _mixture(self, x: Node, i: int, experts: Experts) -> Node:
-        """Rows are sorted by their experts, multiplied with the matrices of these, and put back."""
+        """Rows are sorted by expert, multiplied with the experts' matrices, and put back in order."""
         t = self._tensors
         flat = ops.reshape(x, (product(x.shape[:-1]), x.shape[-1]))
         weights, chosen = ops.TopK(experts.chosen, 1)(ops.Softmax(1)(t.linear(flat, "router", i))).results
@@ -211,8 +217,8 @@ class Network:
         )
         routed = ops.Take(0)(flat, ops.div(order, experts.chosen))
         y = self._expert_products(routed, ends, i, experts)
-        back = ops.Sort(0)(order, ops.arange(rows)).results[1]
-        y = ops.reshape(ops.Take(0)(y, back), (*weights.shape, x.shape[-1]))
+        inverse_order = ops.Sort(0)(order, ops.arange(rows)).results[1]
+        y = ops.reshape(ops.Take(0)(y, inverse_order), (*weights.shape, x.shape[-1]))
         y = ops.reduce_sum(ops.mul(y, ops.expand_dims(weights, 2)), 1)
         if t.has("shared_down", i):
             shared = self._feed_forward(flat, i, "shared_")
@@ -233,7 +239,7 @@ class Network:
         return product_with(inner, self._expert_matrices("down", i, experts))
 
     def _expert_matrices(self, role: str, i: int, experts: Experts) -> Node:
-        """[experts, outputs, inputs], stored as one tensor or as one each."""
+        """[experts, outputs, inputs], stored as one tensor or as one per expert."""
         if self._tensors.has(f"experts_{role}", i):
             return self._tensors.matrix(f"experts_{role}", i)
         return self._tensors.experts(f"expert_{role}", i, experts.count)
@@ -257,15 +263,15 @@ def _halves(x: Node) -> tuple[Node, Node]:
     return first, second
 
 
-def _turned(x: Node, rope: Rope, turns: Turns) -> Node:
-    """[..., tokens, head width] with its pairs turned."""
-    cos, sin = turns
+def _rotated(x: Node, rope: Rope, rotation: Turns) -> Node:
+    """[..., tokens, head width] with its pairs rotated."""
+    cos, sin = rotation
     width = x.shape[-1]
-    whole, x = x, ops.slice_axis(x, -1, 0, rope.width)
+    full, x = x, ops.slice_axis(x, -1, 0, rope.width)
     pairs = (*x.shape[:-1], rope.width // 2, 2) if rope.interleaved else (*x.shape[:-1], 2, rope.width // 2)
     axis = -1 if rope.interleaved else -2
     split = ops.reshape(x, pairs)
     a, b = ops.index_axis(split, axis, 0), ops.index_axis(split, axis, 1)
-    turned = ops.stack([ops.sub(ops.mul(a, cos), ops.mul(b, sin)), ops.add(ops.mul(b, cos), ops.mul(a, sin))], axis)
-    done = ops.reshape(turned, x.shape)
-    return done if rope.width == width else ops.concat([done, ops.slice_axis(whole, -1, rope.width)], -1)
+    rotated = ops.stack([ops.sub(ops.mul(a, cos), ops.mul(b, sin)), ops.add(ops.mul(b, cos), ops.mul(a, sin))], axis)
+    result = ops.reshape(rotated, x.shape)
+    return result if rope.width == width else ops.concat([result, ops.slice_axis(full, -1, rope.width)], -1)

@@ -1,4 +1,4 @@
-"""Adapters of low rank (Hu et al. 2021, https://arxiv.org/abs/2106.09685), merged into weights as they are read.
+"""Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), merged into weights as these are read.
 
 weight  ->  weight + scale * b @ a
 """
@@ -22,7 +22,7 @@ from ingot.support.errors import ImportModelError
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """a: f32[rank, inputs], b: f32[outputs, rank]. transposed: of a weight that is stored [inputs, outputs]."""
+    """a: f32[rank, inputs], b: f32[outputs, rank]. transposed: whether the weight is stored [inputs, outputs]."""
 
     a: np.ndarray
     b: np.ndarray
@@ -31,26 +31,26 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight."""
+        """The shape of the weight."""
         shape = self.b.shape[0], self.a.shape[1]
         return (shape[1], shape[0]) if self.transposed else shape
 
     def reordered(self, heads: int) -> LowRank:
-        """The same of a weight whose `heads` have their two halves row by row, one of each in turn; not transposed."""
+        """The adapter of a weight whose heads interleave the rows of their two halves; not for transposed ones."""
         b = self.b.reshape(heads, 2, -1, self.b.shape[1]).swapaxes(1, 2).reshape(self.b.shape)
         return replace(self, b=b)
 
     def delta(self) -> np.ndarray:
-        """f32 of `shape`."""
+        """The difference to the weight: f32 of `shape`."""
         product = self.scale * (self.b.astype(np.float32) @ self.a.astype(np.float32))
         return product.T if self.transposed else product
 
 
 class MergedWeights:
-    """Weights with adapters in them. What an adapter changes is stored in float32, whatever the file has it in."""
+    """Weights with merged adapters. A weight that an adapter changes is float32, regardless of the file's format."""
 
     def __init__(self, weights: Weights, adapters: Sequence[Mapping[str, LowRank]]) -> None:
-        """adapters: by names of weights. Raises ImportModelError for one of another model."""
+        """adapters: each by the names of weights. Raises ImportModelError for an adapter of another model."""
         self._weights = weights
         self._adapters: dict[str, list[LowRank]] = {}
         for adapter in adapters:
@@ -86,7 +86,7 @@ class MergedWeights:
         return self._weights.rows(name, ids)
 
     def _merge(self, name: str) -> Node:
-        """A constant that is computed when the program is packed, so that one weight at a time is in memory."""
+        """A constant that is computed when the program is packed, so that only one weight at a time is in memory."""
         parts, base = self._adapters[name], self._weights.matrix(name)
 
         def merged() -> np.ndarray:

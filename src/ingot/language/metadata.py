@@ -1,4 +1,4 @@
-"""`Architecture` from the metadata of a GGUF file, whose converter has named and ordered the tensors anew."""
+"""`Architecture` from the metadata of a GGUF file, whose converter has renamed and reordered the tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.language.settings import Settings, without_layers
 from ingot.support.errors import ImportModelError
 
 _GEMMA = {"activation": "gelu_tanh", "post_norm": True}
-# general.architecture -> what its record has beyond Llama's, where the metadata do not say it
+# general.architecture -> the switches in which its record differs from Llama's and which the metadata lack
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -44,18 +44,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"names": names.GGUF_LFM2, "head_norm": "head"},
     "command-r": {"norm": Norm("layer"), "parallel": True},
 }
-# the converter stores the rows of queries and keys so that pairs stand side by side
+# the converter reorders the rows of queries and keys so that rotated pairs are adjacent
 PAIRED = frozenset({"llama", "olmo", "granite"})
 _INTERLEAVED = PAIRED | {"command-r"}
-_NORMALIZED = {"llama", "qwen3moe", "granite"}  # of mixtures, the weights of the chosen experts
-_PERIODS = {"gemma2": 2, "gemma3": 6}  # one layer of so many sees all
-# the largest of a family scale their scores by the width of the heads that they would have without a width of their own
+_NORMALIZED = {"llama", "qwen3moe", "granite"}  # mixtures that normalize the weights of the chosen experts
+_PERIODS = {"gemma2": 2, "gemma3": 6}  # every n-th layer has no window
+# the largest models of a family scale their scores by width / heads instead of the explicit head width
 _WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
 _LOCAL_BASE = 10000.0
 
 
 def from_metadata(values: Mapping[str, Any]) -> Architecture:
-    """Raises ImportModelError for a family, or a variant of one, that is not supported."""
+    """The architecture in GGUF metadata. Raises ImportModelError for an unsupported family or variant."""
     family = Settings(values, "GGUF metadata").text("general.architecture", default="")
     if family not in FAMILIES:
         expected = f"one of {', '.join(FAMILIES)}"
@@ -72,12 +72,12 @@ def from_metadata(values: Mapping[str, Any]) -> Architecture:
         raise m.error("attention.value_length", f"{head_width}, as of keys", m.get("attention.value_length"))
     layers = _layers(m, family, head_width, context)
     eps = m.number("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", default=1e-5)
-    scored = width // heads if len(layers) == _WIDE_LAYERS.get(family) else head_width
+    score_width = width // heads if len(layers) == _WIDE_LAYERS.get(family) else head_width
     return replace(
         record,
         norm=replace(record.norm, eps=eps),
         layers=layers,
-        attention_scale=m.positive("attention.scale", default=scored**-0.5),
+        attention_scale=m.positive("attention.scale", default=score_width**-0.5),
         attention_cap=m.number("attn_logit_softcapping", default=50.0 if family == "gemma2" else 0.0),
         logit_cap=m.number("final_logit_softcapping", default=30.0 if family == "gemma2" else 0.0),
         embedding_scale=m.number("embedding_scale", default=width**0.5 if family.startswith("gemma") else 1.0),
@@ -88,18 +88,22 @@ def from_metadata(values: Mapping[str, Any]) -> Architecture:
 
 
 def _key_heads(m: Settings, family: str, heads: int) -> int:
-    """A hybrid model has a number for each layer: none where there is no attention."""
-    each = m.numbers("attention.head_count_kv") if family == "lfm2" else ()
-    if not each:
+    """The number of key heads. A hybrid model has a number for each layer, which is 0 without attention."""
+    head_counts = m.numbers("attention.head_count_kv") if family == "lfm2" else ()
+    if not head_counts:
         return m.count("attention.head_count_kv", default=heads)
-    key_heads = max(each)
-    if len(each) != m.count("block_count") or any(n not in (0, key_heads) for n in each) or not 0 < key_heads <= heads:
-        raise m.error("attention.head_count_kv", "0 or one number for each layer", each)
+    key_heads = max(head_counts)
+    if (
+        len(head_counts) != m.count("block_count")
+        or any(n not in (0, key_heads) for n in head_counts)
+        or not 0 < key_heads <= heads
+    ):
+        raise m.error("attention.head_count_kv", "0 or one number for each layer", head_counts)
     return int(key_heads)
 
 
 def _logit_scale(m: Settings, family: str) -> float:
-    """Granite's is a divisor."""
+    """The scale of the logits. In Granite it is a divisor."""
     return 1 / m.positive("logit_scale", default=1.0) if family == "granite" else m.number("logit_scale", default=1.0)
 
 
@@ -114,8 +118,8 @@ def _layers(m: Settings, family: str, head_width: int, context: int) -> tuple[La
     layers = [Layer(window if s else 0, local if s else rope, experts) for s in sliding]
     if family == "lfm2":
         convolution = Layer(convolution=m.count("shortconv.l_cache", least=2))
-        each = m.numbers("attention.head_count_kv")
-        layers = [layer if n else convolution for layer, n in zip(layers, each, strict=True)]
+        head_counts = m.numbers("attention.head_count_kv")
+        layers = [layer if n else convolution for layer, n in zip(layers, head_counts, strict=True)]
     return tuple(layers)
 
 
@@ -140,7 +144,7 @@ def _rope(m: Settings, family: str, head_width: int, context: int) -> Rope:
     rope = Rope(width, base, family in _INTERLEAVED)
     original = m.count("rope.scaling.original_context_length", default=context)
     if family == "phi3" and m.get("rope.scaling.type") is None:
-        kind = "longrope"  # its factors are tensors, if there are any
+        kind = "longrope"  # its factors are tensors, if any
     else:
         kind = m.text("rope.scaling.type", default="linear" if m.get("rope.scale_linear") is not None else "none")
     match kind:
@@ -151,13 +155,13 @@ def _rope(m: Settings, family: str, head_width: int, context: int) -> Rope:
             return replace(rope, scaling="linear", factor=factor)
         case "yarn":
             factor = m.positive("rope.scaling.factor")
-            own = m.number("rope.scaling.attn_factor", default=1.0)
+            attention_factor = m.number("rope.scaling.attn_factor", default=1.0)
             return replace(
                 rope,
                 scaling="yarn",
                 factor=factor,
                 original=original,
-                magnitude=own * (1 + 0.1 * math.log(max(factor, 1.0))),
+                magnitude=attention_factor * (1 + 0.1 * math.log(max(factor, 1.0))),
                 slow=m.positive("rope.scaling.yarn_beta_slow", default=1.0),
                 fast=m.positive("rope.scaling.yarn_beta_fast", default=32.0),
             )

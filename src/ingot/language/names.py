@@ -1,7 +1,7 @@
-"""What tensors are called in files: a table of each naming scheme, from a role to a name.
+"""The names of tensors in files: for each naming scheme a table from roles to names.
 
-`{}` stands for the layer's number, a second one for the expert's. A role that a scheme does not have is not there; a
-bias has its weight's name with `.bias`.
+`{}` stands for the number of the layer, a second one for that of the expert. A scheme's table lacks the roles that it
+does not have. A bias has the name of its weight, with `.bias`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-Names = tuple[tuple[str, str], ...]  # (role, name): a record is hashable
+Names = tuple[tuple[str, str], ...]  # (role, name); a tuple, so that records are hashable
 
 
 def _names(table: Mapping[str, str], **changes: str) -> Names:
-    """A table with some roles' names changed; "" takes a role away."""
+    """A table with changed names for some roles; "" removes a role."""
     return tuple((role, name) for role, name in ({**table, **changes}).items() if name)
 
 
@@ -146,7 +146,7 @@ _GGUF = {
 GGUF = _names(_GGUF)
 # gate and up are one tensor, under the name of up
 GGUF_PHI3 = _names(_GGUF, gate="", up="", gate_up="blk.{}.ffn_up.weight")
-# its norm after attention has the name that others have before the feed-forward network
+# the name that its post norm of attention has is, in other schemes, that of the norm before the feed-forward network
 GGUF_OLMO2 = _names(_GGUF, attention_norm="", feed_forward_norm="")
 
 GGUF_LFM2 = _names(
@@ -169,18 +169,23 @@ _HUGGINGFACE = (LLAMA, OLMO2, GEMMA2, PHI, STARCODER2, MIXTRAL, LFM2, GPT2, BERT
 
 
 def roles_of(name: str) -> list[tuple[str, tuple[int, ...]]]:
-    """(role, numbers of layer and expert) that a name of `transformers` may stand for, whatever the family. The first
-    word, which models without their head lack, need not be there."""
+    """(role, numbers of layer and expert) that a name of `transformers` may stand for, in any family. The first word
+    may be missing, as in models without a head."""
     word, place = _NUMBER.sub("{}", name), tuple(map(int, _NUMBER.findall(name)))
-    found = [(role, place) for table in _HUGGINGFACE for role, own in table if own in (word, _headed(own, word))]
-    return list(dict.fromkeys(found))
+    roles = [
+        (role, place)
+        for table in _HUGGINGFACE
+        for role, known_name in table
+        if known_name in (word, _with_first_word(known_name, word))
+    ]
+    return list(dict.fromkeys(roles))
 
 
-def _headed(own: str, word: str) -> str:
-    return f"{own.partition('.')[0]}.{word}"
+def _with_first_word(known_name: str, word: str) -> str:
+    return f"{known_name.partition('.')[0]}.{word}"
 
 
-# what files carry along and no model here reads: masks and frequencies that are computed, heads of classifiers
+# tensors that no model reads: masks and frequencies, which are computed, and heads of classifiers
 IGNORED = (
     ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "embeddings.position_ids", "pooler.dense.weight",
     "pooler.dense.bias",

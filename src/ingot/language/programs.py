@@ -1,6 +1,7 @@
-"""The programs that read: a chunk of a sequence, whose state are the caches, and whole sequences for what they mean.
+"""The programs without generation: for a chunk of a sequence, with the caches as state, and for embeddings of complete
+sequences.
 
-`at` is where a chunk begins: the tokens before it are in the caches.
+`at` is the position at which a chunk begins: the tokens before it are in the caches.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.support.errors import InputError
 
-AT = symbol("at.0")  # the size that a call of a chunk gives: tools that make up inputs know where it may lie
-START = symbol("$at")  # the same, found by the run: a program is bound once for all positions
+AT = symbol("at.0")  # a size from a call's input: tools that generate inputs know its bounds
+START = symbol("$at")  # the same, but computed at run time: a program is bound once for all positions
 TOKENS = symbol("tokens")
 
 
 def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every: bool = False) -> Graph:
-    """(ids: i64[batch, tokens], at: i64[1]) -> logits: f32[batch, vocabulary] of the last token; every: of each,
+    """(ids: i64[batch, tokens], at: i64[1]) -> logits of the last token: f32[batch, vocabulary]; every: of each token,
     f32[batch, tokens, vocabulary]."""
     ids, at = Input("ids", TensorType(i64, (form.batch, tokens)))(), Input("at", TensorType(i64, (1,)), (AT,))()
     caches = form.inputs()
@@ -39,8 +40,8 @@ def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every:
 
 
 def score(network: Network, form: CacheForm) -> Graph:
-    """(ids: i64[batch, tokens], at: i64[1], targets: i64[batch, tokens]) -> f32[batch, tokens]: behind each token the
-    logarithm of the target's probability."""
+    """(ids: i64[batch, tokens], at: i64[1], targets: i64[batch, tokens]) -> f32[batch, tokens]: the log probability of
+    each target after its token."""
     ids, at = chunk_inputs(form)
     targets = Input("targets", ids.type)()
     caches = form.inputs()
@@ -59,7 +60,7 @@ def chunk_inputs(form: CacheForm) -> tuple[Node, Node]:
 
 
 def limits(form: CacheForm) -> dict[str, tuple]:
-    """What holds of its sizes: the chunk lies within the context."""
+    """The sizes, bounds and conditions of a graph whose chunk lies within the context."""
     return {
         "sizes": ((str(START), form.context - 1),),
         "bounds": (("tokens", 1, form.context),),
@@ -75,8 +76,8 @@ POOLINGS = ("mean", "first", "last")
 
 
 def embed(network: Network, batch: int, pooling: str, *, is_normalized: bool = True) -> Graph:
-    """(ids: i64[batch, tokens], lengths: i64[batch]) -> f32[batch, width]: of a sequence's tokens, of which there are
-    `lengths`, one or more, the mean, the first or the last; divided by its norm if `is_normalized`.
+    """(ids: i64[batch, tokens], lengths: i64[batch]) -> f32[batch, width]: the mean, the first or the last of a
+    sequence's tokens; divided by its norm if `is_normalized`. lengths: the number of tokens, 1 or more.
     """
     if pooling not in POOLINGS:
         raise InputError("pooling", expected=f"one of {', '.join(POOLINGS)}", got=repr(pooling))

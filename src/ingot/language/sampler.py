@@ -1,8 +1,8 @@
 """Sampling as a graph: from logits to tokens, in the program.
 
-The order is that of `transformers` and vLLM: bias, penalties, temperature, top-k, top-p, min-p. What is left is drawn
-by Gumbel's trick: the largest of logit + noise. A token's noise is a function of the seed and of its position alone, so
-that a sequence is the same however it is cut into calls, and on any number of threads.
+The order is that of `transformers` and vLLM: bias, penalties, temperature, top-k, top-p, min-p. The Gumbel-max trick
+draws from the remaining tokens: the largest of logit + noise. The noise depends only on the seed and the token's
+position, so that a sequence does not depend on its division into calls, or on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ingot.ir.types import DType, TensorType, f32, i32, i64
 from ingot.ops import sampling
 from ingot.support.dataclass import dataclass
 
-CANDIDATES = 128  # so many of the largest logits are found faster than all are sorted
+CANDIDATES = 128  # selecting this many of the largest logits is faster than sorting all
 _INF = float("inf")
 
-# name -> (type, the value that leaves it off)
+# name -> (type, the value that turns it off)
 SETTINGS: dict[str, tuple[DType, float]] = {
     "temperature": (f32, 1.0),  # 0: the largest logit
     "top_k": (i64, 0),  # 0: all
@@ -33,10 +33,10 @@ SETTINGS: dict[str, tuple[DType, float]] = {
 
 @dataclass(frozen=True)
 class Sampler:
-    """The nodes of what says how tokens are drawn.
+    """The nodes of the sampling parameters.
 
     settings: scalars, in the order of SETTINGS. bias: f32[batch, vocabulary], added to logits: -inf forbids a token.
-    counts: i32[batch, 2, vocabulary], how often each token stands in the prompt and in what was generated.
+    counts: i32[batch, 2, vocabulary], the occurrences of each token in the prompt and in the generated tokens.
     """
 
     settings: tuple[Node, ...]
@@ -53,60 +53,60 @@ class Sampler:
         return self.settings[[*SETTINGS].index(name)]
 
     def tokens(self, logits: Node, position: Node) -> Node:
-        """f32[batch, vocabulary], and where the tokens will stand, i64[] -> i64[batch]."""
+        """(logits: f32[batch, vocabulary], position of the new tokens: i64[]) -> i64[batch]."""
         return self.drawn(self.weighed(logits), position)
 
     def weighed(self, logits: Node) -> Node:
-        """With bias and penalties."""
+        """The logits with bias and penalties."""
         return self._penalized(ops.add(logits, self.bias))
 
     def drawn(self, scores: Node, position: Node) -> Node:
-        """Of weighed logits."""
+        """The tokens that are drawn from weighed logits."""
         best = ops.arg_reduce("max", scores, 1)
         is_greedy = ops.compare("LE", self["temperature"], 0.0)
-        # a temperature near 0 is the largest, not infinities beside each other
-        cold = ops.maximum(self["temperature"], 1e-6)
-        top = ops.reduce_max(scores, 1, keepdims=True)
-        scaled = ops.div(ops.sub(scores, top), cold)
+        # a temperature near 0 selects the largest logit, instead of comparing infinities
+        temperature = ops.maximum(self["temperature"], 1e-6)
+        largest = ops.reduce_max(scores, 1, keepdims=True)
+        scaled = ops.div(ops.sub(scores, largest), temperature)
         key = ops.counted_key(self["seed"], position)
         operands = (self["top_k"], self["top_p"], self["min_p"], scaled, key)
         branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(scores)))
         return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands, best)
 
     def counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
-        """With i64[batch, n] more tokens. is_generated: bool[], otherwise they are the prompt's. is_counted: bool[],
-        otherwise nothing changes."""
+        """The sampler with counts that include `tokens`, i64[batch, n]. is_generated: bool[]; otherwise they belong to
+        the prompt. is_counted: bool[]; otherwise nothing changes."""
         row = ops.broadcast_to(ops.expand_dims(ops.arange(tokens.shape[0]), 1), tokens.shape)
         kind = ops.broadcast_to(ops.cast(is_generated, i64), tokens.shape)
-        once = ops.broadcast_to(ops.cast(is_counted, i32), tokens.shape)
-        counts = ops.ScatterND("add")(self.counts, ops.stack([row, kind, tokens], 2), once)
+        increment = ops.broadcast_to(ops.cast(is_counted, i32), tokens.shape)
+        counts = ops.ScatterND("add")(self.counts, ops.stack([row, kind, tokens], 2), increment)
         return replace(self, counts=counts)
 
     def _counts(self, logits: Node) -> tuple[int, ...]:
-        """How many candidates the branches sort: few, all, none."""
+        """The number of candidates that each branch sorts: few, all, none."""
         vocabulary = logits.shape[1]
         assert isinstance(vocabulary, int)
         return (min(CANDIDATES, vocabulary), vocabulary, 0)
 
     def _branch(self, is_greedy: Node, count: int) -> Node:
         top_k = self["top_k"]
-        few = ops.and_(ops.compare("GE", top_k, 1), ops.compare("LE", top_k, CANDIDATES))
-        ranked = ops.or_(ops.compare("GT", top_k, 0), ops.compare("LT", self["top_p"], 1.0))
-        index = ops.where(few, ops.scalar(1, i64), ops.where(ranked, ops.scalar(2, i64), ops.scalar(3, i64)))
+        is_short = ops.and_(ops.compare("GE", top_k, 1), ops.compare("LE", top_k, CANDIDATES))
+        is_sorted = ops.or_(ops.compare("GT", top_k, 0), ops.compare("LT", self["top_p"], 1.0))
+        index = ops.where(is_short, ops.scalar(1, i64), ops.where(is_sorted, ops.scalar(2, i64), ops.scalar(3, i64)))
         return ops.where(is_greedy, ops.scalar(0, i64), index)
 
     def _penalized(self, logits: Node) -> Node:
-        """Repetition: of all tokens so far, divided where positive, else multiplied (Keskar et al. 2019). Presence and
-        frequency: of what was generated, as OpenAI's."""
+        """The logits with penalties. Repetition: for all tokens so far, positive logits are divided, others multiplied
+        (Keskar et al. 2019). Presence and frequency: for generated tokens, as OpenAI's."""
         prompt, generated = (ops.index_axis(self.counts, 1, i) for i in (0, 1))
         penalty = self["repetition_penalty"]
-        changed = ops.where(ops.compare("GT", logits, 0.0), ops.div(logits, penalty), ops.mul(logits, penalty))
-        seen = ops.compare("GT", ops.add(prompt, generated), 0)
-        logits = ops.where(seen, changed, logits)
-        times = ops.cast(generated, f32)
-        present = ops.cast(ops.compare("GT", generated, 0), f32)
-        off = ops.add(ops.mul(times, self["frequency_penalty"]), ops.mul(present, self["presence_penalty"]))
-        return ops.sub(logits, off)
+        penalized = ops.where(ops.compare("GT", logits, 0.0), ops.div(logits, penalty), ops.mul(logits, penalty))
+        has_occurred = ops.compare("GT", ops.add(prompt, generated), 0)
+        logits = ops.where(has_occurred, penalized, logits)
+        frequency = ops.cast(generated, f32)
+        presence = ops.cast(ops.compare("GT", generated, 0), f32)
+        subtracted = ops.add(ops.mul(frequency, self["frequency_penalty"]), ops.mul(presence, self["presence_penalty"]))
+        return ops.sub(logits, subtracted)
 
 
 def _inputs(operands: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -119,27 +119,27 @@ def _greedy(operands: tuple[Node, ...], best: Node) -> Graph:
 
 
 def _drawn(operands: tuple[Node, ...], best: Node, count: int) -> Graph:
-    """Of the `count` largest; 0: of all, unsorted, of which min-p alone takes some away."""
+    """Draw from the `count` largest; 0: from all, unsorted, which only min-p may restrict."""
     inputs = _inputs((*operands, best))
     top_k, top_p, min_p, scaled, key, _ = inputs
     ids = None
     if count:
         scaled, ids = ops.TopK(count, 1)(scaled).results
     weights = ops.Softmax(1)(scaled)
-    kept = ops.compare("GE", weights, ops.mul(ops.reduce_max(weights, 1, keepdims=True), min_p))
+    is_kept = ops.compare("GE", weights, ops.mul(ops.reduce_max(weights, 1, keepdims=True), min_p))
     if count:
         rank = ops.arange(count)
         limit = ops.where(ops.compare("GT", top_k, 0), top_k, ops.scalar(count, i64))
-        within = ops.compare("LT", rank, limit)
-        # top-p is of what top-k left
-        weights = ops.mul(weights, ops.cast(within, f32))
+        is_in_top_k = ops.compare("LT", rank, limit)
+        # top-p applies to the tokens that top-k left
+        weights = ops.mul(weights, ops.cast(is_in_top_k, f32))
         weights = ops.div(weights, ops.reduce_sum(weights, 1, keepdims=True))
-        before = ops.cumulative("sum", weights, 1, exclusive=True)
-        enough = ops.compare("LT", before, top_p)
-        # the first is always there
-        kept = ops.or_(ops.and_(kept, ops.and_(enough, within)), ops.compare("EQ", rank, 0))
+        preceding_weight = ops.cumulative("sum", weights, 1, exclusive=True)
+        is_in_top_p = ops.compare("LT", preceding_weight, top_p)
+        # the most likely token is always a candidate
+        is_kept = ops.or_(ops.and_(is_kept, ops.and_(is_in_top_p, is_in_top_k)), ops.compare("EQ", rank, 0))
     noise = ops.Neg()(ops.Log()(sampling.exponential(key, scaled.shape)))
-    place = ops.arg_reduce("max", ops.where(kept, ops.add(scaled, noise), -_INF), 1)
+    place = ops.arg_reduce("max", ops.where(is_kept, ops.add(scaled, noise), -_INF), 1)
     if ids is None:
         return Graph(inputs, (place,))
     return Graph(inputs, (ops.squeeze(ops.GatherElements(1)(ids, ops.expand_dims(place, 1)), 1),))

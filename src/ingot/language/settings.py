@@ -1,4 +1,4 @@
-"""Values of a file's description by key, checked: files are anybody's."""
+"""Checked access to the values of a file's description by key: files are untrusted."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from ingot.language.architecture import Architecture
 from ingot.support.errors import ImportModelError
 
-MOST = 1 << 31  # of a size or a count
+MOST = 1 << 31  # the largest size or count
 
 
 class Settings:
-    """where: what the description is, for messages. prefix: of every key."""
+    """where: the name of the description, for messages. prefix: of every key."""
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
         self._values, self.where, self._prefix = values, where, prefix
 
     def get(self, key: str) -> Any:
-        """None where the key is not there, or holds None."""
+        """The value; None if the key is missing."""
         return self._values.get(self._prefix + key)
 
     def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """An integer under the first key that is there."""
+        """The integer of the first key that exists."""
         key, value = self._first(keys, default)
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
             raise self.error(key, f"an integer from {least} to {MOST}", value)
@@ -56,7 +56,7 @@ class Settings:
         return default if value is None else bool(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list; () where there is none."""
+        """A list of numbers; () if there is none."""
         value = self.get(key)
         if value is None:
             return ()
@@ -74,8 +74,8 @@ class Settings:
         return Settings(value, f"{self.where}'s {key}")
 
     def error(self, key: str, expected: str, got: Any) -> ImportModelError:
-        shown = "none" if got is None else repr(got)[:80]
-        return ImportModelError(self._prefix + key, expected=expected, got=shown, where=self.where)
+        got_text = "none" if got is None else repr(got)[:80]
+        return ImportModelError(self._prefix + key, expected=expected, got=got_text, where=self.where)
 
     def _first(self, keys: tuple[str, ...], default: Any) -> tuple[str, Any]:
         for key in keys:
@@ -88,10 +88,10 @@ def without_layers(
     s: Settings, keys: tuple[str, str, str], family: str, switches: Mapping[str, Any], width: int, heads: int,
     key_heads: int, context: int,
 ) -> Architecture:  # fmt: skip
-    """The record of a model without its layers. keys: of the width, the key heads, and the width of a head, which is
-    by default the model's width shared among the heads. switches: fields of the record that are no sizes.
+    """The record of a model without its layers. keys: of the width, the key heads, and the head width, which is by
+    default the model's width divided by the number of heads. switches: fields of the record other than sizes.
 
-    Raises ImportModelError for sizes that the heads do not divide.
+    Raises ImportModelError for sizes that are not divisible by the number of heads.
     """
     width_key, key_heads_key, head_width_key = keys
     if heads % key_heads:

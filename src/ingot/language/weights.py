@@ -1,7 +1,7 @@
 """Weights of a language model by their names in the file, as nodes of a graph.
 
-A reader of a file format implements `Weights`. Layers ask for what they need, so that a format decides how a weight is
-stored: a matrix is a constant, or `Dequantize` of deferred levels.
+A reader of a file format implements `Weights`. The format decides how a weight is stored: a matrix is a constant, or
+`Dequantize` of deferred levels.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ingot.support.errors import ImportModelError
 class Weights(Protocol):
     """Tensors by name. Raises ImportModelError for a name that is not among `names`.
 
-    A matrix is [rows, columns] = [outputs, inputs], whatever the file's order; the experts of a layer in one tensor are
-    [experts, rows, columns]. `rows` of a name are of the same constants in each call: a program that reads a table in
-    several places holds it once.
+    A matrix is [rows, columns] = [outputs, inputs], regardless of the file's order; the experts of a layer in one
+    tensor are [experts, rows, columns]. `rows` uses the same constants in each call for a name, so that a program that
+    reads a table in several places contains it once.
     """
 
     @property
@@ -31,7 +31,7 @@ class Weights(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Without reading the tensor."""
+        """The shape, without reading the tensor."""
         ...
 
     def matrix(self, name: str) -> Node:
@@ -43,7 +43,7 @@ class Weights(Protocol):
         ...
 
     def rows(self, name: str, ids: Node) -> Node:
-        """f32[*ids.shape, columns]: rows of a matrix, of which only these are read."""
+        """f32[*ids.shape, columns]: rows of a matrix; others are not read."""
         ...
 
 
@@ -51,7 +51,7 @@ class ArrayWeights:
     """Float arrays in memory."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        # once: a constant is the same where its array is the same object
+        # converted once: constants are shared only if their arrays are the same object
         self._arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
 
     @property
@@ -80,6 +80,6 @@ class ArrayWeights:
 
 
 def missing(name: str, names: Collection[str]) -> ImportModelError:
-    """The error of a tensor that the file does not have."""
+    """The error for a tensor that the file lacks."""
     near = sorted(names, key=lambda other: -SequenceMatcher(None, name, other).ratio())[:3]
     return ImportModelError(f"tensor {name!r}", expected=f"one of the file's, such as {', '.join(near)}", got="none")

@@ -1,6 +1,6 @@
 """Ops that users register: `ingot.register_op`.
 
-An application is a node of the one op `Custom`, which asks the registry by its name what it means.
+An application is a node of the op `Custom`, which looks up its meaning in the registry, by name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Attribute = int | float | bool | str | Dim | tuple[Any, ...] | None
 
 @dataclass(frozen=True)
 class Registration:
-    """What an op means, as functions of its operands and, by name, of its attributes. infer: types to the result's
-    type or types; reference: arrays to arrays; lower: nodes to nodes, None for a call of a function of the host."""
+    """The meaning of an op, as functions of its operands and, by keyword, its attributes. infer: operand types to the
+    result's type or types. reference: arrays to arrays. lower: nodes to nodes; None: a function of the host is called.
+    """
 
     name: str
     infer: Callable[..., Any]
@@ -50,7 +51,7 @@ def names_of(frontend: str) -> list[str]:
 
 
 def register(op: Registration, names: Mapping[str, str]) -> None:
-    """names: by frontend. A registration replaces an earlier one of the same name."""
+    """Register an op. names: its names by frontend. A registration replaces an earlier one of the same name."""
     for key in [key for key, other in NAMES.items() if other.name == op.name]:
         del NAMES[key]
     for key in names.items():
@@ -62,7 +63,7 @@ def register(op: Registration, names: Mapping[str, str]) -> None:
 
 @contextmanager
 def unchanged_on_error() -> Iterator[None]:
-    """Take back what was registered meanwhile if the block raises."""
+    """Undo the registrations inside the block if it raises."""
     before = dict(REGISTERED), dict(NAMES)
     try:
         yield
@@ -75,8 +76,8 @@ def unchanged_on_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Custom(Op):
-    """A registered op. meaning: a digest of what it lowers to for these operands, so that programs of another meaning
-    are others in the cache."""
+    """A registered op. meaning: a digest of its lowering for these operands, so that programs with another meaning have
+    other cache keys."""
 
     name: ClassVar[str] = "custom"
     op: str
@@ -85,11 +86,11 @@ class Custom(Op):
 
     @property
     def registration(self) -> Registration:
-        """Raises CompileError if nobody registered the op in this process."""
-        found = REGISTERED.get(self.op)
-        if found is None:
+        """The op's registration. Raises CompileError if it was not registered in this process."""
+        registration = REGISTERED.get(self.op)
+        if registration is None:
             raise CompileError(f"op {self.op}", expected="a registered op", got="none", fix="call ingot.register_op")
-        return found
+        return registration
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         return self._call("infer", inputs, lambda t: isinstance(t, TensorType), "tensor types")
@@ -120,11 +121,11 @@ class Custom(Op):
             raise CompileError(f"{self.op}: the lowering", expected=expected, got=", ".join(map(str, got)))
         return results
 
-    def _call(self, rule: str, operands: Sequence[Any], fits: Callable[[Any], bool], what: str) -> Any:
+    def _call(self, rule: str, operands: Sequence[Any], is_valid: Callable[[Any], bool], what: str) -> Any:
         results = getattr(self.registration, rule)(*operands, **dict(self.settings))
         if isinstance(results, list):
             results = tuple(results)
-        if not all(map(fits, results if isinstance(results, tuple) else (results,))):
+        if not all(map(is_valid, results if isinstance(results, tuple) else (results,))):
             raise CompileError(f"{self.op}: {rule}", expected=what, got=type(results).__name__)
         return results
 
@@ -173,8 +174,7 @@ HostFunction = Callable[[Sequence[np.ndarray], Sequence[np.ndarray], Mapping[str
 def check_sample(
     registration: Registration, sample: Sequence[Any], attributes: Mapping[str, Any], host: HostFunction | None
 ) -> None:
-    """Raise InputError where the lowering, interpreted, or the function of the host differs from the reference on one
-    sample."""
+    """Raise InputError if the interpreted lowering or the host function differs from the reference on a sample."""
     arrays = [np.asarray(x) for x in sample]
     inputs = tuple(Input(f"operand {n}", TensorType(dtype_of(x.dtype), x.shape))() for n, x in enumerate(arrays))
     node = apply(registration, inputs, attributes)

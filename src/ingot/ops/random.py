@@ -76,7 +76,7 @@ def philox(key: tuple[Node, Node], count: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def philox_blocks(key: Node, low: Node, high: Node, places: Node) -> Node:
-    """u32[n, 4]: the blocks at places u64[n] behind a counter of 128 bits. key, low, high: u64[]."""
+    """u32[n, 4]: the blocks at a 128-bit counter (low, high) plus places, u64[n]. key, low, high: u64[]."""
     at = b.add(places, low)
     carry = b.cast(b.compare("LT", at, low), u64)
     over = b.add(b.broadcast_to(high, at.shape), carry)
@@ -86,7 +86,7 @@ def philox_blocks(key: Node, low: Node, high: Node, places: Node) -> Node:
 
 
 def counted_key(seed: Node, count: Node) -> Node:
-    """The key u32[2] of a draw that is told by its seed and a count, each i64[]."""
+    """The key u32[2] of a draw that is identified by a seed and a count, each i64[]."""
     return _pack_key(threefry(words(Term(seed)), words(Term(count))), (2,))
 
 

@@ -341,8 +341,8 @@ def next_after(x: Node, y: Node) -> Node:
     word = DTYPES[f"i{x.dtype.bits}"]
     bits, target = BitcastConvert(word)(x), BitcastConvert(word)(y)
     smallest = ops.or_(ops.and_(target, word.range[0]), 1)
-    away = ops.compare("EQ", ops.compare("LT", x, y), ops.compare("GT", x, 0.0))
-    step = ops.where(away, ops.scalar(1, word), ops.scalar(-1, word))
-    moved = ops.where(ops.compare("EQ", x, 0.0), smallest, ops.add(bits, step))
-    out = BitcastConvert(x.dtype)(ops.where(ops.compare("EQ", x, y), target, moved))
-    return ops.where(ops.or_(IsNan()(x), IsNan()(y)), ops.scalar(math.nan, x.dtype), out)
+    is_away_from_zero = ops.compare("EQ", ops.compare("LT", x, y), ops.compare("GT", x, 0.0))
+    step = ops.where(is_away_from_zero, ops.scalar(1, word), ops.scalar(-1, word))
+    neighbour_bits = ops.where(ops.compare("EQ", x, 0.0), smallest, ops.add(bits, step))
+    result = BitcastConvert(x.dtype)(ops.where(ops.compare("EQ", x, y), target, neighbour_bits))
+    return ops.where(ops.or_(IsNan()(x), IsNan()(y)), ops.scalar(math.nan, x.dtype), result)

@@ -148,13 +148,13 @@ class Arguments:
         return array
 
     def _remember(
-        self, inputs: Sequence[object], arrays: Sequence[object], signature: CallSignature, warns: bool
+        self, inputs: Sequence[object], arrays: Sequence[object], signature: CallSignature, must_warn: bool
     ) -> None:
-        """Build a guard for arguments that were read in place twice in a row, as such may come again. warns: whether
-        they need a warning as soon as torch records gradients."""
-        if all(given is taken and is_tensor(given) for given, taken in zip(inputs, arrays, strict=True)):
+        """Build a guard for arguments that were read in place twice in a row, as more such calls are likely.
+        must_warn: whether they need a warning as soon as torch records gradients."""
+        if all(value is array and is_tensor(value) for value, array in zip(inputs, arrays, strict=True)):
             guard = tensor_guard(inputs)
-            if guard is not None and warns:
+            if guard is not None and must_warn:
                 guard = partial(_matches_without_grad, guard)
             self._guarded = None if guard is None else (guard, signature, sys.modules["torch.autograd.forward_ad"])
 

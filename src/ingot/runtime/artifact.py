@@ -12,7 +12,7 @@ The section libingot is the same for readers without JSON (`libingot.c`): where 
 plan as words (`libingot/words.py`). The prefix has its length and digest too. Code begins with two digests: of the
 plan, and of its words with the weights' digest.
 
-A program may have others beside it, which read weights of its own blob: `with_others`. Each is a section, an artifact
+A program may come with others that read the same blob of weights (`with_others`). Each is a section, itself an artifact
 without weights.
 
 The file is mapped; weights are read in place and shared between processes. Replace a file that is in use (as
@@ -43,19 +43,19 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import Part, atomic_write, open_regular
 
-# Like PNG's: not text, and changed by line-end conversion.
+# As PNG's: it is not text, and a conversion of line ends changes it.
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
 FORMAT_VERSION = 15
-LANGUAGE = "language model"  # the entry of a program's meta that says what its text needs
+LANGUAGE = "language model"  # the entry of a program's meta that describes its text processing
 _PREFIX = struct.Struct("<8sIIQ16sQ16s")
 _DIRECTORY = struct.Struct("<qq16sqq16sqq16sq")
 _PAGE = 4096
 _BLOCK = 1 << 16
 _MAX_HEADER = 64 << 20
 _MAX_STAGE = 1 << 30
-_OTHER = "other/"  # what the names of their sections begin with
-_NONE = np.empty(0, np.uint8)
+_OTHER_PREFIX = "other/"  # of the section names of other programs
+_NO_WEIGHTS = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -66,41 +66,41 @@ class _Section:
 
 
 def with_others(program: Program, others: Mapping[str, Program]) -> Program:
-    """`program` with others beside it. Weights that are packed alike, which are most of the same model's, are stored
-    once. Notes and texts of the others are left out."""
+    """`program` together with others. Equal weights, such as most weights of the same model, are stored once. The
+    others' notes and stage texts are omitted."""
     blobs, size = [program.weights], program.weights.nbytes
-    known: dict[str, list[tuple[int, NDArray[np.uint8]]]] = {}
+    parts_by_digest: dict[str, list[tuple[int, NDArray[np.uint8]]]] = {}
     for offset, nbytes in _weight_spans(program):
         part = program.weights[offset : offset + nbytes]
-        known.setdefault(_weights_digest(part), []).append((offset, part))
+        parts_by_digest.setdefault(_weights_digest(part), []).append((offset, part))
 
     def place(part: NDArray[np.uint8]) -> int:
         nonlocal size
-        alike = known.setdefault(_weights_digest(part), [])
-        for offset, other in alike:
+        candidates = parts_by_digest.setdefault(_weights_digest(part), [])
+        for offset, other in candidates:
             if np.array_equal(part, other):
                 return offset
         gap = -size % WEIGHT_ALIGNMENT
         blobs.extend((np.zeros(gap, np.uint8), part))
-        alike.append((size + gap, part))
+        candidates.append((size + gap, part))
         size += gap + part.nbytes
         return size - part.nbytes
 
-    moved: dict[str, Program] = {}
+    relocated: dict[str, Program] = {}
     for name, other in others.items():
         places = {span: place(other.weights[span[0] : sum(span)]) for span in _weight_spans(other)}
         buffers = tuple(
             replace(b, offset=places[b.offset, cast(int, b.nbytes)]) if b.kind == "weight" else b for b in other.buffers
         )
-        moved[name] = plan_json.sealed(replace(other, buffers=buffers, meta={}, stages={}))
+        relocated[name] = plan_json.sealed(replace(other, buffers=buffers, meta={}, stages={}))
     weights = program.weights if len(blobs) == 1 else np.concatenate(blobs)
     return replace(
-        program, weights=weights, others={name: replace(other, weights=weights) for name, other in moved.items()}
+        program, weights=weights, others={name: replace(other, weights=weights) for name, other in relocated.items()}
     )
 
 
 def _weight_spans(program: Program) -> list[tuple[int, int]]:
-    """(offset, bytes) of what the program reads of its weights."""
+    """(offset, bytes) of the weights that the program reads."""
     spans = ((b.offset, cast(int, b.nbytes)) for b in program.buffers if b.kind == "weight" and b.alias is None)
     return list(dict.fromkeys(spans))
 
@@ -112,32 +112,36 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
 
 def content(program: Program) -> list[Part]:
     """The program as the parts of a file."""
-    # those of the others are among its weights
-    others = {f"{_OTHER}{n}": b"".join(content(replace(p, weights=_NONE))) for n, p in program.others.items()}
+    # the weights of the others are part of the program's
+    others = {
+        f"{_OTHER_PREFIX}{n}": b"".join(content(replace(p, weights=_NO_WEIGHTS))) for n, p in program.others.items()
+    }
     weights = np.ascontiguousarray(program.weights)
     plan = plan_json.to_json(program)
     words, weights_digest = plan_words.encode(program), _weights_digest(weights)
-    stored = [s.initial.nbytes if s.initial.any() else 0 for s in program.state]
+    stored_bytes = [s.initial.nbytes if s.initial.any() else 0 for s in program.state]
     parts: dict[str, bytes] = {"plan": json.dumps(plan, separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = b"".join(s.initial.tobytes() for s, nbytes in zip(program.state, stored, strict=True) if nbytes)
-    own = plan_json.digest(plan)
+    parts["state"] = b"".join(
+        s.initial.tobytes() for s, nbytes in zip(program.state, stored_bytes, strict=True) if nbytes
+    )
+    own_digest = plan_json.digest(plan)
     for target, code in program.code.items():
-        sealed = (words or b"") + bytes.fromhex(weights_digest)
-        seal = hashlib.blake2b(sealed, digest_size=DIGEST_BYTES).digest()
-        plan_digest = code.plan or own
-        seal = seal if plan_digest == own else plan_digest  # of another plan: no reader takes it
+        sealed_words = (words or b"") + bytes.fromhex(weights_digest)
+        seal = hashlib.blake2b(sealed_words, digest_size=DIGEST_BYTES).digest()
+        plan_digest = code.plan or own_digest
+        seal = seal if plan_digest == own_digest else plan_digest  # code of another plan: readers reject it
         parts[f"code/{target}"] = plan_digest + seal + code.blob
     parts |= others
     if words is not None:
-        library = _directory(parts, stored, weights.nbytes, weights_digest) + words
+        library = _directory(parts, stored_bytes, weights.nbytes, weights_digest) + words
         parts = {"libingot": library, **parts}
     header: dict[str, Json] = {
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, weights_digest],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
-        "state": [*stored],
+        "state": [*stored_bytes],
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
@@ -149,16 +153,18 @@ def content(program: Program) -> list[Part]:
     return [prefix, text, *parts.values(), bytes(padding), weights.data]
 
 
-def _directory(parts: Mapping[str, bytes], stored: Sequence[int], weights_bytes: int, weights_digest: str) -> bytes:
-    """Where code and state are, counted from the end of the section, the weights' size, and the digests of all three;
-    then the bytes that are stored of each tensor of the state (0: it is zeros)."""
+def _directory(
+    parts: Mapping[str, bytes], stored_bytes: Sequence[int], weights_bytes: int, weights_digest: str
+) -> bytes:
+    """(offset, bytes, digest) of the code, the state and the weights, with offsets from the end of this section; then
+    the number of stored bytes of each tensor of the state (0: it is zeros)."""
     offset, rows = 0, dict[str, tuple[int, int, bytes]]()
     for name, part in parts.items():
         rows[name] = offset, len(part), bytes.fromhex(_digest(part))
         offset += len(part)
     weights = 0, weights_bytes, bytes.fromhex(weights_digest)
-    fixed = _DIRECTORY.pack(*rows["code/cpu"], *rows["state"], *weights, len(stored))
-    return fixed + struct.pack(f"<{len(stored)}q", *stored)
+    fixed = _DIRECTORY.pack(*rows["code/cpu"], *rows["state"], *weights, len(stored_bytes))
+    return fixed + struct.pack(f"<{len(stored_bytes)}q", *stored_bytes)
 
 
 def load(path: Path) -> Program:
@@ -171,8 +177,8 @@ def load(path: Path) -> Program:
 
 
 def read(view: memoryview, path: str, shared: NDArray[np.uint8] | None = None) -> Program:
-    """The program that a mapped file holds; path: for messages. shared: weights of which its own are a part. Raises as
-    `load` does."""
+    """The program in a mapped file. path: for messages. shared: the weights that contain its own. Raises as `load`
+    does."""
     length, digest = _check_prefix(path, view)
     text = bytes(view[_PREFIX.size : _PREFIX.size + length])
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
@@ -191,17 +197,21 @@ def read(view: memoryview, path: str, shared: NDArray[np.uint8] | None = None) -
         plan: Json = json.loads(_bytes(view, sections["plan"]))
     except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
-    first, stored = _bytes(view, sections["state"]), cast("list[int]", header["state"])
+    initial_state, stored_bytes = _bytes(view, sections["state"]), cast("list[int]", header["state"])
     code = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
     blobs = {target: part[2 * DIGEST_BYTES :] for target, part in code.items()}
     plans = {target: part[:DIGEST_BYTES] for target, part in code.items()}
     program = plan_json.from_json(
-        plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first, stored=stored
+        plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=initial_state, stored=stored_bytes
     )
     if shared is not None:
         return program
-    inner = {n.removeprefix(_OTHER): view[s.offset :][: s.length] for n, s in sections.items() if n.startswith(_OTHER)}
-    return replace(program, others={name: read(part, f"{path}: {name}", weights) for name, part in inner.items()})
+    other_views = {
+        n.removeprefix(_OTHER_PREFIX): view[s.offset :][: s.length]
+        for n, s in sections.items()
+        if n.startswith(_OTHER_PREFIX)
+    }
+    return replace(program, others={name: read(part, f"{path}: {name}", weights) for name, part in other_views.items()})
 
 
 def _map(path: Path) -> memoryview:

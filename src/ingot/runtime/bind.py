@@ -22,7 +22,7 @@ _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has 
 _MAX_TOTAL_CHUNKS = 1 << 62
 _ADDRESS_SPACE = 1 << 47  # bytes
 _UNSET_SIZE = -(1 << 63)
-_OVERFLOW = -(1 << 62) - 1  # what marks NaN, more than 62 bits, and overflow in what is computed of a size
+_OVERFLOW = -(1 << 62) - 1  # marks a size that is NaN, needs more than 62 bits, or overflows in an expression
 _SIZE_FIX = (
     "the data needs more memory than was reserved: compile with a larger bound "
     "(limits=ingot.Limits(sizes=...) if the model has none), or pass a smaller input"
@@ -56,7 +56,7 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
         linear = linear_in(dim)
         if linear is not None and linear[0] not in values:
             name, slope, start = linear
-            values[name] = (size - start) // slope  # a size between two values fails the check below
+            values[name] = (size - start) // slope  # a remainder fails the check below
             origin[name] = f"{position} of {where}"
     out_of_range = {s.name: values[s.name] for s in program.symbols if not _is_in_range(values[s.name], s)}
     for symbol in program.symbols:
@@ -71,11 +71,11 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
                 got=size,
                 fix=wider if size else _EMPTY_INPUT_FIX,
             ).of(shapes, out_of_range if is_consistent else {})
-    for dim, size, where, position, passed in checks:
+    for dim, size, where, position, passed_shape in checks:
         declared = evaluate(dim, values)
         if declared == size:
             continue
-        got = f"{size} in {passed}"
+        got = f"{size} in {passed_shape}"
         if isinstance(dim, int):
             fix = "the model was compiled for this size: pass it, or compile with a dynamic dim"
             error = SizesError(f"{where}, {position}", expected=str(declared), got=got, fix=fix)
@@ -99,14 +99,14 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
 
 
 def _at_fixed_axes(program: Program, shapes: Sequence[Shape]) -> dict[str, dict[int, int]]:
-    """By input and axis, the sizes where the program has another number."""
-    found = {
+    """By input and axis, the passed sizes that differ from the program's constant ones."""
+    mismatches = {
         spec.name: {
             i: n for i, (d, n) in enumerate(zip(spec.shape, shape, strict=True)) if isinstance(d, int) and d != n
         }
         for spec, shape in zip(program.inputs, shapes, strict=False)
     }
-    return {name: axes for name, axes in found.items() if axes}
+    return {name: axes for name, axes in mismatches.items() if axes}
 
 
 def _is_in_range(size: int, symbol: Symbol) -> bool:
@@ -123,16 +123,16 @@ def _size_checks(program: Program, shapes: Sequence[Shape]) -> list[tuple[Expr, 
             raise InputError(f"input {spec.name!r}", expected=expected, got=f"shape {shape}")
         if max(shape, default=0) > _MAX_SIZE:
             raise InputError(f"input {spec.name!r}", expected=f"sizes of at most {_MAX_SIZE}", got=f"shape {shape}")
-    rows = [(spec, spec.shape, "axis") for spec in arguments] + [
+    declarations = [(spec, spec.shape, "axis") for spec in arguments] + [
         (spec, spec.elements, "element") for spec in size_inputs
     ]
     checks: list[tuple[Expr, int, str, str, Shape]] = []
-    for (spec, declared, kind), passed in zip(rows, shapes, strict=True):
-        if len(declared) != len(passed):
+    for (spec, declared, kind), passed_shape in zip(declarations, shapes, strict=True):
+        if len(declared) != len(passed_shape):
             expected = f"{len(declared)} elements"
-            raise InputError(f"input {spec.name!r}", expected=expected, got=f"{len(passed)}")
-        dims = enumerate(zip(declared, passed, strict=True))
-        checks += [(dim, size, f"input {spec.name!r}", f"{kind} {i}", passed) for i, (dim, size) in dims]
+            raise InputError(f"input {spec.name!r}", expected=expected, got=f"{len(passed_shape)}")
+        dims = enumerate(zip(declared, passed_shape, strict=True))
+        checks += [(dim, size, f"input {spec.name!r}", f"{kind} {i}", passed_shape) for i, (dim, size) in dims]
     return checks
 
 

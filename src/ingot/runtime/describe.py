@@ -49,7 +49,7 @@ def plan(program: Program, instance: Binding | None) -> str:
 
 
 def graphs(program: Program) -> list[str]:
-    """Of a GPU's program, what its steps are launched as, and behind which of them the host waits to know more."""
+    """Of a program for GPUs: the CUDA graphs of its steps, and the steps after which the host waits for a value."""
     if not program.is_on_gpu:
         return []
     items, depends = flow(program), sized(program)
@@ -63,7 +63,7 @@ def graphs(program: Program) -> list[str]:
         return fits(item, ELSE_VERSION, depends, is_unrolled)
 
     def count(items: Flow) -> int:
-        """How many graphs, where the host follows the rest."""
+        """The number of graphs, where the host interprets the flow between them."""
         total = 0
         for piece in pieces(items, fits_one_graph):
             match piece:
@@ -89,7 +89,7 @@ _HOSTED = "the host waits at step {at} for the flag of a {what}, inside which th
 
 
 def _conditional_notes(items: Flow) -> Iterator[tuple[int, str]]:
-    """Loops and branches that a graph holds."""
+    """Notes on the loops and branches inside a graph."""
     for item in nested_items(items):
         if isinstance(item, Loop) and item.trip_count is not None:
             yield item.at, f"  the loop that step {item.at} leaves makes {show(item.trip_count)} turns"
@@ -101,8 +101,8 @@ def _conditional_notes(items: Flow) -> Iterator[tuple[int, str]]:
 
 
 def _older(min_version: int) -> str:
-    older = f"{min_version // 1000}.{min_version % 1000 // 10}"
-    return f"; with a driver older than CUDA {older} there are several graphs, and the host reads its flag"
+    version = f"{min_version // 1000}.{min_version % 1000 // 10}"
+    return f"; with a driver older than CUDA {version} there are several graphs, and the host reads its flag"
 
 
 def times(program: Program, seconds: Sequence[float]) -> str:
@@ -121,25 +121,25 @@ _SECTIONS = {"f": "forward", "b": "backward", "o": "optimizer"}
 
 
 def training(program: Program, seconds: Sequence[float], sections: str) -> str:
-    """Of a step of training: its three sections with their steps, the slowest first, and the buffers that the forward
-    pass fills for the others, the largest first. sections: a letter for each step."""
+    """Of a training step: its three sections with their steps, the slowest first, and the buffers that the forward pass
+    fills for the others, the largest first. sections: a letter for each step."""
     total = sum(seconds) or 1.0
     lines = [f"{total * 1e3:.3f} ms, memory: {program.meta.get('memory', 'no limit')}"]
     for letter, name in _SECTIONS.items():
         steps = [i for i, s in enumerate(sections) if s == letter]
-        took = sum(seconds[i] for i in steps)
-        lines += ["", f"{name}: {took * 1e3:.3f} ms, {took / total:.1%}, {len(steps)} steps"]
+        section_seconds = sum(seconds[i] for i in steps)
+        lines += ["", f"{name}: {section_seconds * 1e3:.3f} ms, {section_seconds / total:.1%}, {len(steps)} steps"]
         rows = [
             [f"{seconds[i] * 1e6:.1f}", f"{seconds[i] / total:.1%}", str(i), program.steps[i].label]
             for i in sorted(steps, key=lambda i: -seconds[i])
         ]
         lines += _table(["us", "share", "step", "label"], rows)
     arena = (b for b in program.buffers if b.kind == "arena" and b.alias is None)
-    kept = [b for b in arena if sections[b.first_step] == "f" and sections[b.last_step] != "f"]
-    sizes = {b.id: b.nbytes if isinstance(b.nbytes, int) else 0 for b in kept}
-    kept.sort(key=lambda b: -sizes[b.id])
-    lines += ["", f"kept from the forward pass: {len(kept)} values, {sum(sizes.values()):,} bytes"]
-    held = [
+    saved_buffers = [b for b in arena if sections[b.first_step] == "f" and sections[b.last_step] != "f"]
+    sizes = {b.id: b.nbytes if isinstance(b.nbytes, int) else 0 for b in saved_buffers}
+    saved_buffers.sort(key=lambda b: -sizes[b.id])
+    lines += ["", f"kept from the forward pass: {len(saved_buffers)} values, {sum(sizes.values()):,} bytes"]
+    saved_rows = [
         [
             show(b.nbytes),
             f"{b.first_step}-{b.last_step}",
@@ -147,9 +147,9 @@ def training(program: Program, seconds: Sequence[float], sections: str) -> str:
             program.steps[b.first_step].label,
             program.steps[b.last_step].label,
         ]
-        for b in kept
+        for b in saved_buffers
     ]
-    lines += _table(["bytes", "steps", "of the time", "made by", "last read by"], held)
+    lines += _table(["bytes", "steps", "of the time", "made by", "last read by"], saved_rows)
     return "\n".join(lines)
 
 

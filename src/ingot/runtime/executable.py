@@ -1,5 +1,5 @@
-"""Executables: a `CompiledModel` runs its flat inputs on one. Here: one program, for this machine or for another one.
-The driver defines the executables that select a program for each call."""
+"""Executables, on which a `CompiledModel` runs its flat inputs. This module has those of one program, for this or
+another machine; the driver defines those that select a program for each call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address,
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
-LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of files that the compiler writes: native code for linkers and loaders of C
+LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of the native libraries that the compiler writes, for C linkers and loaders
 
 
 class Executable:
@@ -47,20 +47,20 @@ class Executable:
         raise NotImplementedError
 
     def run_into(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
-        """Run, with the outputs in the arrays of the caller; None: in a new array. Raises InputError for an array that
-        does not fit. Here they are copied."""
+        """Run with the outputs in arrays of the caller (None: in a new array). Raises InputError for an array that does
+        not fit. This default copies them."""
         results = self.run(inputs)
         check_count(out, self.outputs)
-        for index, (spec, given) in enumerate(zip(self.outputs, out, strict=True)):
-            if given is not None:
+        for index, (spec, array) in enumerate(zip(self.outputs, out, strict=True)):
+            if array is not None:
                 result = np.asarray(results[index])
-                check_out(spec, given, result.dtype, result.shape)
-                given[...] = result
-                results[index] = given
+                check_out(spec, array, result.dtype, result.shape)
+                array[...] = result
+                results[index] = array
         return results
 
     def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
-        """Run on tensors of the caller's as the state."""
+        """Run with tensors of the caller as the state."""
         raise self.single_program_error()
 
     @property
@@ -175,7 +175,7 @@ class LoadedProgram(Executable):
 
     @cached_property
     def _state_tensors(self) -> StateTensors:
-        """Of the program's own, once it is asked for: a caller may bring others (`run_over`)."""
+        """The program's own state, allocated on first use: a caller may pass its own instead (`run_over`)."""
         return StateTensors(self._program.state, self._loaded.store)
 
     @property
@@ -187,7 +187,7 @@ class LoadedProgram(Executable):
         return self._run(inputs, None)
 
     def run_into(self, inputs: Sequence[object], out: Sequence[np.ndarray | None]) -> list[np.ndarray | Tensor]:
-        """Written in place, except into outputs whose sizes the run computes."""
+        """Outputs are written in place, except those whose sizes the run computes."""
         check_count(out, self.outputs)
         return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
 
@@ -196,9 +196,12 @@ class LoadedProgram(Executable):
         return self._run(inputs, None, [*pointers, *pointers])
 
     def _run(
-        self, inputs: Sequence[object], out: Sequence[np.ndarray | None] | None, over: Sequence[int] | None = None
+        self,
+        inputs: Sequence[object],
+        out: Sequence[np.ndarray | None] | None,
+        state_pointers: Sequence[int] | None = None,
     ) -> list[np.ndarray | Tensor]:
-        """over: the addresses that the run takes as those of the state and its new values, if they are the caller's."""
+        """state_pointers: the addresses of the state and of its new values, if they are the caller's."""
         _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
         has_state = self.has_state
         if has_state:
@@ -208,7 +211,7 @@ class LoadedProgram(Executable):
             context = self._loaded.claim()
             instance = context.bind(signature.shapes)
             if has_state:
-                pointers += self._state_tensors.pointers if over is None else over
+                pointers += self._state_tensors.pointers if state_pointers is None else state_pointers
             results: list[np.ndarray | Tensor] = []
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
                 is_large = nbytes >= memory.LARGE and signature.device is None
@@ -230,7 +233,7 @@ class LoadedProgram(Executable):
             if self._program.sizes:
                 shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
                 results = [adapter.crop(result, shape) for adapter, result, shape in shapes]
-            if has_state and over is None:
+            if has_state and state_pointers is None:
                 self._state_tensors.exchange()
             return results
         except MemoryError as e:

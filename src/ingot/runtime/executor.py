@@ -217,7 +217,7 @@ class CompiledModel:
             return self._run_other_sizes(e, lambda other: other.profile(*args, energy=energy, **kwargs))
 
     def _energy(self, call: Callable[[], object], devices: set[str]) -> Energy:
-        """Of a call of this model, whose programs run on these devices."""
+        """The energy of a call of this model, whose programs run on these devices."""
         saved_state = self._executable.state() if self._executable.has_state else {}
         try:
             return device.energy_of(call, devices)
@@ -237,8 +237,8 @@ class CompiledModel:
                 "\n".join([describe.times(model.program, model._times(inputs)), *model.notes()])
                 for model, inputs in programs
             ]
-            whole = [] if self.is_one_program else self.notes()
-            return "\n\n".join([*(["\n".join(whole)] if whole else []), *tables])
+            model_notes = [] if self.is_one_program else self.notes()
+            return "\n\n".join([*(["\n".join(model_notes)] if model_notes else []), *tables])
         except SizesError as e:
             return self._run_other_sizes(e, lambda other: other.explain(*args, **kwargs))
 
@@ -248,8 +248,8 @@ class CompiledModel:
 
     def _times(self, inputs: Sequence[Any]) -> list[float]:
         """Median seconds of each step."""
-        runs = [[t for _, t in self._executable.profile(inputs)] for _ in range(_EXPLAIN_RUNS)]
-        return np.median(runs, axis=0).tolist()
+        samples = [[t for _, t in self._executable.profile(inputs)] for _ in range(_EXPLAIN_RUNS)]
+        return np.median(samples, axis=0).tolist()
 
     @property
     def arena_bytes(self) -> int:

@@ -108,8 +108,8 @@ def check(expr: Expr, names: Collection[str], where: str) -> None:
 
 
 def _head(items: Sequence[object]) -> str:
-    shown = list(items[:_MAX_SHOWN_ITEMS])
-    return f"{shown}" if len(items) <= _MAX_SHOWN_ITEMS else f"{shown} and {len(items) - _MAX_SHOWN_ITEMS} more"
+    prefix = list(items[:_MAX_SHOWN_ITEMS])
+    return f"{prefix}" if len(items) <= _MAX_SHOWN_ITEMS else f"{prefix} and {len(items) - _MAX_SHOWN_ITEMS} more"
 
 
 def linear_in(expr: Expr) -> tuple[str, int, int] | None:

@@ -37,7 +37,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 def to_json(program: Program) -> Json:
-    """The plan without code, weights, state's first values and stages."""
+    """The plan without code, weights, initial state and stages."""
     return {
         "symbols": [[s.name, s.lo, s.hi] for s in program.symbols],
         "conditions": [_expr_json(condition) for condition in program.conditions],
@@ -64,7 +64,7 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
-                _outside_json(s),
+                _external_call_json(s),
             ]
             for s in program.steps
         ],
@@ -82,7 +82,7 @@ def digest(data: Json) -> bytes:
 
 
 def sealed(program: Program) -> Program:
-    """The program with its code bound to this plan: loaded from a file, no other plan may launch the code."""
+    """The program with its code bound to this plan: a loaded file may not launch the code by another plan."""
     plan = digest(to_json(program))
     return replace(program, code={name: replace(code, plan=plan) for name, code in program.code.items()})
 
@@ -98,8 +98,8 @@ def from_json(
     stored: Sequence[int] | None = None,
 ) -> Program:
     """Rebuild and check a program. blobs, plans: the code and the digest of its plan, by target. first: the initial
-    values of the state, concatenated. stored: how many bytes of it belong to each tensor, 0 for one of zeros; None: it
-    holds all.
+    values of the state, concatenated. stored: the number of its bytes that belong to each tensor, 0 for a tensor of
+    zeros; None: all tensors are stored.
 
     Raises ArtifactError if the plan is malformed: it is untrusted.
     """
@@ -108,10 +108,12 @@ def from_json(
         program.check()
         if missing := program.unwritten_results():
             raise VerifyError("program", expected="steps that write all outputs", got=f"none that writes {missing}")
-        own = {name: (plans or {}).get(name, b"") for name in program.code}
-        if any(own.values()) and set(own.values()) - {b"", digest(data)}:
+        plan_digests = {name: (plans or {}).get(name, b"") for name in program.code}
+        if any(plan_digests.values()) and set(plan_digests.values()) - {b"", digest(data)}:
             raise VerifyError("program", expected="the plan that its code was compiled for", got="another plan")
-        return replace(program, code={name: replace(code, plan=own[name]) for name, code in program.code.items()})
+        return replace(
+            program, code={name: replace(code, plan=plan_digests[name]) for name, code in program.code.items()}
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, VerifyError) as error:
         raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
 
@@ -150,7 +152,7 @@ def _expr(value: Json) -> Expr:
 
 def _spec(value: Json) -> TensorSpec:
     name, dtype, *dims = _list(value, 4)
-    shape, elements = (tuple(_expr(dim) for dim in _list(many)) for many in dims)
+    shape, elements = (tuple(_expr(dim) for dim in _list(axes)) for axes in dims)
     return TensorSpec(_str(name), _str(dtype), shape, elements)
 
 
@@ -158,8 +160,8 @@ def _buffer(value: Json) -> Buffer:
     identity, kind, nbytes, first, last, offset, index, halo, fill, alias, name, device = _list(value, 12)
     part: tuple[int, Expr] | None = None
     if alias is not None:
-        parent, at = _list(alias, 2)
-        part = (_int(parent), _expr(at))
+        parent, shift = _list(alias, 2)
+        part = (_int(parent), _expr(shift))
     return Buffer(
         id=_int(identity),
         kind=cast(BufferKind, _str(kind)),
@@ -177,7 +179,7 @@ def _buffer(value: Json) -> Buffer:
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds, target, device, outside = _list(value, 9)
+    kernel, args, dims, chunks, label, rounds, target, device, external_call = _list(value, 9)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -188,19 +190,19 @@ def _step(value: Json) -> Step:
         _expr(rounds),
         None if target is None else _int(target),
         _str(device),
-        **_outside(outside),
+        **_external_call(external_call),
     )
 
 
-def _outside_json(step: Step) -> Json:
-    """What a step does that is no kernel: ["host", name, operands, results, attributes], or a collective."""
+def _external_call_json(step: Step) -> Json:
+    """The call of a step without a kernel: ["host", name, operands, results, attributes], or a collective."""
     if (h := step.host) is not None:
         tensors: list[Json] = [[[dtype, rank] for dtype, rank in group] for group in (h.operands, h.results)]
         return ["host", h.name, *tensors, h.attributes]
     return None if step.collective is None else _collective_json(step.collective)
 
 
-def _outside(value: Json) -> dict[str, Any]:
+def _external_call(value: Json) -> dict[str, Any]:
     if value is None:
         return {}
     kind, *_ = _list(value, 5)
@@ -240,8 +242,8 @@ def _symbol(value: Json) -> Symbol:
 
 
 def _size(value: Json) -> Size:
-    name, lo, most, hi = _list(value, 4)
-    return Size(_str(name), _int(lo), _expr(most), None if hi is None else _int(hi))
+    name, lo, bound, hi = _list(value, 4)
+    return Size(_str(name), _int(lo), _expr(bound), None if hi is None else _int(hi))
 
 
 def _state(value: Json, first: bytes, stored: Sequence[int] | None) -> tuple[State, ...]:
@@ -250,12 +252,12 @@ def _state(value: Json, first: bytes, stored: Sequence[int] | None) -> tuple[Sta
     if any(len(s.shape) > MAX_RANK for s in specs):
         raise ValueError("state of too many dims")
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
-    own = list(stored) if stored is not None else sizes
-    if len(own) != len(sizes) or any(n and n != size for n, size in zip(own, sizes, strict=True)):
+    stored_sizes = list(stored) if stored is not None else sizes
+    if len(stored_sizes) != len(sizes) or any(n and n != size for n, size in zip(stored_sizes, sizes, strict=True)):
         raise ValueError("state of another size")
-    split = np.split(np.frombuffer(first, np.uint8), np.cumsum(own)[:-1]) if specs else []
-    parts = [part if n else zeros(size) for part, n, size in zip(split, own, sizes, strict=True)]
-    return tuple(map(State, specs, parts, [_str(copied) for _, copied in pairs]))
+    split = np.split(np.frombuffer(first, np.uint8), np.cumsum(stored_sizes)[:-1]) if specs else []
+    parts = [part if n else zeros(size) for part, n, size in zip(split, stored_sizes, sizes, strict=True)]
+    return tuple(map(State, specs, parts, [_str(copy_reason) for _, copy_reason in pairs]))
 
 
 def _features_json(features: Features) -> Json:

@@ -89,8 +89,8 @@ def zeros(nbytes: int) -> NDArray[np.uint8]:
 class State:
     """A tensor of fixed size that is kept from call to call.
 
-    first: its bytes before the first call. copied: the reason why a call writes the new value to separate memory, which
-    the next call reads; "" if it updates the value in place.
+    initial: its bytes before the first call. copy_reason: the reason why a call writes the new value to separate
+    memory, which the next call reads; "" if it updates the value in place.
     """
 
     spec: TensorSpec
@@ -102,7 +102,7 @@ class State:
         return tuple(dim for dim in self.spec.shape if isinstance(dim, int))
 
     def with_initial(self, value: NDArray[np.generic] | None) -> State:
-        """This state with another initial value; None: with its own."""
+        """This state with another initial value; None: unchanged."""
         if value is None:
             return self
         if (value.dtype, value.shape) != (dtypes.numpy_dtype(self.spec.dtype), self.shape):
@@ -193,14 +193,14 @@ class Collective:
 @dataclass(frozen=True)
 class Step:
     """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: the chunks of
-    a round. device: the device that runs it; its kernel is in the code of that name.
+    a round. device: the device that runs it, whose code has the kernel.
 
     A step with a `target` is a jump to that step: taken if the byte at its argument is 0, or always if it has no
     argument. The target may be the number of steps, which is the end. For the exit of a loop, `dims` holds the trip
     count if it is known before the loop starts.
 
-    A step with a `collective` exchanges the tensor at its first argument, of as many elements as its only dim says;
-    the result is stored at its second.
+    A step with a `collective` exchanges the tensor at its first argument, and stores the result at its second. Its only
+    dim is the number of elements of the first.
 
     A step with a `host` calls a function with the tensors at its arguments, operands first; dims: the sizes of all
     their axes.
@@ -238,17 +238,17 @@ def table_offsets(steps: Sequence[Step]) -> Callable[[int, int], int]:
 class Program:
     """A complete compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
-    code: by the name of the target that generated it, which is also that of the device that runs it. The first entry is
-    the program's own; its device has the arena.
+    code: by the name of the target that generated it, which is also the name of the device that runs it. The first
+    entry is for the program's own device, which has the arena.
     conditions: expressions over the symbols and sizes that must not be negative.
     sizes: the sizes that steps compute. Buffers and results are allocated for their upper bounds; offsets do not depend
     on them.
-    state: the kernels read it as arguments after the inputs. They update it there, or write it as results before the
+    state: the kernels read it as arguments after the inputs, and update it in place or write it as results before the
     outputs.
     scratch_bytes: the private memory of a thread, the maximum over the kernels.
     stages: name -> IR text, for `dump`.
-    meta: readable notes on what it was compiled from and for.
-    others: programs by name whose weights are in this one's.
+    meta: readable notes on the source and the target of the compilation.
+    others: further programs by name, whose weights are part of this one's.
     """
 
     symbols: tuple[Symbol, ...]
@@ -311,9 +311,11 @@ class Program:
         by_id = {buffer.id: buffer for buffer in self.buffers}
         used = {identity for step in self.steps if step.target is None for identity, _ in step.args}
         roots = (by_id[alias[0]] if (alias := by_id[i].alias) else by_id[i] for i in used)
-        written = {root.index for root in roots if root.kind == "output"}
-        written.update(i for i, state in enumerate(self.state) if not state.copy_reason)  # they keep the old value
-        return [spec for i, spec in enumerate(self.results) if i not in written and 0 not in spec.shape]
+        written_indices = {root.index for root in roots if root.kind == "output"}
+        written_indices.update(
+            i for i, state in enumerate(self.state) if not state.copy_reason
+        )  # they keep the old value
+        return [spec for i, spec in enumerate(self.results) if i not in written_indices and 0 not in spec.shape]
 
     def check_extents(self, size: Callable[[Expr], int | None]) -> None:
         """Raise VerifyError unless each buffer is within its memory, and each step argument within its buffer. size:
@@ -385,8 +387,8 @@ class _Checker:
         program = self.program
         if not program.code:
             raise VerifyError("program", expected="code for a device", got="none")
-        if wrong := [name for name, code in program.code.items() if code.features.target_name != name]:
-            raise VerifyError("program", expected="code under its target's name", got=wrong)
+        if misnamed := [name for name, code in program.code.items() if code.features.target_name != name]:
+            raise VerifyError("program", expected="code under its target's name", got=misnamed)
         if program.scratch_bytes < 0:
             raise VerifyError("program", expected="scratch of 0 bytes or more", got=program.scratch_bytes)
         self._symbols()
@@ -412,8 +414,8 @@ class _Checker:
             for dim in (*spec.shape, *spec.elements):
                 expr.check(dim, self.names, spec.name)
         declared = [dim for spec in program.arguments for dim in (*spec.shape, *spec.elements)]
-        bound = {linear[0] for dim in declared if (linear := expr.linear_in(dim))}
-        if missing := [name for name in self.names if name not in bound]:
+        determined = {linear[0] for dim in declared if (linear := expr.linear_in(dim))}
+        if missing := [name for name in self.names if name not in determined]:
             raise VerifyError("program: no input dim determines the symbol", got=missing)
         for size in program.sizes:
             expr.check(size.bound, self.names, size.name)

@@ -55,14 +55,14 @@ class StateTensors:
         too little."""
         self.shapes = tuple(s.shape for s in state)
         self._state = state
-        read = _allocate([s.initial.nbytes for s in state], store)
+        read_slots = _allocate([s.initial.nbytes for s in state], store)
         copies = _allocate([s.initial.nbytes if s.copy_reason else 0 for s in state], store)
-        written = [new if s.copy_reason else old for s, old, new in zip(state, read, copies, strict=True)]
-        for s, (region, offset) in zip(state, read, strict=True):
+        write_slots = [new if s.copy_reason else old for s, old, new in zip(state, read_slots, copies, strict=True)]
+        for s, (region, offset) in zip(state, read_slots, strict=True):
             if s.initial.any():
                 region.write(offset, s.initial.ctypes.data, s.initial.nbytes)
-        self._read_slots, self._write_slots = read, written
-        self.pointers = [region.address + offset for region, offset in (*read, *written)]
+        self._read_slots, self._write_slots = read_slots, write_slots
+        self.pointers = [region.address + offset for region, offset in (*read_slots, *write_slots)]
 
     def exchange(self) -> None:
         """Swap the buffers: the next call reads what the last one wrote."""

@@ -140,8 +140,8 @@ class TensorAdapter:
         if isinstance(value, np.generic):
             return np.asarray(value)
         if not hasattr(value, "__dlpack__"):
-            wants = f"a numpy array, a torch tensor or a DLPack object for {self.spec}"
-            raise self._wrong(wants, type(value).__name__, "wrap it: np.asarray(x, dtype=...)")
+            expected = f"a numpy array, a torch tensor or a DLPack object for {self.spec}"
+            raise self._wrong(expected, type(value).__name__, "wrap it: np.asarray(x, dtype=...)")
         try:
             return np.from_dlpack(value)  # type: ignore[arg-type]
         except Exception as error:  # any exception of another library that cannot export its array
@@ -171,8 +171,8 @@ class TensorAdapter:
             raise self._wrong("a tensor with memory", f"{_kind_of(value)}: {error}") from error
 
     def _without_memory(self, value: Tensor) -> Tensor:
-        """A tensor without elements as it is, or one of zeros that torch has not written yet, written. Raises
-        InputError for others."""
+        """An empty tensor unchanged, or a copy with memory of a tensor of zeros that torch has not materialized. Raises
+        InputError for any other tensor."""
         if not value.numel():
             return value
         if value._is_zerotensor():
@@ -188,9 +188,9 @@ class TensorAdapter:
         if str(value.dtype) != self.torch_name:
             raise self._wrong_dtype(value.dtype, f"convert it: x.to({self.torch_name})")
         if not (value.is_cpu or (self.gpu and value.is_cuda)):
-            wants = "a CPU or CUDA tensor" if self.gpu else "a CPU tensor"
+            expected = "a CPU or CUDA tensor" if self.gpu else "a CPU tensor"
             fix = "give it data: torch.empty_like(x, device='cpu')" if str(value.device) == "meta" else "use x.cpu()"
-            raise self._wrong(wants, value.device, fix)
+            raise self._wrong(expected, value.device, fix)
         if str(value.layout) != "torch.strided":
             raise self._wrong("a dense tensor", value.layout, "use x.to_dense()")
         if value.is_nested:
@@ -235,7 +235,7 @@ class TensorAdapter:
         return self.empty((0,), (1,), self.torch_dtype).set_(memory.view(self.torch_dtype), 0, shape, strides)
 
     def check_out(self, given: np.ndarray, shape: tuple[int, ...], others: Sequence[object]) -> None:
-        """Raise InputError unless an output can be written into `given`. others: what the run reads and writes."""
+        """Raise InputError unless an output can be written into `given`. others: what else the run reads and writes."""
         check_out(self.spec, given, self.dtype or dtypes.numpy_dtype(self.spec.dtype), shape)
         if any(np.may_share_memory(given, other) for other in others if isinstance(other, np.ndarray)):
             expected = "memory that no input and no other output has"

@@ -1,4 +1,4 @@
-"""A program that makes a training step at each call, with numpy alone."""
+"""A program whose call is a training step. It needs numpy alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Training:
 class TrainingStep(CompiledModel):
     """A training step. Called with a batch, it updates the parameters and returns (loss, {metric: value}).
 
-    inputs: those of the batch, then the learning rate. lr: the learning rate of calls that do not pass one.
+    inputs: the batch, then the learning rate. lr: the learning rate of calls that do not pass one.
     """
 
     def __init__(self, program: Program, *, threads: int | None = None) -> None:
@@ -72,7 +72,7 @@ class TrainingStep(CompiledModel):
         self._cached_rate: tuple[object, object] = (None, None)  # ((rate, stream), the tensor with the rate)
 
     def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[object, dict[str, object]]:
-        """Make a step. Raises InputError for a batch that does not fit, and then leaves the parameters unchanged."""
+        """Perform a step. Raises InputError for a batch that does not fit, and then leaves the parameters unchanged."""
         loss, *measured = self.run(self._flat_inputs(args, {**kwargs, "lr": lr}))
         return loss, dict(zip(self.training.metrics, measured, strict=True))
 
@@ -156,11 +156,11 @@ class TrainingStep(CompiledModel):
         return notes
 
     def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of all processes together, for one file."""
+        """The complete values, gathered from all processes, for one file."""
         return state
 
     def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """What this process has of whole values."""
+        """This process's part of the complete values."""
         return state
 
     def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The ASGI application: the Open Inference Protocol's routes, health, metrics, and an OpenAPI page.
 
-Further routes (those of language models) stand in the same application and take the same care of bodies and errors:
-`application(repository, limits, metrics, routes=[Route("/v1/...", endpoint)])` with `body_of` in their endpoints.
+Further routes (those of language models) are part of the same application, and handle bodies and errors in the same
+way: `application(repository, limits, metrics, routes=[Route("/v1/...", endpoint)])` with `body_of` in their endpoints.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ingot.support.errors import IngotError, InputError
 
 SERVER = "ingot"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-_LARGE_BYTES = 1 << 17  # of a body: its JSON takes a millisecond, which other requests should not wait for
-_LOG_SECONDS = 1.0  # between two messages of one kind of failure
-_DRAINED_BYTES = 8 << 20  # of a body beyond the limit, which are read and dropped
+_LARGE_BYTES = 1 << 17  # larger bodies are processed on a thread: their JSON takes more than a millisecond
+_LOG_SECONDS = 1.0  # between two messages about the same kind of failure
+_DRAINED_BYTES = 8 << 20  # of a body beyond the limit that are read and dropped
 Result = TypeVar("Result")
 _logger = logging.getLogger("ingot.serving")
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """body_bytes: of a request. total_bytes: of all bodies that are read or waiting for an answer. seconds: to send a
-    request, and for its answer to be computed."""
+    """body_bytes: the limit of a request. total_bytes: of all bodies that are being read or waiting for an answer.
+    seconds: to send a request, and to compute its answer."""
 
     body_bytes: int = 64 << 20
     total_bytes: int = 1 << 30
@@ -54,8 +54,8 @@ def application(
     routes: Sequence[BaseRoute] = (),
     close: Callable[[], None] = lambda: None,
 ) -> Starlette:
-    """routes: further ones, before those of the protocol. When the server shuts down, the models are closed, and what
-    the routes need by `close`."""
+    """The application. routes: further ones, before those of the protocol. close: frees the resources of these routes
+    when the server shuts down; the models are closed as well."""
     page = openapi.page([*repository], SERVER)
     endpoints = _Endpoints(repository, limits, metrics)
 
@@ -66,7 +66,7 @@ def application(
         await asyncio.to_thread(close)
 
     get, post = ["GET"], ["POST"]
-    own = [
+    protocol_routes = [
         Route("/v2", endpoints.server, methods=get),
         Route("/v2/health/live", endpoints.live, methods=get),
         Route("/v2/health/ready", endpoints.live, methods=get),
@@ -76,7 +76,7 @@ def application(
         Route("/openapi.json", lambda _: JSONResponse(page), methods=get),
     ]
     for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        own += [
+        protocol_routes += [
             Route(prefix, endpoints.metadata, methods=get),
             Route(f"{prefix}/ready", endpoints.ready, methods=get),
             Route(f"{prefix}/config", endpoints.config, methods=get),
@@ -86,7 +86,7 @@ def application(
     handlers: Any = {
         IngotError: _refusal, HTTPException: _http_error, ClientDisconnect: _goodbye, Exception: _failure
     }  # fmt: skip
-    app = Starlette(routes=[*routes, *own], exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=[*routes, *protocol_routes], exception_handlers=handlers, lifespan=lifespan)
     app.state.held_bytes, app.state.failures = 0, {}
     return app
 
@@ -140,7 +140,7 @@ class _Endpoints:
             except (IngotError, ClientDisconnect):
                 model.counts["fail"] += 1
                 raise
-            except Exception as error:  # not left to Starlette, which raises it once more for the server's log
+            except Exception as error:  # Starlette would raise it again for the server's log
                 model.counts["fail"] += 1
                 response = await _failure(request, error)
             return response
@@ -164,16 +164,16 @@ class _Endpoints:
 
 @asynccontextmanager
 async def body_of(request: Request, limits: RequestLimits) -> AsyncIterator[bytes]:
-    """The body of a request, which counts as held until the block ends.
+    """The body of a request, which counts towards `total_bytes` until the block ends.
 
     Raises RequestError: 413 for one that is too large, 408 for one that takes too long, 415 for a compressed one, and
-    503 if all requests together hold too much.
+    503 if all requests together exceed `total_bytes`.
     """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise RequestError(415, "the body", expected="no Content-Encoding", got=encoding[:100])
     parts: list[bytes] = []
-    total = held = 0
+    total = held_bytes = 0
     state = request.app.state
     try:
         try:
@@ -187,32 +187,34 @@ async def body_of(request: Request, limits: RequestLimits) -> AsyncIterator[byte
                     if state.held_bytes + len(part) > limits.total_bytes:
                         raise RequestError(503, "too many large requests at a time", fix="try again later")
                     state.held_bytes += len(part)
-                    held += len(part)
+                    held_bytes += len(part)
                     parts.append(part)
         except TimeoutError as error:
             raise RequestError(408, "the body", expected=f"within {limits.seconds} s", got=f"{total} bytes") from error
-        if total > limits.body_bytes:  # said once most of it is read: a client that still sends hears nothing
+        if (
+            total > limits.body_bytes
+        ):  # after most of it was read: a client that is still sending does not read the answer
             raise RequestError(413, "the body", expected=f"at most {limits.body_bytes} bytes", got="more")
         yield b"".join(parts)
     finally:
-        state.held_bytes -= held
+        state.held_bytes -= held_bytes
 
 
 async def answer(request: Request, work: Awaitable[Result], limits: RequestLimits) -> Result:
-    """The result of what computes an answer. It is cancelled, and a queued call's place given up, when the client goes
-    away or time is up: raises ClientDisconnect, or RequestError (504)."""
+    """The result of `work`, which is cancelled when the client disconnects or time is up. Raises ClientDisconnect, or
+    RequestError (504)."""
     result = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())
+    disconnect = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({result, gone}, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({result, disconnect}, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
         if result.done():
             return result.result()
-        if gone.done():
+        if disconnect.done():
             raise ClientDisconnect
         raise RequestError(504, "the model", expected=f"an answer within {limits.seconds} s", got="none yet")
     finally:
         result.cancel()
-        gone.cancel()
+        disconnect.cancel()
 
 
 async def _worked(nbytes: int, function: Callable[..., Result], *args: Any) -> Result:
@@ -230,7 +232,7 @@ def _json_bytes(request: Request) -> int | None:
 
 
 def _statistics(model: ServedModel) -> dict[str, Any]:
-    """As Triton's statistics extension tells them."""
+    """A model's counts, in the format of Triton's statistics extension."""
     counts = model.counts
     compute = {"count": counts["execution"], "ns": int(model.seconds * 1e9)}
     return {
@@ -247,7 +249,7 @@ def _statistics(model: ServedModel) -> dict[str, Any]:
 async def _refusal(request: Request, error: Exception) -> Response:
     """Ingot's errors: those about arguments are the client's, all others the server's."""
     status = error.status if isinstance(error, RequestError) else 400 if isinstance(error, InputError) else 500
-    # what is left of a body that was not read must not be taken for the next request
+    # the rest of an unread body must not be taken for the next request
     headers = {"Connection": "close"} if status in (408, 413, 415, 503) else None
     return JSONResponse({"error": str(error)}, status, headers)
 
@@ -258,13 +260,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _goodbye(request: Request, error: Exception) -> Response:
-    """Nobody reads it."""
+    """The response to a client that has disconnected, which nobody reads."""
     return Response(status_code=499)
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    """Of an error that nobody expected the client sees the kind only. The log has it once a second: each request of a
-    model that fails would write a page."""
+    """The client only sees the kind of an unexpected error. It is logged at most once a second, as a failing model
+    would otherwise log a traceback for each request."""
     kind = type(error).__name__
     state, now = request.app.state, time.monotonic()
     if now - state.failures.get(kind, -_LOG_SECONDS) >= _LOG_SECONDS:

@@ -1,4 +1,4 @@
-"""Several requests as one call: rows of equal sizes are joined along the leading axis, and the results are split.
+"""Dynamic batching: requests of equal sizes are concatenated along the leading axis, and the results are split.
 
 [3, 384] and [1, 384]   ->   one call on [4, 384]   ->   [3, 10] and [1, 10]
 """
@@ -15,8 +15,8 @@ Key = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def key_of(inputs: Arrays) -> Key | None:
-    """What requests that can be joined have in common: dtypes, and all sizes but the leading ones. None if the inputs
-    of a request have different leading sizes, or none."""
+    """The key of requests that can be joined: their dtypes, and all sizes but the leading ones. None if the inputs have
+    different leading sizes, or none."""
     if not inputs or any(not a.ndim for a in inputs) or len({a.shape[0] for a in inputs}) > 1 or not inputs[0].shape[0]:
         return None
     return tuple((a.dtype.str, a.shape[1:]) for a in inputs)
@@ -34,15 +34,16 @@ def run_joined(run: Run, requests: Sequence[Arrays]) -> list[Arrays]:
 
 
 def groups(keys: Sequence[Key | None], rows: Sequence[int], most: int) -> list[list[int]]:
-    """Indices of requests by joint call: of equal keys, with at most `most` rows together; None stands alone."""
-    out: list[list[int]] = []
+    """The indices of the requests of each joint call: of equal keys, with at most `most` rows in total. Requests whose
+    key is None are not joined."""
+    groups_of_indices: list[list[int]] = []
     open_groups: dict[Key, list[int]] = {}
     for index, key in enumerate(keys):
         group = None if key is None else open_groups.get(key)
         if group is not None and sum(rows[i] for i in group) + rows[index] <= most:
             group.append(index)
             continue
-        out.append([index])
+        groups_of_indices.append([index])
         if key is not None:
-            open_groups[key] = out[-1]
-    return out
+            open_groups[key] = groups_of_indices[-1]
+    return groups_of_indices

@@ -1,4 +1,4 @@
-"""A model's configuration as Triton has it: as JSON over HTTP, and as the text of `config.pbtxt`.
+"""A model's configuration in Triton's format: as JSON over HTTP, and as the text of `config.pbtxt`.
 
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
@@ -61,8 +61,8 @@ def text_format(message: Mapping[str, Any], indent: str = "") -> str:
             if isinstance(item, Mapping):
                 lines.append(f"{indent}{key} {{\n{text_format(item, indent + '  ')}{indent}}}\n")
             else:
-                shown = item if isinstance(item, Word) else json.dumps(item)
-                lines.append(f"{indent}{key}: {shown}\n")
+                item_text = item if isinstance(item, Word) else json.dumps(item)
+                lines.append(f"{indent}{key}: {item_text}\n")
     return "".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What `ingot serve` starts: the application on uvicorn, Triton's server, or Ray Serve."""
+"""The servers that `ingot serve` starts: the application on uvicorn, Triton's server, or Ray Serve."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write(destination: str, service: Service) -> list[Path]:
 
 
 def _check_served(engine: str, service: Service) -> None:
-    """Raise InputError for what the application alone has."""
+    """Raise InputError for features that only the application has."""
     if engine == "asgi":
         return
     if service.language_models:
@@ -75,7 +75,7 @@ def _asgi(service: Service, ready: Ready) -> None:
     from ingot.serving.server import bind, serve
 
     metrics = Metrics()
-    listener = bind(service.host, service.port)  # before the models: it may be taken
+    listener = bind(service.host, service.port)  # before the models are loaded, as the port may be in use
     models = [
         ServedModel(
             m.name,

@@ -1,4 +1,4 @@
-"""What a server answers when a request cannot be served."""
+"""The error of a request that cannot be served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus' format."""
+"""The metrics of a server, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outcome:
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own, to which others may add."""
+    """The counters of one server, in its own registry, which others may extend."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -40,7 +40,7 @@ class Metrics:
         self._waiting = Gauge("ingot_waiting_requests", "requests in the queue", _LABELS, registry=registry)
 
     def observer(self, model: str, version: str) -> Observe:
-        """For a model's queue: told the rows and seconds of each call."""
+        """A callback for a model's queue, which receives the rows and seconds of each call."""
         calls, rows = self._calls.labels(model, version), self._rows.labels(model, version)
 
         def observe(count: int, seconds: float) -> None:
@@ -52,7 +52,7 @@ class Metrics:
 
     @contextmanager
     def request(self, model: str, version: str) -> Iterator[Outcome]:
-        """Count a request and its time; it fails unless the block says otherwise."""
+        """Count a request and its time, as a failure unless the block sets `is_success`."""
         outcome, start = Outcome(), time.perf_counter()
         try:
             yield outcome

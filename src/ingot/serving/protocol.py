@@ -4,7 +4,7 @@ arrays and arrays as responses, in JSON and in its extension of binary tensor da
     {"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
     {"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]} 8 bytes
 
-In the extension, the header Inference-Header-Content-Length tells where the JSON ends; tensors follow in its order.
+In the extension, the header Inference-Header-Content-Length is the length of the JSON; tensors follow in its order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_RANK = 64  # of numpy's arrays
 
 @dataclass(frozen=True)
 class Request:
-    """inputs: the arrays, in the model's order. outputs: the names asked for, and whether as binary data."""
+    """inputs: the arrays, in the model's order. outputs: the requested names -> whether as binary data."""
 
     id: str | None
     inputs: tuple[np.ndarray, ...]
@@ -49,12 +49,12 @@ def datatype(spec: TensorSpec) -> str:
         return DATATYPES[spec.dtype]
     if "string" in spec.dtype or spec.dtype in ("", "str"):
         return BYTES
-    known = f"one of {', '.join(DATATYPES)}, or strings"
-    raise InputError(f"{spec.name!r} cannot be served", expected=known, got=spec.dtype)
+    expected = f"one of {', '.join(DATATYPES)}, or strings"
+    raise InputError(f"{spec.name!r} cannot be served", expected=expected, got=spec.dtype)
 
 
 def metadata(spec: TensorSpec) -> dict[str, Any]:
-    """A tensor as model metadata tells it: open sizes are -1."""
+    """A tensor in the format of model metadata: open sizes are -1."""
     return {"name": spec.name, "datatype": datatype(spec), "shape": sizes(spec)}
 
 
@@ -77,12 +77,12 @@ def is_unranked(spec: TensorSpec) -> bool:
 
 
 def parse(body: bytes, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Request:
-    """json_bytes: where the JSON ends and binary data begins; None: there is none. Raises RequestError (400)."""
+    """A request. json_bytes: the length of the JSON before binary data, if there is any. Raises RequestError (400)."""
     if json_bytes is not None and not 0 < json_bytes <= len(body):
         raise _bad(BINARY_HEADER, expected=f"1 to {len(body)}, the bytes of the body", got=json_bytes)
     binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
-    found = _json(body if json_bytes is None else body[:json_bytes])
-    request = _mapping(found, "the request")
+    document = _json(body if json_bytes is None else body[:json_bytes])
+    request = _mapping(document, "the request")
     request_id = request.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise _bad("id", expected="a string", got=_kind(request_id))
@@ -102,7 +102,7 @@ def parse(body: bytes, json_bytes: int | None, inputs: Sequence[TensorSpec], out
         raise _bad("binary data", expected=f"{offset} bytes by the inputs' binary_data_size", got=len(binary))
     if missing := [str(spec) for name, spec in specs.items() if name not in arrays]:
         raise _bad("inputs", expected=", ".join(map(str, inputs)), got=f"none for {', '.join(missing)}")
-    return Request(request_id, tuple(arrays[spec.name] for spec in inputs), _wanted(request, outputs))
+    return Request(request_id, tuple(arrays[spec.name] for spec in inputs), _requested_outputs(request, outputs))
 
 
 def _json(text: bytes) -> object:
@@ -121,14 +121,14 @@ def _no_constant(name: str) -> None:
 def _tensor(
     tensor: Mapping[str, Any], specs: Mapping[str, TensorSpec], binary: memoryview
 ) -> tuple[TensorSpec, np.ndarray, int]:
-    """An input, its array, and the bytes of binary data that it takes."""
+    """(input, its array, the number of bytes of binary data that it uses)."""
     name = tensor.get("name")
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         raise _bad("an input's name", expected=f"one of {[*specs]}", got=_short(name))
     where = f"input {name!r}"
-    if (wanted := datatype(spec)) != tensor.get("datatype"):
-        raise _bad(f"{where}: datatype", expected=wanted, got=_short(tensor.get("datatype")))
+    if (expected_type := datatype(spec)) != tensor.get("datatype"):
+        raise _bad(f"{where}: datatype", expected=expected_type, got=_short(tensor.get("datatype")))
     shape = tensor.get("shape")
     if (
         not isinstance(shape, list)
@@ -137,8 +137,8 @@ def _tensor(
     ):
         raise _bad(f"{where}: shape", expected="a list of sizes >= 0", got=_short(shape))
     declared = sizes(spec)
-    fits = len(shape) == len(declared) and all(d in (-1, s) for d, s in zip(declared, shape, strict=True))
-    if not fits and not is_unranked(spec):
+    is_matching = len(shape) == len(declared) and all(d in (-1, s) for d, s in zip(declared, shape, strict=True))
+    if not is_matching and not is_unranked(spec):
         raise _bad(f"{where}: shape", expected=declared, got=shape)
     parameters = _mapping(tensor.get("parameters") or {}, f"{where}: parameters")
     if "shared_memory_region" in parameters:
@@ -149,20 +149,22 @@ def _tensor(
     size = parameters["binary_data_size"]
     if "data" in tensor or type(size) is not int or not 0 <= size <= len(binary):
         raise _bad(f"{where}: binary_data_size", expected=f"0 to {len(binary)}, and no data", got=_short(size))
-    if wanted == BYTES:
+    if expected_type == BYTES:
         return spec, _strings(where, binary[:size], count).reshape(shape), size
     dtype = numpy_dtype(spec.dtype)
     if size != count * dtype.itemsize:
-        raise _bad(f"{where}: binary_data_size", expected=f"{count * dtype.itemsize} for {shape} {wanted}", got=size)
-    # a copy of its own: aligned, and of truth values that are 0 or 1
+        raise _bad(
+            f"{where}: binary_data_size", expected=f"{count * dtype.itemsize} for {shape} {expected_type}", got=size
+        )
+    # a copy, which is aligned, and in which truth values are 0 or 1
     raw = np.frombuffer(binary[:size], np.uint8)
-    return spec, ((raw != 0) if wanted == "BOOL" else raw.copy().view(dtype)).reshape(shape), size
+    return spec, ((raw != 0) if expected_type == "BOOL" else raw.copy().view(dtype)).reshape(shape), size
 
 
 def _from_json(where: str, spec: TensorSpec, data: object, shape: list[int], count: int) -> np.ndarray:
     if not isinstance(data, list):
         raise _bad(f"{where}: data", expected="a list", got=_kind(data))
-    # not numpy's choice of a dtype: one long string among numbers would make all of them as long
+    # as objects: with one long string among numbers, numpy would choose a dtype in which all are as long
     try:
         array = np.array(data, dtype=object)
     except ValueError:  # lists of unequal lengths
@@ -172,63 +174,63 @@ def _from_json(where: str, spec: TensorSpec, data: object, shape: list[int], cou
         raise _bad(f"{where}: data", expected=expected, got=f"shape {[*array.shape]}")
     kind = datatype(spec)
     values = array.reshape(-1).tolist()
-    taken = {str} if kind == BYTES else {bool} if kind == "BOOL" else {int, float} if "F" in kind else {int}
-    if found := set(map(type, values)) - taken:
-        raise _bad(f"{where}: data", expected=f"values of {kind}", got=_KINDS.get(found.pop(), "a number"))
+    accepted_types = {str} if kind == BYTES else {bool} if kind == "BOOL" else {int, float} if "F" in kind else {int}
+    if wrong_types := set(map(type, values)) - accepted_types:
+        raise _bad(f"{where}: data", expected=f"values of {kind}", got=_KINDS.get(wrong_types.pop(), "a number"))
     try:
         if kind == BYTES:
-            "".join(values).encode()  # half of a surrogate pair is no text
+            "".join(values).encode()  # raises for lone surrogates
             return array.reshape(shape)
         dtype = numpy_dtype(spec.dtype)
-        if "F" not in kind:  # numpy raises for an int that the dtype does not hold
+        if "F" not in kind:  # numpy raises for an int that exceeds the dtype
             return np.array(values, dtype).reshape(shape)
         with np.errstate(over="ignore"):
-            held = np.array(values, np.float64).astype(dtype)
-        if np.isfinite(held.astype(np.float64)).all():
-            return held.reshape(shape)
+            converted = np.array(values, np.float64).astype(dtype)
+        if np.isfinite(converted.astype(np.float64)).all():
+            return converted.reshape(shape)
     except (ValueError, OverflowError):
         pass
     raise _bad(f"{where}: data", expected=f"what {kind} holds", got="a value beyond it")
 
 
 def _strings(where: str, data: memoryview, count: int) -> np.ndarray:
-    """Strings of bytes, each after its length."""
-    out = np.empty(count if count <= len(data) // _LENGTH_BYTES else 0, object)
-    at = 0
-    for index in range(out.size):
-        end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
-        if at + _LENGTH_BYTES > len(data) or end > len(data):
+    """Decode strings, each of which follows its length in bytes."""
+    texts = np.empty(count if count <= len(data) // _LENGTH_BYTES else 0, object)
+    position = 0
+    for index in range(texts.size):
+        end = position + _LENGTH_BYTES + int.from_bytes(data[position : position + _LENGTH_BYTES], "little")
+        if position + _LENGTH_BYTES > len(data) or end > len(data):
             break
         try:
-            out[index] = str(data[at + _LENGTH_BYTES : end], "utf-8")
+            texts[index] = str(data[position + _LENGTH_BYTES : end], "utf-8")
         except UnicodeDecodeError as error:
             raise _bad(f"{where}: a string", expected="UTF-8", got=str(error)) from error
-        at = end
+        position = end
     else:
-        if at == len(data) and out.size == count:
-            return out
+        if position == len(data) and texts.size == count:
+            return texts
     raise _bad(f"{where}: binary data", expected=f"{count} strings, each after its length", got=f"{len(data)} bytes")
 
 
-def _wanted(request: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+def _requested_outputs(request: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
     names = [spec.name for spec in outputs]
     default = _flag(_mapping(request.get("parameters") or {}, "parameters"), "binary_data_output", False)
-    asked = request.get("outputs")
-    if asked is None or asked == []:
+    requested = request.get("outputs")
+    if requested is None or requested == []:
         return dict.fromkeys(names, default)
-    if not isinstance(asked, list):
-        raise _bad("outputs", expected="a list of outputs", got=_kind(asked))
-    out: dict[str, bool] = {}
-    for output in asked:
+    if not isinstance(requested, list):
+        raise _bad("outputs", expected="a list of outputs", got=_kind(requested))
+    is_binary: dict[str, bool] = {}
+    for output in requested:
         name = _mapping(output, "an output").get("name")
-        if name not in names or name in out:
+        if name not in names or name in is_binary:
             raise _bad("an output's name", expected=f"one of {names}, each once", got=_short(name))
         parameters = _mapping(output.get("parameters") or {}, f"output {name!r}: parameters")
         for refused in ("classification", "shared_memory_region"):
             if refused in parameters:
                 raise _bad(f"output {name!r}", expected="the tensor itself", got=refused)
-        out[name] = _flag(parameters, "binary_data", default)
-    return out
+        is_binary[name] = _flag(parameters, "binary_data", default)
+    return is_binary
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -265,7 +267,8 @@ def _bad(what: str, *, expected: object = None, got: object = None, fix: str = "
 def response(
     request: Request, name: str, version: str, outputs: Sequence[TensorSpec], results: Sequence[object]
 ) -> tuple[bytes, int | None]:
-    """The body, and where its JSON ends if binary data follows. Raises RequestError (406) for numbers without JSON."""
+    """(the body, the length of its JSON if binary data follows, else None). Raises RequestError (406) for numbers that
+    JSON lacks."""
     tensors: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for spec, result in zip(outputs, results, strict=True):

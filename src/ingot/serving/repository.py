@@ -24,7 +24,7 @@ FIRST = "1"
 
 
 class ServedModel:
-    """A version of a model: its specs, and the queue that its requests go through.
+    """A version of a model, with its specs and the queue of its requests.
 
     Raises InputError for a model that keeps state between calls, and for dtypes that the protocol lacks.
     """
@@ -39,7 +39,8 @@ class ServedModel:
         batch: str | None = None,
         observe: Observe = lambda rows, seconds: None,
     ) -> None:
-        """queueing.most_rows: the most rows of a joint call, if the model's rows are independent (see `most_rows`)."""
+        """queueing.most_rows: the maximum number of rows of a joint call, if the model's rows are independent (see
+        `most_rows`)."""
         check_served(model)
         self.name, self.version, self.model = name, version, model
         self.inputs: tuple[TensorSpec, ...] = model.inputs
@@ -75,10 +76,10 @@ def check_served(model: CompiledModel) -> None:
     """Raise InputError for a model that keeps state from call to call, or runs on another machine."""
     if model.refused is not None:
         raise model.refused
-    if model.is_one_program and (kept := [s.spec.name for s in model.program.state if s.spec.name != RANDOM]):
+    if model.is_one_program and (state_names := [s.spec.name for s in model.program.state if s.spec.name != RANDOM]):
         fix = "compile it without `state`, with the state as inputs and outputs"
         raise InputError(
-            "a server's model", expected="none that keeps state: all clients would share it", got=kept, fix=fix
+            "a server's model", expected="none that keeps state: all clients would share it", got=state_names, fix=fix
         )
 
 
@@ -107,12 +108,12 @@ class Repository:
         versions = self._models.get(name)
         if versions is None:
             raise RequestError(404, f"model {name[:200]!r}", expected=f"one of {[*self._models]}", got="no such model")
-        found = versions.get(self.versions(name)[-1] if version is None else version)
-        if found is None:
+        served = versions.get(self.versions(name)[-1] if version is None else version)
+        if served is None:
             raise RequestError(
                 404, f"model {name!r}", expected=f"a version of {self.versions(name)}", got=(version or "")[:20]
             )
-        return found
+        return served
 
     def close(self) -> None:
         for model in self:
@@ -120,7 +121,7 @@ class Repository:
 
 
 def check_name(name: str) -> str:
-    """Raise InputError for a name that cannot stand in a URL and in a folder."""
+    """Raise InputError for a name that is not valid in a URL and as a folder's name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise InputError(
             "a served model's name", expected="letters, digits, '.', '_' and '-'", got=repr(name), fix="use --name"
@@ -131,21 +132,21 @@ def check_name(name: str) -> str:
 def model_files(
     paths: Sequence[Path], name: str | None = None, version: int | None = None
 ) -> list[tuple[str, str, Path]]:
-    """(name, version, file) of each model: the stem of a file, or the folders REPOSITORY/NAME/VERSION/model.*, as
-    Triton has them. name, version: other ones for a file. Raises InputError."""
-    first = FIRST if version is None else str(version)
-    found = [row for path in paths for row in (_in_repository(path) or [(_stem(path), first, path)])]
+    """(name, version, file) of each model: named by a file's stem, or by the folders REPOSITORY/NAME/VERSION/model.*,
+    as in Triton. name, version: override those of a file. Raises InputError."""
+    default_version = FIRST if version is None else str(version)
+    models = [row for path in paths for row in (_in_repository(path) or [(_stem(path), default_version, path)])]
     if name is not None:
-        if len(found) != 1:
-            raise InputError("--name", expected="one model", got=len(found))
-        found = [(name, *found[0][1:])]
-    for row in found:
+        if len(models) != 1:
+            raise InputError("--name", expected="one model", got=len(models))
+        models = [(name, *models[0][1:])]
+    for row in models:
         check_name(row[0])
-    return found
+    return models
 
 
 def _stem(path: Path) -> str:
-    """A folder's name may have points in it."""
+    """The name of a model's file, or of its folder, which may contain dots."""
     return path.resolve().name if path.is_dir() else path.stem
 
 

@@ -12,8 +12,8 @@ from ingot.runtime.program import Program
 from ingot.support.errors import IngotError, InputError
 from ingot.support.log import Log
 
-_CASES = 3  # of `choose_sizes`: what the other open sizes are in the comparison
-_FEW = 4  # rows in all but the first case: a server should not take a minute to start
+_CASES = 3  # of `choose_sizes`: choices of the other open sizes in the comparison
+_SMALL_BATCH_ROWS = 4  # in all but the first case, so that a server starts quickly
 _log = Log("ingot.serving")
 
 
@@ -67,20 +67,23 @@ def _refusal(model: CompiledModel, batch: str | None) -> str | None:
     return "its state changes from call to call" if model.program.state else None
 
 
-def _difference(model: CompiledModel, symbol: str, most: int) -> str | None:
-    """What distinguishes a row in a batch from the same row alone; None if nothing does."""
+def _difference(model: CompiledModel, symbol: str, max_rows: int) -> str | None:
+    """The difference between a row in a batch and the same row alone, as text; None if there is none."""
     program = model.program
     try:
         cases = [
-            choose_sizes(program, case, {symbol: most if case == 0 else min(most, _FEW)}) for case in range(_CASES)
+            choose_sizes(program, case, {symbol: max_rows if case == 0 else min(max_rows, _SMALL_BATCH_ROWS)})
+            for case in range(_CASES)
         ]
         for seed, sizes in enumerate(c for i, c in enumerate(cases) if c not in cases[:i]):
             rows, total = _rows(program, sizes, seed), sizes[symbol]
-            alone = [model.run([a[i : i + 1] for a in rows]) for i in range(total)]
+            single_results = [model.run([a[i : i + 1] for a in rows]) for i in range(total)]
             for count in sorted(n for n in {2, 3, total // 2, total} if 2 <= n <= total):
-                joined = model.run([a[:count] for a in rows])
+                batch_results = model.run([a[:count] for a in rows])
                 for i in range(count):
-                    if not all(_is_same(j[i : i + 1], a) for j, a in zip(joined, alone[i], strict=True)):
+                    if not all(
+                        _is_same(j[i : i + 1], a) for j, a in zip(batch_results, single_results[i], strict=True)
+                    ):
                         return f"row {i} of {count} has other bits than by itself, at {dict(sizes)}"
     except IngotError as error:
         return str(error)
@@ -88,21 +91,21 @@ def _difference(model: CompiledModel, symbol: str, most: int) -> str | None:
 
 
 def _rows(program: Program, sizes: Mapping[str, int], seed: int) -> list[np.ndarray]:
-    """Rows of random numbers. In floats the second to last row is NaN, the last one infinite, one is zero."""
+    """Rows of random numbers. Of every four rows, in floats one is NaN and one infinite, and one is zero."""
     feeds = random_feeds(program, sizes, seed=seed)
-    out: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     for spec in program.inputs:
         array = feeds[spec.name]
         if spec.dtype in ("f64", "f32", "f16", "bf16"):
             array[1::4] = np.nan
             array[2::4] = np.inf
         array[3::4] = 0
-        out.append(array)
-    return out
+        arrays.append(array)
+    return arrays
 
 
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the bits are equal, NaN of any payload counting as one value."""
+    """Whether the bits are equal; all NaNs count as equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     nans: Sequence[np.ndarray] = [x != x for x in (a, b)]

@@ -1,4 +1,4 @@
-"""A bounded queue before a model: threads take the oldest request, and those that can join it, as one call."""
+"""A bounded queue for a model: threads take the oldest request, with those that can join it, as one call."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _log = Log("ingot.serving")
 
 @dataclass(frozen=True)
 class Queueing:
-    """What a server allows each model.
+    """The limits of each model's queue.
 
-    capacity: requests that may wait; a further one is refused. most_rows: of one call of the model; 0: requests are
-    never joined. delay: seconds that the oldest request waits for others to join it. instances: calls at a time.
+    capacity: the number of requests that may wait; further ones are refused. most_rows: the maximum for one call of the
+    model; 0: requests are never joined. delay: seconds for which the oldest request waits for others to join it.
+    instances: the number of concurrent calls.
     """
 
     capacity: int = 256
@@ -41,11 +42,11 @@ class _Entry:
 
 
 class Scheduler:
-    """Runs requests on `instances` threads. A request that is cancelled before its call never runs. Requests that fail
-    together run again by themselves, so that each gets its own answer."""
+    """Runs requests on `instances` threads. A request that is cancelled before its call never runs. If a joint call
+    fails, its requests run again separately, so that each gets its own answer."""
 
     def __init__(self, run: Run, queueing: Queueing, name: str, observe: Observe = lambda rows, seconds: None) -> None:
-        """run: flat inputs to outputs. observe: told the rows (0: not countable) and seconds of each call."""
+        """run: flat inputs to outputs. observe: called with the rows (0: unknown) and seconds of each call."""
         self._run, self._queueing, self._observe = run, queueing, observe
         self._entries: deque[_Entry] = deque()
         self._changed = threading.Condition()
@@ -58,7 +59,7 @@ class Scheduler:
             thread.start()
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """The number of waiting requests."""
         return len(self._entries)
 
     def submit(self, inputs: Arrays) -> Future[Arrays]:
@@ -69,7 +70,7 @@ class Scheduler:
         with self._changed:
             if self._is_closed:
                 raise RequestError(503, "the server is shutting down")
-            if len(self._entries) >= self._queueing.capacity:  # not of those whose callers have given up
+            if len(self._entries) >= self._queueing.capacity:  # drop requests that were cancelled
                 self._entries = deque(e for e in self._entries if not e.result.cancelled())
             if len(self._entries) >= self._queueing.capacity:
                 fix = "try again later"
@@ -79,7 +80,7 @@ class Scheduler:
         return entry.result
 
     def close(self) -> None:
-        """Refuse further requests, cancel those that wait, and wait for those that run."""
+        """Refuse further requests, cancel the waiting ones, and wait for the running ones."""
         with self._changed:
             self._is_closed = True
             for entry in self._entries:
@@ -96,7 +97,7 @@ class Scheduler:
                 self._answer(running)
 
     def _take(self) -> list[_Entry] | None:
-        """The requests of the next call; None when there will be no more."""
+        """The requests of the next call; None once the queue is closed."""
         with self._changed:
             while True:
                 while not self._entries:
@@ -104,30 +105,30 @@ class Scheduler:
                         return None
                     self._changed.wait()
                 oldest = self._entries[0]
-                taken = self._joining(oldest)
-                left = oldest.since + self._queueing.delay - time.monotonic()
-                is_full = oldest.key is None or sum(e.rows for e in taken) >= self._queueing.most_rows
-                if is_full or left <= 0 or self._is_closed:
-                    for entry in taken:
+                joined = self._joining(oldest)
+                remaining_seconds = oldest.since + self._queueing.delay - time.monotonic()
+                is_full = oldest.key is None or sum(e.rows for e in joined) >= self._queueing.most_rows
+                if is_full or remaining_seconds <= 0 or self._is_closed:
+                    for entry in joined:
                         self._entries.remove(entry)
-                    return taken
-                self._changed.wait(left)
+                    return joined
+                self._changed.wait(remaining_seconds)
 
     def _joining(self, oldest: _Entry) -> list[_Entry]:
-        taken, rows = [oldest], oldest.rows
+        joined, rows = [oldest], oldest.rows
         if oldest.key is None:
-            return taken
+            return joined
         for entry in self._entries:
             if entry is not oldest and entry.key == oldest.key and rows + entry.rows <= self._queueing.most_rows:
-                taken.append(entry)
+                joined.append(entry)
                 rows += entry.rows
-        return taken
+        return joined
 
     def _answer(self, entries: Sequence[_Entry]) -> None:
         start = time.perf_counter()
         try:
             results = run_joined(self._run, [e.inputs for e in entries])
-        except BaseException as error:  # also MemoryError: the caller must hear of it, and the thread must go on
+        except BaseException as error:  # also MemoryError: the caller must get it, and the thread must continue
             if len(entries) == 1:
                 entries[0].result.set_exception(error)
                 return

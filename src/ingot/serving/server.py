@@ -15,7 +15,7 @@ _IDLE_SECONDS = 30  # of a connection between requests
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. port 0: a free one. Raises InputError."""
+    """A listening socket. port: 0 for a free one. Raises InputError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)
@@ -40,7 +40,7 @@ def serve(
     ready: Callable[[str], None] = lambda url: None,
     started: Callable[[uvicorn.Server], None] = lambda server: None,
 ) -> None:
-    """Serve until SIGINT, SIGTERM, or `should_exit` of the server that `started` is given.
+    """Serve until SIGINT, SIGTERM, or `should_exit` of the server that `started` receives.
 
     ready: called with the URL when requests are answered."""
 

@@ -1,4 +1,4 @@
-"""What is to be served."""
+"""The description of a service: its models and options."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class NamedLanguageModel:
 
 @dataclass(frozen=True)
 class Service:
-    """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
-    tensors share; "": none. body_bytes, seconds: limits of one request. language_models: behind OpenAI's routes.
-    api_key: without it requests are refused; None: nobody needs one."""
+    """batch: the size along which requests are joined; None: the leading one that all tensors share; "": requests are
+    not joined. body_bytes, seconds: limits of one request. language_models: served by OpenAI's routes. api_key: that of
+    all requests; None: no key is needed."""
 
     models: Sequence[NamedModel]
     host: str

@@ -61,8 +61,8 @@ def write_model(
     if unknown := [str(s) for s in specs if s.dtype not in numpy_types]:
         raise InputError("Triton's Python backend", expected=f"tensors of {', '.join(numpy_types)}", got=unknown)
     # Triton wants a size beside that of the batch
-    most = 0 if any(len(spec.shape) < 2 for spec in specs) else queueing.most_rows
-    queueing = replace(queueing, most_rows=most_rows(model, batch, most))
+    max_rows = 0 if any(len(spec.shape) < 2 for spec in specs) else queueing.most_rows
+    queueing = replace(queueing, most_rows=most_rows(model, batch, max_rows))
     config = configuration(name, program.inputs, program.outputs, queueing, timeout=timeout)
     for tensor in (*config["input"], *config["output"]):
         if not tensor["dims"]:  # of a scalar: Triton refuses it, and takes one element in its place
@@ -120,8 +120,8 @@ def find_triton() -> Triton:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = server / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():
-        have = sorted(p.name for p in (server / "python_backend_stubs").glob("*"))
-        raise DeviceError("nvidia-pytriton's Python backend", expected=f"one for Python {version}", got=have)
+        stubs = sorted(p.name for p in (server / "python_backend_stubs").glob("*"))
+        raise DeviceError("nvidia-pytriton's Python backend", expected=f"one for Python {version}", got=stubs)
     libraries = [server / "external_libs", server / "lib", package.parent / "nvidia_pytriton.libs"]
     environment = {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": _path()}
     backends = server / "backends"

@@ -16,10 +16,10 @@ from ingot.serving.batching import Arrays, groups, key_of, run_joined
 
 
 class TritonPythonModel:
-    """One instance. Triton collects the requests of a batch; those of equal sizes are one call."""
+    """One instance. Triton collects the requests of a batch; those of equal sizes become one call."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        import triton_python_backend_utils  # pyright: ignore[reportMissingImports]  # there in the backend alone
+        import triton_python_backend_utils  # pyright: ignore[reportMissingImports]  # exists only in the backend
 
         self._triton: Any = triton_python_backend_utils
         config = json.loads(args["model_config"])
@@ -38,7 +38,7 @@ class TritonPythonModel:
         return responses
 
     def _inputs(self, request: Any) -> Arrays:
-        # by DLPack, as the results: the backends of Triton's releases up to 2.51 read and write arrays of numpy 1 only
+        # by DLPack, as for the results: Triton's backends up to release 2.51 only support arrays of numpy 1
         find = self._triton.get_input_tensor_by_name
         return [np.from_dlpack(find(request, spec.name)) for spec in self._model.inputs]
 
@@ -46,12 +46,12 @@ class TritonPythonModel:
         triton = self._triton
         try:
             results = run_joined(self._model.run, inputs)
-        except Exception as error:  # whatever the model raises is the answer to its request, and to no other
+        except Exception as error:  # an error of the model is the answer to its own request only
             if len(inputs) > 1:
-                return [response for own in inputs for response in self._answer([own])]
+                return [response for arrays_of_one in inputs for response in self._answer([arrays_of_one])]
             return [triton.InferenceResponse(error=triton.TritonError(str(error)))]
         names = [spec.name for spec in self._model.outputs]
-        tensor = triton.Tensor.from_dlpack  # of capsules: of an array it takes 80 us, to find which device it is on
+        tensor = triton.Tensor.from_dlpack  # from capsules: from an array it takes 80 us, to determine its device
         return [
             triton.InferenceResponse(
                 [tensor(n, np.asarray(a).__dlpack__()) for n, a in zip(names, arrays, strict=True)]

@@ -1,4 +1,4 @@
-"""NumPy's linear algebra on as many threads as asked for."""
+"""The thread count of NumPy's linear algebra."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-# as NumPy's wheels name OpenBLAS's functions; others leave the prefix or the width of integers out
+# the names of OpenBLAS's functions in NumPy's wheels; other builds omit the prefix or the width of integers
 _NAMES = tuple(f"{prefix}openblas_{{}}_num_threads{width}" for prefix in ("scipy_", "") for width in ("64_", ""))
 
 
 @contextmanager
 def blas_threads(count: int) -> Iterator[None]:
-    """Products and factorizations of NumPy on at most `count` threads, in the whole process. OpenBLAS's own count is
-    that of the cores, and its threads spin while they wait for one that others hold: on a busy machine that takes
-    several times the processor time of the work. Another library than the OpenBLAS of NumPy's wheels is left alone.
+    """Limit NumPy's products and factorizations to `count` threads, in the whole process. By default OpenBLAS uses all
+    cores, and its threads spin while they wait for each other: on a busy machine that takes several times the CPU time
+    of the work. Libraries other than the OpenBLAS of NumPy's wheels are not affected.
     """
     functions = _functions()
     if functions is None:
@@ -35,7 +35,7 @@ def blas_threads(count: int) -> Iterator[None]:
 
 @cache
 def _functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """What tells the number of threads, and what sets it."""
+    """(get the number of threads, set it); None without OpenBLAS."""
     root = Path(np.__file__).parent
     for path in (*root.parent.glob("numpy.libs/*openblas*"), *root.glob(".dylibs/*openblas*")):
         library = ctypes.CDLL(str(path))  # the one that NumPy has loaded

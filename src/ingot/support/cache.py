@@ -1,14 +1,14 @@
-"""The disk cache: content-addressed files, least recently used ones dropped.
+"""The disk cache: content-addressed files with least-recently-used eviction.
 
     folder/ab/abcd....entry        [ content | its key ]
 
-Entries are written to a temporary name and moved into place, so concurrent processes and a killed one leave whole
-entries only; an entry that its reader refuses, or that was stored under another key, is deleted and rebuilt. Two
-processes that miss at once both build, and the last one to finish stays, which is harmless: same key, same content.
+Entries are written to a temporary name and moved into place, so that concurrent and killed processes leave only
+complete entries; an entry that its reader refuses, or that was stored under another key, is deleted and rebuilt. Two
+processes that miss at the same time both build, and the last one wins, which is harmless: same key, same content.
 
-Entries are native code. Folders and files are for this user alone (0700, 0600), and links, what belongs to somebody
-else and what others may write are neither read nor written: the inner folders are opened once and held, so that nobody
-changes them meanwhile, even where others can write to the outer one.
+Entries are native code. Folders and files are private (0700, 0600). Links, files of other users and files that others
+may write are neither read nor written: the inner folders are opened once and held, so that nobody can replace them
+meanwhile, even if others can write to the outer one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _SUFFIX = ".entry"
 _HEAD_BYTES = 16
 _STALE_SECONDS = 3600.0
-_WRITTEN = "written"  # a file as long as what was written since the last trim, in parts of what the cache may hold
+_WRITTEN = "written"  # a file whose length counts the bytes since the last trim, in units of max_bytes / _PARTS
 _PARTS, _SPARE = 256, 16
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_OTHERS = "it is a link, or others own it or may write it; it is left alone"
@@ -43,7 +43,7 @@ _log = Log("ingot.cache")
 
 
 def cache_key(*parts: bytes | str | memoryview) -> str:
-    """A digest of the parts and of where each one ends: ("ab", "c") and ("a", "bc") differ."""
+    """A digest of the parts and their lengths: ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.blake2b(digest_size=20)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -54,7 +54,7 @@ def cache_key(*parts: bytes | str | memoryview) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """nbytes: of the file. used: when, in seconds since 1970. head: its first bytes."""
+    """nbytes: the size of the file. used: the time of its last use, in seconds since 1970. head: its first bytes."""
 
     key: str
     nbytes: int
@@ -97,21 +97,22 @@ class DiskCache:
             return None
 
     def store(self, key: str, parts: Iterable[Part]) -> bool:
-        """Make an entry of `parts`. False if that is not possible.
+        """Store an entry. Returns False if that is not possible.
 
-        From time to time the cache is trimmed: it never holds more than a sixteenth above its bound.
+        The cache is trimmed from time to time: it never exceeds its bound by more than a sixteenth.
         """
         return self.store_all({key: parts})
 
     def store_all(self, entries: Mapping[str, Iterable[Part]]) -> bool:
-        """Many as one does."""
+        """Store several entries, as `store` does one."""
         stored = [self._store(key, parts) for key, parts in entries.items()]
         if any(stored) and self._is_due(entries):
             self.trim()
         return all(stored)
 
     def _is_due(self, keys: Iterable[str]) -> bool:
-        """Count what was written, for all processes: looking at all entries each time would take as long as writing."""
+        """Whether to trim, by a count of written bytes for all processes: a scan of all entries for each store would
+        take as long as the store."""
         size = sum(path.stat().st_size for path in map(self.path, keys) if path.exists())
         parts = -(-size // max(1, self.max_bytes // _PARTS))
         try:
@@ -145,7 +146,7 @@ class DiskCache:
 
     @contextmanager
     def _opened(self, inner: Path) -> Iterator[int]:
-        """A folder of entries, of this user alone. Raises OSError for others."""
+        """Open a private folder of entries. Raises OSError for one of another user."""
         descriptor = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
         try:
             status = os.fstat(descriptor)
@@ -158,7 +159,7 @@ class DiskCache:
             os.close(descriptor)
 
     def holds(self, key: str) -> bool:
-        """Whether there is an entry, which nobody has looked into."""
+        """Whether there is an entry, valid or not."""
         return os.path.lexists(self.path(key))
 
     def discard(self, key: str) -> None:
@@ -171,19 +172,19 @@ class DiskCache:
             _log.warning("cache: cannot delete %s: %s", path, error)
 
     def entries(self) -> list[Entry]:
-        """What there is of this user's. To look at an entry is no use of it."""
-        found: list[Entry] = []
+        """The entries of this user. Listing does not count as use."""
+        entries: list[Entry] = []
         for inner in self.folder.glob("??"):
             with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
                 for name in sorted(os.listdir(folder)):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if name.endswith(_SUFFIX) and _is_own(status):
                         head = _head(folder, name)
-                        found.append(Entry(name.removesuffix(_SUFFIX), status.st_size, status.st_mtime, head))
-        return found
+                        entries.append(Entry(name.removesuffix(_SUFFIX), status.st_size, status.st_mtime, head))
+        return entries
 
     def trim(self) -> None:
-        """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""
+        """Delete the least recently used entries beyond `max_bytes`, and partial files of killed processes."""
         with suppress(OSError), self._written() as file:
             file.truncate(0)
         entries: list[tuple[float, int, Path]] = []
@@ -215,7 +216,7 @@ def _head(folder: int, name: str) -> bytes:
 
 
 def _content(folder: int, name: str, key: str) -> memoryview | None:
-    """Of an entry, and a note of its use. Raises OSError, and ArtifactError for what was stored under another key."""
+    """The content of an entry; records its use. Raises OSError, and ArtifactError for an entry of another key."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
@@ -235,7 +236,7 @@ def _content(folder: int, name: str, key: str) -> memoryview | None:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether it is a file of this user that nobody else may write."""
+    """Whether it is a regular file of this user that nobody else may write."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
@@ -249,7 +250,7 @@ _shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default
 
 @contextmanager
 def sharing(disk: DiskCache | None) -> Iterator[None]:
-    """Within it, parts of programs are kept in `disk` and taken from there; None: nowhere."""
+    """Cache parts of programs in `disk` inside the block; None: do not cache them."""
     token = _shared.set(disk)
     try:
         yield
@@ -258,5 +259,5 @@ def sharing(disk: DiskCache | None) -> Iterator[None]:
 
 
 def shared() -> DiskCache | None:
-    """Where parts of programs are kept; None: nowhere."""
+    """The cache for parts of programs; None: there is none."""
     return _shared.get()

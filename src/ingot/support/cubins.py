@@ -1,4 +1,4 @@
-"""Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
+"""The format of GPU kernels in a program's code: a sequence of cubins, each after the data for its launch.
 
     blob = [threads, shared bytes, parameters, order, matrices, writes, bytes of the name, bytes of the cubin]
            [the numbers of a matrix] ... [the number of a parameter that is written] ... name cubin | the next ...
@@ -20,7 +20,7 @@ _HEAD = struct.Struct("<8I")
 _MATRIX = struct.Struct("<9q")
 _NUMBER = struct.Struct("<I")
 _ALIGN = 16
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 _AWAITS, _COOPERATIVE = 1, 2  # bits of `order`
 
 
@@ -28,8 +28,8 @@ _AWAITS, _COOPERATIVE = 1, 2  # bits of `order`
 class MatrixCode:
     """A parameter that is a matrix in memory, which the hardware copies in boxes of `down` rows and `across` columns.
 
-    parameter: its number. kind, swizzle: of elements, and how a box lies in shared memory, as the driver's
-    cuTensorMapEncodeTiled has them. stride, offset: bytes from row to row, and in front of the first.
+    parameter: its number. kind, swizzle: the type of elements and the layout of a box in shared memory, as in the
+    driver's cuTensorMapEncodeTiled. stride, offset: bytes from row to row, and before the first row.
     """
 
     parameter: int
@@ -45,11 +45,13 @@ class MatrixCode:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
-    and sizes that it takes, before the two of Triton's own. writes: the numbers of those whose memory it writes.
-    awaits: whether it may start before those have ended whose results it reads, as it waits for them itself. matrices:
-    those among the parameters, in their order. cooperative: whether its programs wait for each other, so that
-    all of them have to run at once."""
+    """A compiled kernel.
+
+    threads, shared: the threads and the bytes of dynamic shared memory of a block. parameters: the number of addresses
+    and sizes that it takes, before Triton's own two. writes: the numbers of parameters whose memory it writes. awaits:
+    whether it may start before its predecessors have ended, as it waits for them itself. matrices: the matrices among
+    the parameters, in order. cooperative: whether its blocks wait for each other, so that all have to run concurrently.
+    """
 
     name: str
     cubin: bytes
@@ -76,11 +78,11 @@ class KernelCode:
 
 
 def pack(features: Features, kernels: Mapping[str, Mapping[str, KernelCode]]) -> Code:
-    """Kernels by architecture and by the symbols that steps have; equal ones stand there once. Symbols of the first
-    architecture, that of `features`, are plain, those of others have theirs in front."""
+    """Code from kernels by architecture and by the symbols of steps; equal kernels are stored once. Symbols of the
+    architecture of `features` are plain, those of others are prefixed with theirs."""
     blob, symbols, places = bytearray(), dict[str, int](), dict[KernelCode, int]()
-    for arch, own in kernels.items():
-        for symbol, kernel in own.items():
+    for arch, kernels_of_arch in kernels.items():
+        for symbol, kernel in kernels_of_arch.items():
             if kernel not in places:
                 places[kernel] = len(blob)
                 blob += kernel.record()
@@ -89,7 +91,7 @@ def pack(features: Features, kernels: Mapping[str, Mapping[str, KernelCode]]) ->
 
 
 def unpack(code: Code, arch: str) -> dict[str, KernelCode]:
-    """The kernels of one architecture. Raises ArtifactError where a record does not fit."""
+    """The kernels of one architecture. Raises ArtifactError for a malformed record."""
     plain = [symbol for symbol in code.symbols if ":" not in symbol]
     return {s: _record(code.blob, code.symbols[_symbol(code.features, arch, s)], s) for s in plain}
 
@@ -101,11 +103,11 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, order, count, written, name, size = _HEAD.unpack_from(blob, offset)
+    threads, shared, parameters, order, count, write_count, name, size = _HEAD.unpack_from(blob, offset)
     first = offset + _HEAD.size
     middle = first + count * _MATRIX.size
-    start = middle + written * _NUMBER.size
-    if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
+    start = middle + write_count * _NUMBER.size
+    if start + name + size > len(blob) or not 0 < threads <= _MAX_THREADS:
         raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
     matrices = tuple(MatrixCode(*m) for m in _MATRIX.iter_unpack(blob[first:middle]))
     writes = tuple(n for (n,) in _NUMBER.iter_unpack(blob[middle:start]))

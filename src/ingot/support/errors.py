@@ -69,9 +69,9 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
     for pattern in patterns:
         if any(fits(name, pattern) for name in names):
             continue
-        near = sorted(names, key=lambda name: -SequenceMatcher(None, pattern, name).ratio())
-        more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
-        expected = f"a pattern of {', '.join(near[:_NAMED])}{more}"
+        ranked = sorted(names, key=lambda name: -SequenceMatcher(None, pattern, name).ratio())
+        suffix = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
+        expected = f"a pattern of {', '.join(ranked[:_NAMED])}{suffix}"
         raise InputError(what, expected=expected, got=repr(pattern))
 
 
@@ -85,9 +85,9 @@ def select_trainable(patterns: Sequence[str], floats: Mapping[str, bool]) -> lis
     if floats:
         check_patterns("trainable", patterns, [*floats])
     for pattern in patterns:
-        fitting = [name for name in floats if fits(name, pattern)]
-        if fitting and not any(floats[name] for name in fitting):
-            raise InputError("trainable", expected="parameters of floats", got=fitting, fix="leave integers out")
+        matches = [name for name in floats if fits(name, pattern)]
+        if matches and not any(floats[name] for name in matches):
+            raise InputError("trainable", expected="parameters of floats", got=matches, fix="leave integers out")
     return [name for name, is_float in floats.items() if is_float and any(fits(name, p) for p in patterns)]
 
 

@@ -121,20 +121,20 @@ def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
 
 
 def _take_mode(descriptor: int, before: os.stat_result) -> None:
-    mode, own = before.st_mode & 0o777, os.fstat(descriptor)
-    if (before.st_uid, before.st_gid) != (own.st_uid, own.st_gid):
+    mode, status = before.st_mode & 0o777, os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (status.st_uid, status.st_gid):
         try:
             os.fchown(descriptor, before.st_uid, before.st_gid)
         except OSError:
-            mode &= 0o707  # its group is another now
+            mode &= 0o707  # the file has another group
     os.fchmod(descriptor, mode)
 
 
 def _sweep(folder: int, name: str) -> None:
-    """Remove what killed processes left of earlier writes to `name`: temporary files that nobody holds the lock of."""
+    """Remove temporary files that killed processes left of earlier writes to `name`: those without a lock."""
     pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]{{8}}\.tmp")
     for temporary in filter(pattern.fullmatch, os.listdir(folder)):
-        with suppress(OSError):  # it is gone, or somebody writes it
+        with suppress(OSError):  # it is gone, or being written
             descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ def _sweep(folder: int, name: str) -> None:
 
 
 def _kind(path: Path) -> int | None:
-    """The type of what is there (`stat.S_IFREG` ...), links followed; None for nothing."""
+    """The type of file (`stat.S_IFREG` ...), with links followed; None if there is none."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except OSError:
@@ -174,25 +174,25 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def make_private(folder: Path) -> None:
-    """Have a folder; those that are made, its parents too, are for this user alone. Raises OSError."""
+    """Create a folder and its parents if they are missing, private to this user. Raises OSError."""
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
-    for made in reversed(missing):
+    for missing_folder in reversed(missing):
         with suppress(FileExistsError):
-            made.mkdir(0o700)
+            missing_folder.mkdir(0o700)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone among the processes that change `path` under this lock, which is a file beside it and ends with its holder.
+    """Hold the exclusive lock of `path`, a file in the same folder. It is released when the process ends.
 
     Raises ArtifactError when the system refuses.
     """
-    beside = path.with_name(f".{path.name}.lock")
+    lock_path = path.with_name(f".{path.name}.lock")
     try:
         make_private(path.parent)
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ArtifactError(
             f"cannot write {path}", expected="a folder to write to", got=error.strerror or str(error)

@@ -1,8 +1,8 @@
-"""Files that are taken for models, and what to do with each: told by their content, never by their names.
+"""Files that users mistake for models, recognized by their content, never by their names, with advice for each.
 
     foreign(Path("net.gguf"))  ->  Format("a GGUF file", "export the model ...")
 
-One table; a frontend for a format takes its line away.
+One table; a new frontend for a format removes its line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from ingot.support.dataclass import dataclass
 from ingot.support.files import open_regular
 
-_HEAD = 512  # bytes that tell what a file is
-# what to do
+_HEAD = 512  # bytes that identify a file's format
+# advice
 _TO_ONNX = "export the model to ONNX from where it was trained"
 _EXPORT = "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
 _TRUSTED = f"in a process that you trust: {_EXPORT}"
@@ -87,31 +87,31 @@ _OF_FOLDERS: tuple[tuple[str, Format], ...] = (
 
 
 def foreign(path: Path) -> Format | None:
-    """What is at `path`, if it is no file that Ingot may read; None where it may be. Raises OSError."""
+    """The format of a file that Ingot cannot read; None if it may be readable. Raises OSError."""
     if path.is_dir():
         return _of_folder(path)
     with open_regular(path) as file:
         head = file.read(_HEAD)
     if not head:
         return Format("an empty file", "export the model again")
-    for matches, found in _OF_FILES:
+    for matches, known_format in _OF_FILES:
         if matches(head):
-            return found
+            return known_format
     if head[:1] == b"{":
         return _of_json(path)
     return _of_archive(path) if head.startswith(b"PK\x03\x04") else None
 
 
 def _of_folder(path: Path) -> Format:
-    for name, found in _OF_FOLDERS:
+    for name, known_format in _OF_FOLDERS:
         if any(path.glob(name)):
-            return found
+            return known_format
     inside = sorted(p.name for p in path.glob("*.onnx"))
     return Format("a folder", f"name the file in it: {inside[0]}" if inside else "name the model's file")
 
 
 def _of_archive(path: Path) -> Format | None:
-    """What a zip archive holds; None for a program of torch.export."""
+    """The format of a zip archive; None for a program of torch.export."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -121,9 +121,9 @@ def _of_archive(path: Path) -> Format | None:
     top = {name.rsplit("/", 1)[-1] for name in names if name.count("/") <= 1}
     if SCRIPT in top:
         return None
-    for name, found in _OF_ARCHIVES:
+    for name, known_format in _OF_ARCHIVES:
         if name in top:
-            return found
+            return known_format
     if names and all(name.endswith(".npy") for name in names):
         return Format("arrays of numpy", _ARRAYS)
     programs = any("archive_format" in name or name.endswith((".json", "/version", "version")) for name in names)

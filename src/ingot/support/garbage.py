@@ -1,7 +1,7 @@
-"""Python's collector of reference cycles, set aside for a while; and freed memory, given back to the system.
+"""Suspension of Python's cyclic garbage collector, and return of freed memory to the system.
 
-Compiling makes hundreds of thousands of objects that stay and next to no cycles, and the collector looks at all that
-stay again and again: a tenth of a small model's time. What cycles there are is collected as usual afterwards.
+Compiling creates hundreds of thousands of long-lived objects and hardly any cycles, and the collector traverses them
+repeatedly: a tenth of a small model's time. The few cycles are collected afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _was_enabled = False
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Within, and in all threads, no cycles are collected; the last to leave restores what the first one found, and
-    gives freed memory back: a compiler's is many times what stays of it, and would lie beside the first run's."""
+    """Disable the collection of cycles inside the block, in all threads. The last to leave restores the initial state
+    and returns freed memory to the system: most of a compilation's memory is temporary, and would otherwise add to that
+    of the first run."""
     global _within, _was_enabled
     with _lock:
         if not _within:
@@ -39,6 +40,6 @@ def no_collection() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Let go of freed memory that glibc keeps, between what is in use, for allocations to come. Others keep less."""
+    """Return freed memory that glibc keeps for later allocations. Other C libraries keep less."""
     with suppress(OSError, AttributeError, TypeError):  # systems without it
         ctypes.CDLL(None).malloc_trim(0)

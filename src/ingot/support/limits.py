@@ -52,14 +52,14 @@ class Limits:
 def parse_limits(texts: Sequence[str]) -> Limits | None:
     """["seconds=3600", "nodes=2000000"] -> Limits; None for none. Raises InputError."""
     names = [f.name for f in fields(Limits)]
-    given: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     check_once("--limit", [text.partition("=")[0] for text in texts])
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names or not value.isdecimal():
             raise InputError("--limit", expected=f"NAME=NUMBER with a name of {names}", got=repr(text))
-        given[name] = int(value)
-    return Limits(**given) if given else None
+        numbers[name] = int(value)
+    return Limits(**numbers) if numbers else None
 
 
 @dataclass
@@ -124,9 +124,9 @@ def max_terms() -> int:
 def check_elements(count: object, where: str) -> None:
     """Raise LimitError for a tensor with more elements than allowed."""
     budget = _budget.get()
-    most = (_DEFAULT if budget is None else budget.limits).elements
-    if isinstance(count, int) and count > most:
-        raise LimitError("elements", most, "a tensor is too large", got=f"{count} elements", where=where)
+    max_elements = (_DEFAULT if budget is None else budget.limits).elements
+    if isinstance(count, int) and count > max_elements:
+        raise LimitError("elements", max_elements, "a tensor is too large", got=f"{count} elements", where=where)
 
 
 def spend_node(where: str) -> None:

@@ -1,4 +1,4 @@
-"""Plain data about native code that both the compiler's targets and the runtime speak: code objects, ISAs, cores."""
+"""Plain data about native code, shared by the compiler's targets and the runtime: code objects, ISAs, cores."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ _AT_HWCAP, _AT_HWCAP2 = 16, 26
 
 @dataclass(frozen=True)
 class Features:
-    """A machine that code is compiled for or runs on: what a target has to know of it, kept with the code.
+    """The description of a machine that code is compiled for or runs on, stored with the code.
 
-    arch: of the instructions ("x86_64", "aarch64", "riscv64", "wasm32"). features: what code may use besides, in the
-    target's own names, sorted; of CPUs LLVM's, a subset of `FEATURES[arch]`. cpu: the core to schedule for in LLVM's
-    words, "" for a generic one. target: whose features these are; "null:cpu": cpu's, which null stands in for. caches:
-    bytes of a core's own L1 and L2 and of the shared L3 where they were found out; else the target takes what is usual
-    for the core.
+    arch: the architecture ("x86_64", "aarch64", "riscv64", "wasm32"). features: the extensions that code may use, by
+    the target's names, sorted; for CPUs LLVM's names, a subset of `FEATURES[arch]`. cpu: LLVM's name of the core to
+    schedule for, "" for a generic one. target: the target whose features these are; "null:cpu": those of cpu, which
+    null stands in for. caches: the bytes of a core's L1 and L2 and of the shared L3, if known; else the target assumes
+    typical sizes.
     """
 
     arch: str
@@ -91,7 +91,7 @@ class Features:
 
     @property
     def target_name(self) -> str:
-        """Of the target that makes the code, under which a program has it."""
+        """The name of the target that generates the code, which is its key in a program."""
         return self.target.partition(":")[0]
 
     def __contains__(self, feature: str) -> bool:
@@ -108,12 +108,11 @@ class Features:
 
 @dataclass(frozen=True)
 class Code:
-    """What a target made of kernels, for machines that have `features`.
+    """The code that a target generated from kernels, for machines that have `features`.
 
     For CPUs the blob is position-independent machine code and read-only data, and a symbol is the offset of a global
     function. It needs no relocation; it must be mapped at a page-aligned address, readable and executable. plan: a
-    digest of the only plan that may launch its kernels, as these rely on sizes, chunks and tables; b"" where nobody
-    says.
+    digest of the only plan that may launch its kernels, as these rely on sizes, chunks and tables; b"" if unknown.
     """
 
     features: Features
@@ -142,7 +141,7 @@ def capabilities(arch: str, words: int) -> tuple[str, ...]:
 
 
 def with_vector_length(features: tuple[str, ...], bits: int) -> tuple[str, ...]:
-    """RISC-V's features with those that vector registers of so many bits have; AT_HWCAP tells that there are some."""
+    """RISC-V's features with those for the length of vector registers in bits, which AT_HWCAP does not contain."""
     lengths = [name for name, least in _RISCV_LENGTHS.items() if "v" in features and bits >= least]
     return tuple(sorted((*features, *lengths)))
 
@@ -159,7 +158,7 @@ def _vector_bits() -> int:
 
 
 def _hwcaps() -> int | None:
-    """AT_HWCAP, and AT_HWCAP2 in the bits from 64 on; None where the C library does not tell."""
+    """AT_HWCAP, and AT_HWCAP2 in the bits from 64 on; None if the C library does not provide them."""
     import ctypes  # most processes run on x86-64
 
     getauxval = getattr(ctypes.CDLL(None), "getauxval", None)
@@ -171,15 +170,15 @@ def _hwcaps() -> int | None:
 
 @cache
 def host() -> Features:
-    """The machine this process runs on, without a compiler. Where neither the kernel's capabilities nor /proc/cpuinfo
-    are told, the bare architecture."""
+    """The machine that this process runs on, determined without a compiler: by the kernel's capabilities or
+    /proc/cpuinfo, else the bare architecture."""
     machine = platform.machine()
     arch = _MACHINES.get(machine.lower(), machine)
     if arch in _CAPABILITIES and (words := _hwcaps()):
-        found = capabilities(arch, words)
-        if arch == "riscv64" and "v" in found:
-            found = with_vector_length(found, _vector_bits())
-        return Features(arch, found, caches=cache_sizes())
+        features = capabilities(arch, words)
+        if arch == "riscv64" and "v" in features:
+            features = with_vector_length(features, _vector_bits())
+        return Features(arch, features, caches=cache_sizes())
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -188,17 +187,17 @@ def host() -> Features:
 
 
 def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, ...]:
-    """Bytes of the first core's caches for data, levels 1 to 3, as Linux tells them; () where it does not tell all."""
-    found: dict[int, int] = {}
+    """The bytes of the first core's data caches, levels 1 to 3, as reported by Linux; () unless all are known."""
+    sizes_by_level: dict[int, int] = {}
     for index in root.glob("index*"):
         try:
-            told = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size"))
-            level, kind, size = told
+            texts = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size"))
+            level, kind, size = texts
             if kind != "Instruction":
-                found[int(level)] = int(size.removesuffix("K")) << 10
+                sizes_by_level[int(level)] = int(size.removesuffix("K")) << 10
         except (OSError, ValueError):
             continue
-    sizes = tuple(found.get(level, 0) for level in (1, 2, 3))
+    sizes = tuple(sizes_by_level.get(level, 0) for level in (1, 2, 3))
     return sizes if all(sizes) else ()
 
 
@@ -212,7 +211,7 @@ def available_cores() -> int:
 
 @cache
 def _core_of(cpu: int) -> str:
-    """The logical CPUs of its physical core; its own number where the system does not tell."""
+    """The logical CPUs of its physical core, as text; its own number if the system does not report them."""
     try:
         path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         return Path(path).read_text(encoding="ascii").strip()

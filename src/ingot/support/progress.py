@@ -1,4 +1,4 @@
-"""What long work is doing right now, for whoever wants to show it.
+"""Progress reports of long-running work.
 
 The compiler calls `report(stage)`; a command line or a notebook listens. Without a listener a report costs one look-up.
 """

@@ -1,7 +1,7 @@
-"""Arrays by name in one file, as Hugging Face's safetensors has it: a JSON header behind its length, then the bytes.
+"""Hugging Face's safetensors: arrays by name in one file, with the length of a JSON header, the header, and the bytes.
 
-Nobody vouches for a file: the header's length is bounded, each name is there once, and each array has the bytes of its
-type and shape, which no other has.
+Files are untrusted: the header's length is bounded, names are unique, and each array has the bytes of its type and
+shape, without overlap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from ingot.support.errors import ImportModelError
 from ingot.support.files import atomic_write, open_regular
 
-# its names -> numpy's, and those of the package ml_dtypes
+# the format's names of dtypes -> those of numpy, and of the package ml_dtypes
 _NUMPYS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -36,7 +36,7 @@ _LONGEST_HEADER = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes 
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """The file is written whole or not at all. Raises TypeError for a dtype that the format has none for."""
+    """Write the file atomically. Raises TypeError for a dtype that the format lacks."""
     header: dict[str, object] = {}
     at = 0
     for name, array in arrays.items():
@@ -70,8 +70,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         places = {name: _place(name, entry, rest.size) for name, entry in header.items()}
     except (ValueError, RecursionError) as e:
         raise ImportModelError(f"not a readable safetensors file: {e}", where=where) from e
-    taken = sorted((start, end, name) for name, (start, end, _, _) in places.items() if start < end)
-    for (_, end, first), (start, _, second) in pairwise(taken):
+    ranges = sorted((start, end, name) for name, (start, end, _, _) in places.items() if start < end)
+    for (_, end, first), (start, _, second) in pairwise(ranges):
         if start < end:
             got = f"{first!r} and {second!r} in one place"
             raise ImportModelError("not a readable safetensors file", expected="a place each", got=got, where=where)

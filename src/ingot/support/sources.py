@@ -1,6 +1,6 @@
-"""Which version of the compiler this is: a digest of its sources, so that nothing kept on disk is older than they are.
+"""The version of the compiler, as a digest of its sources, so that no cached file outlives a change of them.
 
-Six hundred files are not read for each process: their digest is kept under what the file system says of them.
+To avoid reading six hundred files in each process, the digest is cached under the files' metadata.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _DIGEST_BYTES = 8
 
 
 def digest(folder: Path) -> str:
-    """Of all Python files below, with their contents; the same wherever they lie."""
+    """The digest of the contents of all Python files below a folder, independent of its path."""
     files = sorted(_python_files(str(folder)))
-    # a file that was written or replaced has another time of change, which nobody can set
+    # a file that was written or replaced has another change time (ctime), which cannot be forged
     states = [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in files]
     disk, key = DiskCache(), cache_key("sources", repr(states))
-    known = disk.load(key, _read)
-    if known is None:
-        known = _digest([path for path, _ in files])
-        disk.store(key, [known.encode()])
-    return known
+    text = disk.load(key, _read)
+    if text is None:
+        text = _digest([path for path, _ in files])
+        disk.store(key, [text.encode()])
+    return text
 
 
 def _python_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -46,9 +46,7 @@ def _digest(paths: list[str]) -> str:
 
 
 def _read(content: memoryview) -> str:
-    found = bytes(content)
-    if len(found) != 2 * _DIGEST_BYTES or not found.isalnum():
-        raise ArtifactError(
-            "a digest of sources", expected=f"{2 * _DIGEST_BYTES} characters", got=f"{len(found)} bytes"
-        )
-    return found.decode()
+    data = bytes(content)
+    if len(data) != 2 * _DIGEST_BYTES or not data.isalnum():
+        raise ArtifactError("a digest of sources", expected=f"{2 * _DIGEST_BYTES} characters", got=f"{len(data)} bytes")
+    return data.decode()

@@ -1,1 +1,2 @@
-"""Measured search for what schedules otherwise choose by a model of the machine. See docs/reference/tuning.md."""
+"""Autotuning: a measured search for the choices that schedules otherwise make by a cost model. See
+docs/reference/tuning.md."""

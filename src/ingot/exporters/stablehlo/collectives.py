@@ -1,4 +1,4 @@
-"""How collectives are said in StableHLO."""
+"""StableHLO for collectives."""
 
 from __future__ import annotations
 

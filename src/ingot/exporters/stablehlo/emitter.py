@@ -1,4 +1,4 @@
-"""A CORE graph as a StableHLO module: one operation after the other, sizes as scalars where they are symbolic.
+"""A CORE graph as a StableHLO module: a sequence of operations, with symbolic sizes as scalars.
 
 f32[s0,4] = broadcast_in_dim(x)   ->   %n = get_dimension_size %arg0, dim = 0, dynamic_broadcast_in_dim %x, [%n, 4]
 """
@@ -22,13 +22,13 @@ from ingot.passes.core.signs import unpack_signs
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, UnsupportedOp, UnsupportedOpError
 
-# constants of more bytes are weights: arguments beside the program
-_WEIGHT = 4096
+# larger constants, in bytes, are weights: arguments of the function, stored apart from the program
+_MAX_CONSTANT_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A module, and the arrays of those of its arguments that are weights, by name, in the order of the arguments."""
+    """A module, and the arrays of its arguments that are weights, by name, in the order of the arguments."""
 
     module: Module
     weights: Mapping[str, np.ndarray]
@@ -39,22 +39,27 @@ ROWS: dict[type[Op], Row] = {}
 
 
 def row(*classes: type[Op]) -> Callable[[Row], Row]:
-    """Registers what emits nodes of these ops: (emitter, node, names of its operands) to names of its results."""
+    """Registers the function that emits nodes of these ops. It maps (emitter, node, operand names) to the names of the
+    results."""
 
-    def add(made: Row) -> Row:
-        ROWS.update(dict.fromkeys(classes, made))
-        return made
+    def add(function: Row) -> Row:
+        ROWS.update(dict.fromkeys(classes, function))
+        return function
 
     return add
 
 
 def emit(graph: Graph, inline: bool = False) -> Emitted:
-    """`graph`, whose MODEL ops are lowered, as a module with one function.
+    """`graph`, without MODEL ops, as a module with one function.
 
     inline: keep all constants in the text. Raises UnsupportedOpError naming every op that has no form in StableHLO.
     """
-    graph = unpack_signs(graph)  # there are no products of words
-    constants = [] if inline else [n for n in graph.nodes() if isinstance(n.op, Const) and n.op.array.nbytes > _WEIGHT]
+    graph = unpack_signs(graph)  # StableHLO has no products of packed signs
+    constants = (
+        []
+        if inline
+        else [n for n in graph.nodes() if isinstance(n.op, Const) and n.op.array.nbytes > _MAX_CONSTANT_BYTES]
+    )
     names = _unique([_label(n) for n in graph.inputs] + [n.loc or "weight" for n in constants])
     arguments = [(f"%arg{i}", n) for i, n in enumerate((*graph.inputs, *constants))]
     emitter = Emitter(graph)
@@ -66,11 +71,11 @@ def emit(graph: Graph, inline: bool = False) -> Emitted:
     types = tuple(type_of(n) for n in graph.outputs)
     body = Block(tuple((name, type_of(n)) for name, n in arguments), tuple(emitter.operations))
     labels = graph.output_names or tuple(f"output_{i}" for i in range(len(types)))
-    told = tuple({"jax.result_info": f"result['{name}']"} for name in labels)
+    result_attributes = tuple({"jax.result_info": f"result['{name}']"} for name in labels)
     locations = tuple(f'"{name}"' for name in names)
-    main = Function("main", body, types, tuple({} for _ in arguments), told, "public", locations)
-    of_weights = zip(names[len(graph.inputs) :], constants, strict=True)
-    weights = {name: n.op.value for name, n in of_weights if isinstance(n.op, Const)}
+    main = Function("main", body, types, tuple({} for _ in arguments), result_attributes, "public", locations)
+    named_constants = zip(names[len(graph.inputs) :], constants, strict=True)
+    weights = {name: n.op.value for name, n in named_constants if isinstance(n.op, Const)}
     return Emitted(Module("model", {"main": main}), weights)
 
 
@@ -79,14 +84,14 @@ def _label(node: Node) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    out: list[str] = []
+    unique_names: list[str] = []
     for name in names:
         word = re.sub(r'["\\\s]', "_", name)
-        k, free = 1, word
-        while free in out:
-            k, free = k + 1, f"{word}_{k}"
-        out.append(free)
-    return out
+        k, candidate = 1, word
+        while candidate in unique_names:
+            k, candidate = k + 1, f"{word}_{k}"
+        unique_names.append(candidate)
+    return unique_names
 
 
 def type_of(node: Node) -> str:
@@ -95,7 +100,8 @@ def type_of(node: Node) -> str:
 
 @dataclass
 class Emitter:
-    """Operations so far, and the names of nodes and sizes. A region is an emitter of its own that sees the outer's."""
+    """The operations so far, and the names of nodes and sizes. A region has an emitter of its own, which also sees the
+    names of the outer one."""
 
     graph: Graph
     outer: Emitter | None = None
@@ -113,7 +119,7 @@ class Emitter:
         self, name: str, operands: Sequence[str], types: Sequence[str],
         attributes: Mapping[str, Attribute] | None = None, regions: Sequence[Block] = (),
     ) -> list[str]:  # fmt: skip
-        """One operation; the names of its results."""
+        """Add an operation. Returns the names of its results."""
         full = name if "." in name else f"stablehlo.{name}"
         base = self.fresh()
         names = [base] if len(types) == 1 else [f"{base}#{i}" for i in range(len(types))]
@@ -127,7 +133,7 @@ class Emitter:
         return self.add(name, operands, [type], attributes)[0]
 
     def value(self, node: Node) -> str:
-        """The name of a node's value, emitted with all that it needs."""
+        """The name of a node's value. Emits the node and all its predecessors."""
         for n in topological((node,), lambda n: () if n in self.values else n.inputs):
             if n not in self.values:
                 self._emit(n)
@@ -135,20 +141,20 @@ class Emitter:
 
     def _emit(self, node: Node) -> None:
         if isinstance(node.op, Project):
-            # set with the node that it reads
+            # emitted together with its operand
             assert node in self.values, node
             return
-        made = ROWS.get(type(node.op))
+        emit_row = ROWS.get(type(node.op))
         results = node.results
         try:
-            if made is None:
+            if emit_row is None:
                 raise Unsupported("")
-            names = made(self, node, [self.values[i] for i in node.inputs])
+            names = emit_row(self, node, [self.values[i] for i in node.inputs])
         except Unsupported as e:
             self.refused.append(UnsupportedOp(node.op.name, node.loc, str(e)))
             names = ["%refused"] * len(results)
-        named = [names] if isinstance(names, str) else names
-        self.values.update(zip(results, named, strict=True))
+        result_names = [names] if isinstance(names, str) else names
+        self.values.update(zip(results, result_names, strict=True))
 
     # --- parts
 
@@ -180,7 +186,7 @@ class Emitter:
         return self.one("compare", [a, b], show(boolean, shape), attributes)
 
     def region(self, arguments: Sequence[tuple[str, str]], body: Callable[[Emitter], list[str]]) -> Block:
-        """A block with these arguments whose results `body` emits."""
+        """A block with these arguments; `body` emits its operations and returns its results."""
         inner = Emitter(self.graph, self, values=dict(self.values), sizes=dict(self.sizes), count=self.count)
         results = body(inner)
         self.refused += inner.refused
@@ -188,7 +194,7 @@ class Emitter:
         return Block(tuple(arguments), tuple(inner.operations))
 
     def graph_region(self, graph: Graph, operands: Sequence[str] | None = None) -> Block:
-        """A graph as a block: with arguments of its own, or reading `operands` from outside."""
+        """A graph as a block: with its own arguments, or with `operands` of the outer region."""
         names = [self.fresh() for _ in graph.inputs] if operands is None else list(operands)
 
         def body(inner: Emitter) -> list[str]:
@@ -231,7 +237,7 @@ class Emitter:
         return self.size(symbol(name))
 
     def _symbol(self, name: str) -> str:
-        """From the size of an input that is it, or c * it + r."""
+        """A symbol's value, from an input size of the form `symbol` or c * symbol + r, or from an input's elements."""
         for n in self.graph.inputs:
             for axis, d in enumerate(n.shape):
                 if isinstance(d, Dim) and symbols_of(d) == {name}:
@@ -241,13 +247,17 @@ class Emitter:
                         return size
                     factor, rest = _linear(d, name)
                     if factor:
-                        less = self.one("subtract", [size, self.scalar(rest, i32)], "tensor<i32>")
-                        return self.one("divide", [less, self.scalar(factor, i32)], "tensor<i32>")
+                        difference = self.one("subtract", [size, self.scalar(rest, i32)], "tensor<i32>")
+                        return self.one("divide", [difference, self.scalar(factor, i32)], "tensor<i32>")
         for n in self.graph.inputs:
-            for at, d in enumerate(size_elements(n)):
+            for index, d in enumerate(size_elements(n)):
                 if str(d) == name:
                     flat = self.one("reshape", [self._input(n)], show(n.dtype, (len(size_elements(n)),)))
-                    attributes = {"start_indices": Ints((at,)), "limit_indices": Ints((at + 1,)), "strides": Ints((1,))}
+                    attributes = {
+                        "start_indices": Ints((index,)),
+                        "limit_indices": Ints((index + 1,)),
+                        "strides": Ints((1,)),
+                    }
                     part = self.one("slice", [flat], show(n.dtype, (1,)), attributes)
                     return self.convert(self.one("reshape", [part], show(n.dtype, ())), i32, ())
         raise Unsupported(f"the size {name}, which no input's shape tells")
@@ -272,8 +282,8 @@ _OPERATORS = {
 
 def _linear(d: Dim, name: str) -> tuple[int, int]:
     """(c, r) of c * symbol + r; (0, 0) for another form."""
-    at = [substitute(d, {name: n}) for n in (0, 1, 2)]
-    if not is_static(at):
+    values = [substitute(d, {name: n}) for n in (0, 1, 2)]
+    if not is_static(values):
         return 0, 0
-    a, b, c = (v for v in at if isinstance(v, int))
+    a, b, c = (v for v in values if isinstance(v, int))
     return (b - a, a) if c - b == b - a else (0, 0)

@@ -1,4 +1,4 @@
-"""A graph as a file: for XLA, TPUs and every compiler that takes StableHLO."""
+"""A graph as a file, for XLA, TPUs and every compiler that reads StableHLO."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingot.support.files import atomic_write
 
 
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
-    """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
-    numbers takes and gives the state that they come from, (seed, calls)."""
+    """Write `graph` as text to `path`. Returns the path of its weights, in the same folder; None if it has none. A
+    graph with random numbers gets their state, (seed, calls), as an additional input and output."""
     progress.report("lower")
     emitted = emit(lower_model_ops(with_random_state(graph, RANDOM)), inline)
     progress.report("print")
     atomic_write(path, [show(emitted.module).encode()])
     if not emitted.weights:
         return None
-    beside = path.with_suffix(".safetensors")
-    safetensors.write(beside, emitted.weights)
-    return beside
+    weights_path = path.with_suffix(".safetensors")
+    safetensors.write(weights_path, emitted.weights)
+    return weights_path

@@ -1,4 +1,4 @@
-"""How reductions, windows, scatters, sorts and control flow are said in StableHLO: ops that hold a region."""
+"""StableHLO for ops with a region: reductions, windows, scatters, sorts and control flow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def combiner(e: Emitter, kind: str, dtype: DType) -> Block:
 
 
 def _summed(dtype: DType) -> DType:
-    """The type that a fold of narrow floats accumulates in."""
+    """The type in which a fold accumulates: f32 for narrow floats."""
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
@@ -60,7 +60,7 @@ def reduce_window(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.CumReduce)
 def cum_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A window over all that lies before, or behind; without its own element, of what is one place further."""
+    """A window over all preceding elements, or all following ones if reversed. An exclusive one is shifted by one."""
     c = n.op
     assert isinstance(c, ops.CumReduce)
     size = n.shape[c.dim]
@@ -70,8 +70,8 @@ def cum_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
         return xs[0]
     ones = (1,) * n.type.rank
     near, far = (-1, size) if c.exclusive else (0, size - 1)
-    along = (near, far) if c.reverse else (far, near)
-    padding = tuple(along if d == c.dim else (0, 0) for d in range(n.type.rank))
+    axis_padding = (near, far) if c.reverse else (far, near)
+    padding = tuple(axis_padding if d == c.dim else (0, 0) for d in range(n.type.rank))
     window = tuple(size if d == c.dim else 1 for d in range(n.type.rank))
     attributes: dict[str, Attribute] = {"window_dimensions": Ints(window), "window_strides": Ints(ones)}
     return _fold(e, "reduce_window", n, xs[0], c.kind, attributes | {"padding": pairs(padding)})
@@ -79,14 +79,14 @@ def cum_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.ArgReduce)
 def arg_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A fold of values and their places."""
+    """A fold of pairs (value, place)."""
     a = n.op
     assert isinstance(a, ops.ArgReduce)
     (x,) = n.inputs
     places = e.value(ops.Iota(x.type.with_dtype(i64), a.dim)())
     first = e.scalar(ops.identity_of(a.kind, x.dtype), x.dtype)
-    # of values that all equal the first one, the place is one of theirs
-    none = e.scalar(-1 if a.last else np.iinfo(np.int64).max, i64)
+    # the initial place loses against every element that equals the initial value
+    initial_place = e.scalar(-1 if a.last else np.iinfo(np.int64).max, i64)
     value, place = show(x.dtype, ()), show(i64, ())
     names = [e.fresh() for _ in range(4)]
     v, p, w, q = names
@@ -96,17 +96,17 @@ def arg_reduce(e: Emitter, n: Node, xs: list[str]) -> str:
         better = r.compare("GT" if a.kind == "max" else "LT", v, w, x.dtype, ())
         equal = r.compare("EQ", v, w, x.dtype, ())
         if x.dtype.is_float:
-            nan, other = (r.compare("NE", s, s, x.dtype, ()) for s in (v, w))
-            here = r.one("not", [other], bit)
-            better = r.one("or", [better, r.one("and", [nan, here], bit)], bit)
-            equal = r.one("or", [equal, r.one("and", [nan, other], bit)], bit)
+            is_nan, other_is_nan = (r.compare("NE", s, s, x.dtype, ()) for s in (v, w))
+            other_is_number = r.one("not", [other_is_nan], bit)
+            better = r.one("or", [better, r.one("and", [is_nan, other_is_number], bit)], bit)
+            equal = r.one("or", [equal, r.one("and", [is_nan, other_is_nan], bit)], bit)
         earlier = r.compare("GT" if a.last else "LT", p, q, i64, ())
-        taken = r.one("or", [better, r.one("and", [equal, earlier], bit)], bit)
-        return [r.one("select", [taken, v, w], value), r.one("select", [taken, p, q], place)]
+        keeps_first = r.one("or", [better, r.one("and", [equal, earlier], bit)], bit)
+        return [r.one("select", [keeps_first, v, w], value), r.one("select", [keeps_first, p, q], place)]
 
     block = e.region([(v, value), (p, place), (w, value), (q, place)], body)
     types = [show(x.dtype, n.shape), type_of(n)]
-    return e.add("reduce", [xs[0], places, first, none], types, {"dimensions": Ints((a.dim,))}, [block])[1]
+    return e.add("reduce", [xs[0], places, first, initial_place], types, {"dimensions": Ints((a.dim,))}, [block])[1]
 
 
 @row(ops.Scatter)
@@ -121,33 +121,33 @@ def scatter(e: Emitter, n: Node, xs: list[str]) -> str:
     }, s.index_vector_dim)  # fmt: skip
     x, _, updates = n.inputs
     dtype = n.dtype if s.kind in ("set", "max", "min") else _summed(n.dtype)
-    given = list(xs)
+    operands = list(xs)
     if dtype != n.dtype:
-        given[0], given[2] = (e.convert(xs[i], dtype, v.shape) for i, v in ((0, x), (2, updates)))
+        operands[0], operands[2] = (e.convert(xs[i], dtype, v.shape) for i, v in ((0, x), (2, updates)))
     block = combiner(e, s.kind, dtype)
-    (y,) = e.add("scatter", given, [show(dtype, n.shape)], {"scatter_dimension_numbers": numbers}, [block])
+    (y,) = e.add("scatter", operands, [show(dtype, n.shape)], {"scatter_dimension_numbers": numbers}, [block])
     return y if dtype == n.dtype else e.convert(y, n.dtype, n.shape)
 
 
 @row(ops.Sort)
 def sort(e: Emitter, n: Node, xs: list[str]) -> list[str]:
-    """Keys one after the other; of floats -0 equals 0 and NaN is the greatest, whatever its sign."""
+    """Lexicographic by keys. For floats, -0 equals 0, and NaN of either sign is the greatest."""
     s = n.op
     assert isinstance(s, ops.Sort)
     arguments = [(e.fresh(), show(i.dtype, ())) for i in n.inputs for _ in (0, 1)]
 
     def body(r: Emitter) -> list[str]:
         bit = show(boolean, ())
-        out = ""
+        is_before = ""
         for k in reversed(range(s.num_keys)):
             dtype = n.inputs[k].dtype
             a, b = (_key(r, name, dtype) for name, _ in arguments[2 * k : 2 * k + 2])
-            before = r.compare("GT" if s.descending else "LT", a, b, dtype, (), dtype.is_float)
-            if out:
+            key_is_before = r.compare("GT" if s.descending else "LT", a, b, dtype, (), dtype.is_float)
+            if is_before:
                 equal = r.compare("EQ", a, b, dtype, (), dtype.is_float)
-                before = r.one("or", [before, r.one("and", [equal, out], bit)], bit)
-            out = before
-        return [out]
+                key_is_before = r.one("or", [key_is_before, r.one("and", [equal, is_before], bit)], bit)
+            is_before = key_is_before
+        return [is_before]
 
     attributes: dict[str, Attribute] = {"dimension": Number(str(s.dimension), "i64"), "is_stable": True}
     types = [type_of(i) for i in n.inputs]
@@ -157,8 +157,8 @@ def sort(e: Emitter, n: Node, xs: list[str]) -> list[str]:
     shape = n.inputs[0].shape
     limit = tuple(s.keep if d == s.dimension else size for d, size in enumerate(shape))
     start, ones = (0,) * len(shape), (1,) * len(shape)
-    kept = [show(t.dtype, t.shape) for t in n.types]
-    return [sliced(e, v, start, limit, ones, t, shape) for v, t in zip(names, kept, strict=True)]
+    kept_types = [show(t.dtype, t.shape) for t in n.types]
+    return [sliced(e, v, start, limit, ones, t, shape) for v, t in zip(names, kept_types, strict=True)]
 
 
 def _key(r: Emitter, x: str, dtype: DType) -> str:

@@ -1,4 +1,4 @@
-"""How each CORE op is said in StableHLO."""
+"""StableHLO for each CORE op without a region."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_chlo(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Gelu)
 def gelu(e: Emitter, n: Node, xs: list[str]) -> str:
-    """Written out in f32 at least, and rounded once."""
+    """Decomposed in f32 or wider, and rounded once."""
     assert isinstance(n.op, ops.Gelu)
     x = ops.cast(n.inputs[0], f32) if n.dtype.bits < 32 else n.inputs[0]
     if n.op.approximate == "tanh":
@@ -70,7 +70,7 @@ def compare(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Convert)
 def convert(e: Emitter, n: Node, xs: list[str]) -> str:
-    """Floats that do not fit an integer are its lowest, as Ingot has it; XLA takes the nearest."""
+    """A float that does not fit an integer type becomes its lowest value, as in Ingot; XLA saturates."""
     source, dtype = n.inputs[0].dtype, n.dtype
     if not source.is_float or not dtype.is_integer:
         if dtype == boolean:
@@ -80,23 +80,23 @@ def convert(e: Emitter, n: Node, xs: list[str]) -> str:
     if wide != source:
         x = e.convert(x, wide, n.shape)
     if dtype == u64:
-        whole = e.convert(x, u64, n.shape)
+        converted = e.convert(x, u64, n.shape)
         low = e.compare("LT", x, e.full(-(2.0**63), wide, n.shape), wide, n.shape)
         nan = e.compare("NE", x, x, wide, n.shape)
-        odd = e.one("or", [low, nan], show(boolean, n.shape))
+        is_invalid = e.one("or", [low, nan], show(boolean, n.shape))
         high = e.compare("GE", x, e.full(2.0**64, wide, n.shape), wide, n.shape)
         negative = e.convert(e.convert(x, i64, n.shape), u64, n.shape)
         below = e.compare("LT", x, e.full(0, wide, n.shape), wide, n.shape)
-        value = e.one("select", [below, negative, whole], type_of(n))
+        value = e.one("select", [below, negative, converted], type_of(n))
         value = e.one("select", [high, e.full(0, u64, n.shape), value], type_of(n))
-        return e.one("select", [odd, e.full(1 << 63, u64, n.shape), value], type_of(n))
+        return e.one("select", [is_invalid, e.full(1 << 63, u64, n.shape), value], type_of(n))
     middle = i64 if dtype.bits == 64 or (dtype.bits == 32 and dtype.kind == "u") else i32
     low, high = float(middle.range[0]), float(middle.range[1] + 1)
     above = e.compare("GE", x, e.full(low, wide, n.shape), wide, n.shape)
     below = e.compare("LT", x, e.full(high, wide, n.shape), wide, n.shape)
     inside = e.one("and", [above, below], show(boolean, n.shape))
-    whole = e.convert(x, middle, n.shape)
-    value = e.one("select", [inside, whole, e.full(middle.range[0], middle, n.shape)], show(middle, n.shape))
+    converted = e.convert(x, middle, n.shape)
+    value = e.one("select", [inside, converted, e.full(middle.range[0], middle, n.shape)], show(middle, n.shape))
     return value if middle == dtype else e.convert(value, dtype, n.shape)
 
 
@@ -107,7 +107,7 @@ def bitcast(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Quantize)
 def quantize(e: Emitter, n: Node, xs: list[str]) -> str:
-    """round(x / scale) + zero, within the type."""
+    """round(x / scale) + zero, clamped to the type's range."""
     x, scale, zero = (v if i.dtype == f32 else e.convert(v, f32, n.shape) for v, i in zip(xs, n.inputs, strict=True))
     wide = show(f32, n.shape)
     steps = e.one("divide", [x, scale], wide)
@@ -127,18 +127,18 @@ def power(e: Emitter, n: Node, xs: list[str]) -> str:
 
 
 def _integer_power(x: Node, y: Node) -> Node:
-    """x ** y by squaring: XLA's own `power` is another number where y is huge."""
-    signed = x.dtype.kind == "i"
+    """x ** y by repeated squaring: XLA's `power` differs for huge y."""
+    is_signed = x.dtype.kind == "i"
     zero, one = (ops.broadcast_to(ops.scalar(v, x.dtype), x.shape) for v in (0, 1))
     state = tuple(Input(label, x.type)() for label in ("base", "power", "result"))
-    base, left, result = state
-    greatest = ops.Reduce("max", tuple(range(len(x.shape))))(left) if x.shape else left
+    base, exponent, result = state
+    greatest = ops.Reduce("max", tuple(range(len(x.shape))))(exponent) if x.shape else exponent
     cond = Graph(state, (ops.Compare("NE")(greatest, ops.scalar(0, x.dtype)),))
-    odd = ops.Compare("NE")(ops.And()(left, one), zero)
-    halved = ops.ShiftRightLogical()(left, one)
-    body = Graph(state, (ops.Mul()(base, base), halved, ops.Select()(odd, ops.Mul()(result, base), result)))
-    positive = ops.While(cond, body)(x, ops.Max()(y, zero) if signed else y, one).results[2]
-    if not signed:
+    odd = ops.Compare("NE")(ops.And()(exponent, one), zero)
+    half_exponent = ops.ShiftRightLogical()(exponent, one)
+    body = Graph(state, (ops.Mul()(base, base), half_exponent, ops.Select()(odd, ops.Mul()(result, base), result)))
+    positive = ops.While(cond, body)(x, ops.Max()(y, zero) if is_signed else y, one).results[2]
+    if not is_signed:
         return positive
     minus = ops.Neg()(one)
     sign = ops.Select()(ops.Compare("NE")(ops.And()(y, one), zero), minus, one)
@@ -226,29 +226,29 @@ def pad(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Windows)
 def windows(e: Emitter, n: Node, xs: list[str]) -> str:
-    """A gather of places that the windows begin at, and of those within."""
+    """A gather at the start of each window plus each position within it."""
     (x,) = n.inputs
     assert isinstance(n.op, ops.Windows)
     grid = n.shape[n.op.dim : n.op.dim + 2]
-    first, within = (ops.Iota(TensorType(i64, grid), d)() for d in (0, 1))
-    at = ops.add(ops.mul(first, n.op.step), ops.mul(within, n.op.dilation))
+    first, element = (ops.Iota(TensorType(i64, grid), d)() for d in (0, 1))
+    positions = ops.add(ops.mul(first, n.op.step), ops.mul(element, n.op.dilation))
     rank, dim = x.type.rank, n.op.dim
     offsets = tuple(d if d < dim else d + 1 for d in range(rank) if d != dim)
     sizes = tuple(1 if d == dim else s for d, s in enumerate(x.shape))
-    taken = ops.Gather(offsets, (dim,), (), (), (dim,), 2, sizes)(x, at)
-    if taken.type != n.type:
+    gathered = ops.Gather(offsets, (dim,), (), (), (dim,), 2, sizes)(x, positions)
+    if gathered.type != n.type:
         raise Unsupported(f"windows as {n.type}")
-    return e.value(taken)
+    return e.value(gathered)
 
 
 @row(ops.DynamicSlice)
 def dynamic_slice(e: Emitter, n: Node, xs: list[str]) -> str:
     x, *starts = xs
     shape = n.inputs[0].shape
-    at = [e.convert(s, i64, ()) if i.dtype != i64 else s for s, i in zip(starts, n.inputs[1:], strict=True)]
+    wide_starts = [e.convert(s, i64, ()) if i.dtype != i64 else s for s, i in zip(starts, n.inputs[1:], strict=True)]
     if is_static((*n.shape, *shape)):
-        return e.one("dynamic_slice", [x, *at], type_of(n), {"slice_sizes": _ints(n.shape)})
-    clamped = [_clamped(e, s, d, w) for s, d, w in zip(at, shape, n.shape, strict=True)]
+        return e.one("dynamic_slice", [x, *wide_starts], type_of(n), {"slice_sizes": _ints(n.shape)})
+    clamped = [_clamped(e, s, d, w) for s, d, w in zip(wide_starts, shape, n.shape, strict=True)]
     rank = f"tensor<{len(shape)}xi32>"
     start = e.one("concatenate", clamped, rank, {"dimension": Number("0", "i64")})
     limit = e.one("add", [start, e.shape(n.shape)], rank)
@@ -282,8 +282,8 @@ def gather(e: Emitter, n: Node, xs: list[str]) -> str:
 
 
 def fields(name: str, fields: dict[str, tuple[int, ...]], vector: int) -> Raw:
-    shown = [f"{k} = [{', '.join(map(str, v))}]" for k, v in fields.items() if v]
-    return Raw(f"#stablehlo.{name}<{', '.join([*shown, f'index_vector_dim = {vector}'])}>")
+    entries = [f"{k} = [{', '.join(map(str, v))}]" for k, v in fields.items() if v]
+    return Raw(f"#stablehlo.{name}<{', '.join([*entries, f'index_vector_dim = {vector}'])}>")
 
 
 # --- contractions
@@ -296,22 +296,22 @@ _HIGHEST: list[Attribute] = [Raw("#stablehlo<precision HIGHEST>")] * 2
 def dot_general(e: Emitter, n: Node, xs: list[str]) -> str:
     d = n.op
     assert isinstance(d, ops.DotGeneral)
-    named = zip(("batching", "contracting"), (d.batch, d.contract), strict=True)
-    shown = [
+    kinds = zip(("batching", "contracting"), (d.batch, d.contract), strict=True)
+    entries = [
         f"{side}_{kind}_dimensions = [{', '.join(map(str, dims))}]"
-        for kind, sides in named
+        for kind, sides in kinds
         for side, dims in zip(("lhs", "rhs"), sides, strict=True)
         if dims
     ]
     attributes: dict[str, Attribute] = {
-        "dot_dimension_numbers": Raw(f"#stablehlo.dot<{', '.join(shown)}>"),
+        "dot_dimension_numbers": Raw(f"#stablehlo.dot<{', '.join(entries)}>"),
         "precision_config": _HIGHEST,
     }
     return e.one("dot_general", _same_kind(e, n, xs), type_of(n), attributes)
 
 
 def _same_kind(e: Emitter, n: Node, xs: list[str]) -> list[str]:
-    """Operands of two types are widened to the result's."""
+    """The operands, converted to the result's type if their types differ."""
     if len({i.dtype for i in n.inputs}) == 1:
         return xs
     return [x if i.dtype == n.dtype else e.convert(x, n.dtype, i.shape) for x, i in zip(xs, n.inputs, strict=True)]

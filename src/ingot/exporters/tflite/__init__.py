@@ -1,4 +1,4 @@
-"""Graphs as TFLite files: float operators, or int8 ones where ranges of their values are given."""
+"""Graphs as TFLite files: with float operators, or with int8 ones if the ranges of their values are known."""
 
 from ingot.exporters.tflite.file import content
 

@@ -1,4 +1,4 @@
-"""Ops without an operator of their own, as others that have one; loops and branches as subgraphs."""
+"""Decompositions of ops without a TFLite operator; loops and branches as subgraphs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def _erf(x: Node) -> Node:
 
 
 def _expm1(x: Node) -> Node:
-    """ELU is it below 0; above, e^x - 1 = -(e^-x - 1) e^x."""
-    above = ops.mul(ops.Neg()(ops.Elu()(ops.Neg()(x))), ops.Exp()(x))
-    return ops.where(ops.compare("LT", x, 0.0), ops.Elu()(x), above)
+    """ELU for x < 0; otherwise e^x - 1 = -(e^-x - 1) e^x."""
+    positive = ops.mul(ops.Neg()(ops.Elu()(ops.Neg()(x))), ops.Exp()(x))
+    return ops.where(ops.compare("LT", x, 0.0), ops.Elu()(x), positive)
 
 
 def _log1p(x: Node) -> Node:
-    """log(u) x / (u - 1) with u = 1 + x as rounded, which makes up for its error (Kahan)."""
+    """log(u) x / (u - 1) with u = 1 + x rounded: the quotient compensates for the rounding error (Kahan)."""
     u = ops.add(x, 1.0)
-    rest = ops.sub(u, 1.0)
-    is_small = ops.compare("EQ", rest, 0.0)
-    safe = ops.where(is_small, ops.scalar(1.0), rest)
+    difference = ops.sub(u, 1.0)
+    is_small = ops.compare("EQ", difference, 0.0)
+    safe = ops.where(is_small, ops.scalar(1.0), difference)
     scaled = ops.mul(ops.Log()(u), ops.div(x, safe))
     return ops.where(is_small, x, ops.where(ops.compare("EQ", u, float("inf")), u, scaled))
 
@@ -67,7 +67,7 @@ def function(e: Emitter, n: Node) -> Node:
 
 @row(ops.Windows)
 def windows(e: Emitter, n: Node) -> Node:
-    """A lookup of places that are known."""
+    """A lookup at constant indices."""
     assert isinstance(n.op, ops.Windows)
     op, count = n.op, shape_of(n)[n.op.dim]
     places = np.arange(count)[:, None] * op.step + np.arange(op.size) * op.dilation
@@ -86,17 +86,17 @@ def cumulative(e: Emitter, n: Node) -> int:
 
 @row(ops.GatherND)
 def gather_nd(e: Emitter, n: Node) -> int:
-    x, at = n.inputs
-    sizes = np.array(shape_of(x)[: shape_of(at)[-1]])
-    return e.add("GATHER_ND", [e.get(x), places_within(e, at, sizes)], shape_of(n), node=n)
+    x, indices = n.inputs
+    sizes = np.array(shape_of(x)[: shape_of(indices)[-1]])
+    return e.add("GATHER_ND", [e.get(x), places_within(e, indices, sizes)], shape_of(n), node=n)
 
 
-# --- places that the run computes
+# --- run-time indices
 
 
-def _starts(e: Emitter, starts: tuple[Node, ...], room: tuple[int, ...]) -> int:
-    """A vector of start indices, each within 0 and its room."""
-    parts = [ops.reshape(ops.clip(ops.cast(s, i32), 0, r), (1,)) for s, r in zip(starts, room, strict=True)]
+def _starts(e: Emitter, starts: tuple[Node, ...], limits: tuple[int, ...]) -> int:
+    """A vector of start indices, each clamped to 0 and its limit."""
+    parts = [ops.reshape(ops.clip(ops.cast(s, i32), 0, r), (1,)) for s, r in zip(starts, limits, strict=True)]
     vector = ops.concat(parts, 0) if len(parts) > 1 else parts[0]
     return e.computed(vector)
 
@@ -104,16 +104,16 @@ def _starts(e: Emitter, starts: tuple[Node, ...], room: tuple[int, ...]) -> int:
 @row(ops.DynamicSlice)
 def dynamic_slice(e: Emitter, n: Node) -> int:
     x, *starts = n.inputs
-    room = tuple(a - b for a, b in zip(shape_of(x), shape_of(n), strict=True))
-    inputs = [e.get(x), _starts(e, tuple(starts), room), e.shape(shape_of(n))]
+    limits = tuple(a - b for a, b in zip(shape_of(x), shape_of(n), strict=True))
+    inputs = [e.get(x), _starts(e, tuple(starts), limits), e.shape(shape_of(n))]
     return e.add("SLICE", inputs, shape_of(n), node=n)
 
 
 @row(ops.DynamicUpdateSlice)
 def dynamic_update_slice(e: Emitter, n: Node) -> int:
     x, update, *starts = n.inputs
-    room = tuple(a - b for a, b in zip(shape_of(x), shape_of(update), strict=True))
-    inputs = [e.get(x), e.get(update), _starts(e, tuple(starts), room)]
+    limits = tuple(a - b for a, b in zip(shape_of(x), shape_of(update), strict=True))
+    inputs = [e.get(x), e.get(update), _starts(e, tuple(starts), limits)]
     return e.add("DYNAMIC_UPDATE_SLICE", inputs, shape_of(n), node=n)
 
 
@@ -136,7 +136,7 @@ def loop(e: Emitter, n: Node) -> int:
 
 @row(ops.Case)
 def case(e: Emitter, n: Node) -> int:
-    """Branches one inside the other: the last where the index is none of the others'."""
+    """Two branches: the second is the default."""
     assert isinstance(n.op, ops.Case)
     index, *operands = n.inputs
     if len(n.op.branches) != 2:

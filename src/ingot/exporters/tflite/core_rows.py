@@ -18,7 +18,7 @@ from ingot.ir.rewrite import Rule, rules
 
 @row(ops.Convolution)
 def convolution(e: Emitter, n: Node) -> Node:
-    """conv(x in N, C, ...), and its result in the order that is asked for; a dilated image is a transposed one."""
+    """conv(x) in the order N, C, ..., between transposes to the op's layouts. A dilated image is a transposed one."""
     assert isinstance(n.op, ops.Convolution)
     op, (x, w), letters = n.op, n.inputs, n.op.spatial
     if op.of_signs:
@@ -38,30 +38,32 @@ def convolution(e: Emitter, n: Node) -> Node:
 
 
 def _of_lines(n: Node, op: ops.Convolution) -> Node:
-    """A convolution of images of one line."""
+    """A one-dimensional convolution, as one of images with a single row."""
     (letter,) = op.spatial
 
     def wide(x: Node, layout: str) -> Node:
-        at = layout.index(letter)
-        view = ops.Reshape((*x.shape[:at], 1, *x.shape[at:]))
-        moved = moved_levels(view, x)
+        axis = layout.index(letter)
+        view = ops.Reshape((*x.shape[:axis], 1, *x.shape[axis:]))
+        levels = moved_levels(view, x)
         value = constant_of(x)
-        return moved or (view(x) if value is None else const(value.reshape(view.shape), loc=x.loc))
+        return levels or (view(x) if value is None else const(value.reshape(view.shape), loc=x.loc))
 
-    lhs, rhs, out = (layout.replace(letter, "h" + letter) for layout in (op.lhs_layout, op.rhs_layout, op.out_layout))
+    lhs, rhs, output = (
+        layout.replace(letter, "h" + letter) for layout in (op.lhs_layout, op.rhs_layout, op.out_layout)
+    )
     image = ops.Convolution(
-        (1, *op.strides), ((0, 0), *op.padding), (1, *op.lhs_dilation), (1, *op.rhs_dilation), lhs, rhs, out,
+        (1, *op.strides), ((0, 0), *op.padding), (1, *op.lhs_dilation), (1, *op.rhs_dilation), lhs, rhs, output,
         op.feature_groups, op.batch_groups, op.dtype,
     )  # fmt: skip
     return ops.Reshape(n.shape)(image(wide(n.inputs[0], op.lhs_layout), wide(n.inputs[1], op.rhs_layout), loc=n.loc))
 
 
 def _of_dilated(op: ops.Convolution, x: Node, w: Node) -> Node:
-    """The whole transposed convolution by the reversed kernel, of which K - 1 - padding is cut off at each end."""
+    """The full transposed convolution with the reversed kernel, cropped by K - 1 - padding at each end."""
     spans = [int(str(k)) - 1 for k in w.shape[2:]]
     crops = [(k - low, k - high) for k, (low, high) in zip(spans, op.padding, strict=True)]
-    plain = set(op.strides) == set(op.rhs_dilation) == {1} and op.feature_groups == 1
-    if not plain or min(map(min, crops)) < 0 or len(spans) != 2:
+    is_plain = set(op.strides) == set(op.rhs_dilation) == {1} and op.feature_groups == 1
+    if not is_plain or min(map(min, crops)) < 0 or len(spans) != 2:
         raise Unsupported("of dilated images with strides, groups, or padding beyond the kernel")
     value = constant_of(w)
     assert value is not None
@@ -70,7 +72,7 @@ def _of_dilated(op: ops.Convolution, x: Node, w: Node) -> Node:
 
 
 def _transposed(x: Node, order: Sequence[int]) -> Node:
-    """Constants at once."""
+    """A transpose, folded for constants."""
     if list(order) == sorted(order):
         return x
     op = ops.Transpose(tuple(order))
@@ -85,7 +87,7 @@ def _transposed(x: Node, order: Sequence[int]) -> Node:
 
 @row(ops.ReduceWindow)
 def reduce_window(e: Emitter, n: Node) -> Node:
-    """A pool over the last axes, or those in front of the channels; a sum is the mean, times how many it is of."""
+    """A pool over the last axes, or those before the channels; a sum is the mean times the number of elements."""
     assert isinstance(n.op, ops.ReduceWindow)
     op, rank = n.op, n.type.rank
     if op.kind not in ("sum", "max") or set(op.base_dilation) != {1} or rank not in (3, 4) or not n.dtype.is_float:
@@ -97,11 +99,11 @@ def reduce_window(e: Emitter, n: Node) -> Node:
         padding, ones = (pads[1], pads[0], *pads[2:]), (1, *op.base_dilation)
         image = ops.ReduceWindow(op.kind, window, strides, padding, (1, *op.dilation), ones)
         return ops.Reshape(n.shape)(image(x, loc=n.loc))
-    moved = [d for d in range(rank) if op.window[d] > 1 or op.strides[d] > 1 or any(op.padding[d])]
+    window_axes = [d for d in range(rank) if op.window[d] > 1 or op.strides[d] > 1 or any(op.padding[d])]
     last = tuple(range(2, rank))
-    order = tuple(range(rank)) if set(moved) <= set(last) else (0, rank - 1, *range(1, rank - 1))
-    if not {order.index(d) for d in moved} <= set(last):
-        raise Unsupported(f"over dimensions {moved}")
+    order = tuple(range(rank)) if set(window_axes) <= set(last) else (0, rank - 1, *range(1, rank - 1))
+    if not {order.index(d) for d in window_axes} <= set(last):
+        raise Unsupported(f"over dimensions {window_axes}")
     window, strides, dilation = (
         tuple(values[order[d]] for d in last) for values in (op.window, op.strides, op.dilation)
     )
@@ -109,14 +111,14 @@ def reduce_window(e: Emitter, n: Node) -> Node:
     if set(dilation) != {1}:
         raise Unsupported("with holes")
     x = _transposed(n.inputs[0], order)
-    back = [order.index(d) for d in range(rank)]
+    inverse = [order.index(d) for d in range(rank)]
     if op.kind == "max":
-        return _transposed(ops.MaxPool(window, strides, padding, dilation)(x, loc=n.loc), back)
+        return _transposed(ops.MaxPool(window, strides, padding, dilation)(x, loc=n.loc), inverse)
     counts = op.reference(np.ones(shape_of(n.inputs[0]), np.float32))
     if (counts == counts.reshape(-1)[0]).all():
         counts = counts.reshape(-1)[:1].reshape(())
     mean = ops.AvgPool(window, strides, padding, dilation, count_include_pad=False)(x, loc=n.loc)
-    return ops.mul(_transposed(mean, back), const(counts))
+    return ops.mul(_transposed(mean, inverse), const(counts))
 
 
 # --- lookups
@@ -124,23 +126,23 @@ def reduce_window(e: Emitter, n: Node) -> Node:
 
 @row(ops.Gather)
 def gather(e: Emitter, n: Node) -> Node:
-    """Whole slices along one axis, or at places along the first ones."""
+    """A gather of complete slices at indices of one axis, or of the leading axes."""
     assert isinstance(n.op, ops.Gather)
     op, (x, indices) = n.op, n.inputs
-    at, rank = op.start_index_map, x.type.rank
-    whole = all(size == x.shape[d] for d, size in enumerate(op.slice_sizes) if d not in at)
+    axes, rank = op.start_index_map, x.type.rank
+    are_whole = all(size == x.shape[d] for d, size in enumerate(op.slice_sizes) if d not in axes)
     vectors = op.index_vector_dim
-    if op.operand_batching_dims or tuple(op.collapsed_slice_dims) != tuple(at) or not whole:
+    if op.operand_batching_dims or tuple(op.collapsed_slice_dims) != tuple(axes) or not are_whole:
         raise Unsupported("of slices that are not whole")
     if vectors < indices.type.rank - 1:
         raise Unsupported("by indices that do not come last")
     batch = indices.type.rank - (vectors < indices.type.rank)
-    if len(at) == 1:
-        (axis,) = at
+    if len(axes) == 1:
+        (axis,) = axes
         if tuple(op.offset_dims) == (*range(axis), *range(axis + batch, rank - 1 + batch)):
             flat = ops.reshape(indices, tuple(indices.shape[:batch]))
             return ops.Take(axis)(x, flat, loc=n.loc)
-    if tuple(at) == tuple(range(len(at))) and tuple(op.offset_dims) == tuple(range(batch, n.type.rank)):
+    if tuple(axes) == tuple(range(len(axes))) and tuple(op.offset_dims) == tuple(range(batch, n.type.rank)):
         return ops.GatherND()(x, indices, loc=n.loc)
     raise Unsupported("in an order that no operator has")
 
@@ -170,8 +172,8 @@ def _summed_axis(total: Node, e: Node) -> int | None:
     source = _before_views(total)
     if dims is None or not isinstance(source.op, ops.Reduce) or source.op.kind != "sum" or source.inputs[0] is not e:
         return None
-    (axis, *more) = source.op.dims
-    return axis if not more and axis not in dims else None
+    (axis, *other_axes) = source.op.dims
+    return axis if not other_axes and axis not in dims else None
 
 
 def _before_views(n: Node) -> Node:
@@ -181,7 +183,7 @@ def _before_views(n: Node) -> Node:
 
 
 def _kept_dims(n: Node, rank: int) -> tuple[int, ...] | None:
-    """The dimensions along which a broadcast differs; None for what is no broadcast."""
+    """The dimensions along which the elements of a broadcast vary; None if the node is not a broadcast."""
     if not isinstance(n.op, ops.BroadcastInDim) or n.type.rank != rank:
         return None
     (x,) = n.inputs
@@ -189,8 +191,8 @@ def _kept_dims(n: Node, rank: int) -> tuple[int, ...] | None:
 
 
 def _is_same_along(n: Node, axis: int) -> bool:
-    kept = _kept_dims(n, n.type.rank)
-    return kept is not None and axis not in kept
+    dims = _kept_dims(n, n.type.rank)
+    return dims is not None and axis not in dims
 
 
 def _logistic(n: Node) -> Node | None:

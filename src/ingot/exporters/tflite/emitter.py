@@ -1,7 +1,7 @@
 """A graph as records of TFLite operators.
 
-Images are [N, C, H, W] in graphs and [N, H, W, C] in TFLite: a value of rank 4 may have a tensor in either order. Rows
-of pointwise ops compute in the order that their operand has; a TRANSPOSE stands only where an order is missing.
+Images are [N, C, H, W] in graphs and [N, H, W, C] in TFLite: a value of rank 4 may have a tensor in either order.
+Pointwise ops compute in the order of their operand; a TRANSPOSE is inserted only if an order is missing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROWS: dict[type[Op], Row] = {}
 
 
 def row(*classes: type[Op]) -> Callable[[Row], Row]:
-    """Registers what emits nodes of these ops: (emitter, node) to the number of a tensor in plain order, a pair of the
-    number and the order, or a node that is emitted in its place. It raises Unsupported."""
+    """Registers the function that emits nodes of these ops. It maps (emitter, node) to the number of a tensor in plain
+    order, to (number, order), or to a node to emit instead. It may raise Unsupported."""
 
-    def add(made: Row) -> Row:
-        ROWS.update(dict.fromkeys(classes, made))
-        return made
+    def add(function: Row) -> Row:
+        ROWS.update(dict.fromkeys(classes, function))
+        return function
 
     return add
 
@@ -40,12 +40,10 @@ def row(*classes: type[Op]) -> Callable[[Row], Row]:
 def emit(graph: Graph) -> Model:
     """The model of a graph with fixed sizes. Raises InputError for open sizes and state, and UnsupportedOpError naming
     every op that TFLite has no operator for."""
-    if open_sizes := sorted(
-        {str(d) for n in graph.nodes() for t in n.types for d in t.shape if not isinstance(d, int)}
-    ):
-        name = open_sizes[0] if open_sizes[0].isidentifier() else "NAME"
+    if open_dims := sorted({str(d) for n in graph.nodes() for t in n.types for d in t.shape if not isinstance(d, int)}):
+        name = open_dims[0] if open_dims[0].isidentifier() else "NAME"
         fix = f'fix them: --dim {name}=1, dynamic={{"{name}": 1}} in Python, or give samples or example inputs'
-        raise InputError("TFLite", expected="fixed sizes", got=", ".join(open_sizes[:8]), fix=fix)
+        raise InputError("TFLite", expected="fixed sizes", got=", ".join(open_dims[:8]), fix=fix)
     if graph.state:
         raise InputError("TFLite", expected="a model without state", got=", ".join(graph.state))
     emitter = Emitter([])
@@ -57,8 +55,8 @@ def emit(graph: Graph) -> Model:
 
 
 class Emitter:
-    """model: the records so far. tensors: of each node, by order. several: of nodes with several results. subgraphs: of
-    the whole model, those of loops and branches."""
+    """model: the records so far. tensors: the tensors of each node, by order. several: the tensors of nodes with
+    several results. subgraphs: the loops and branches of the whole model."""
 
     def __init__(self, subgraphs: list[Model]) -> None:
         self.model = Model()
@@ -88,7 +86,7 @@ class Emitter:
         for position, node in enumerate(graph.results):
             i = self.get(node)
             if i in model.inputs or i in model.outputs or model.tensors[i].data is not None:
-                i = self._reshaped(i, _shape(node), node)  # an output is a tensor of its own
+                i = self._reshaped(i, _shape(node), node)  # an output needs a tensor of its own
             label = graph.output_names[position] if graph.output_names else f"output_{position}"
             model.tensors[i].name = label
             model.outputs.append(i)
@@ -96,12 +94,12 @@ class Emitter:
 
     def _emit(self, node: Node) -> None:
         if node in self.tensors or isinstance(node.op, ops.BroadcastInDim) or constant_of(node) is not None:
-            return  # these are emitted as their readers need them
+            return  # emitted on demand, for their readers
         try:
-            found = ROWS.get(type(node.op))
-            if found is None:
+            emit_row = ROWS.get(type(node.op))
+            if emit_row is None:
                 raise Unsupported("no operator of TFLite")
-            result = found(self, node)
+            result = emit_row(self, node)
         except Unsupported as e:
             self._refuse(node, str(e))
             return
@@ -118,7 +116,7 @@ class Emitter:
         self.tensors[node] = {order: i}
 
     def _refuse(self, node: Node, why: str) -> None:
-        """Note that there is no operator for a node; what follows is looked at all the same."""
+        """Record that a node has no operator. Its readers are still checked, with a placeholder."""
         self.refused.append(UnsupportedOp(node.op.name, node.loc, why))
         type_ = node.types[0]
         i = self.model.add(Tensor("", str(type_.dtype), tuple(int(str(d)) for d in type_.shape)))
@@ -126,7 +124,7 @@ class Emitter:
         self.several[node] = [i] * len(node.types)
 
     def _emit_all(self, node: Node) -> None:
-        """Emit a node that a row made, and what it made it of."""
+        """Emit a node that a row created, with its operands."""
         stack = [node]
         while stack:
             n = stack[-1]
@@ -141,32 +139,32 @@ class Emitter:
     # --- values
 
     def get(self, node: Node, order: str = PLAIN) -> int:
-        """The tensor of a node, in this order."""
+        """The tensor of a node in this order."""
         if isinstance(node.op, ops.BroadcastInDim) and node not in self.tensors:
             self.tensors[node] = {PLAIN: self._broadcast(node)}
-        known = self.tensors.setdefault(node, {})
-        if order in known:
-            return known[order]
+        tensors = self.tensors.setdefault(node, {})
+        if order in tensors:
+            return tensors[order]
         if (value := constant_of(node)) is not None:
             value = value.transpose(TO_LAST) if order else value
-            known[order] = self.model.constant(value, node.loc, _without_axis(levels_of(node)))
+            tensors[order] = self.model.constant(value, node.loc, _without_axis(levels_of(node)))
         else:
-            ((other, i),) = known.items()
-            known[order] = self.transpose(i, TO_LAST if other == PLAIN else TO_FIRST, node)
-        return known[order]
+            ((other_order, i),) = tensors.items()
+            tensors[order] = self.transpose(i, TO_LAST if other_order == PLAIN else TO_FIRST, node)
+        return tensors[order]
 
     def weights(self, node: Node, value: np.ndarray, axis: int) -> int:
-        """A constant made of the elements of `node`, with the levels that it has. axis: of its channels."""
+        """A constant with the (transposed) elements of `node` and its levels. axis: the channel axis of `value`."""
         grid = levels_of(node)
         if grid is not None and len(grid.scales) > 1:
             grid = Quantization(grid.scales, grid.zeros, axis)
         return self.model.constant(value, node.loc, grid)
 
     def order(self, *nodes: Node) -> str:
-        """The order to compute a pointwise op in: that of the first operand that was computed."""
+        """The order in which to compute a pointwise op: that of its first emitted operand."""
         for node in nodes:
-            if len(node.types) == 1 and node.type.rank == 4 and (known := self.tensors.get(node)):
-                return CHANNELS_LAST if CHANNELS_LAST in known else PLAIN
+            if len(node.types) == 1 and node.type.rank == 4 and (tensors := self.tensors.get(node)):
+                return CHANNELS_LAST if CHANNELS_LAST in tensors else PLAIN
         return PLAIN
 
     def operand(self, node: Node, order: str) -> int:
@@ -189,7 +187,7 @@ class Emitter:
         return self.add("BROADCAST_TO", [i, self.shape(_shape(node))], _shape(node), node=node, dtype=str(node.dtype))
 
     def computed(self, node: Node) -> int:
-        """The tensor of a node that a row made."""
+        """The tensor of a node that a row created."""
         self._emit_all(node)
         return self.get(node)
 
@@ -198,7 +196,7 @@ class Emitter:
         return self.several[node]
 
     def subgraph(self, graph: Graph) -> int:
-        """The number of a subgraph, of a loop or a branch."""
+        """Add the subgraph of a loop or a branch. Returns its number."""
         inner = Emitter(self.subgraphs)
         model = inner.run(graph)
         self.refused += inner.refused
@@ -208,7 +206,7 @@ class Emitter:
     # --- operators
 
     def add_several(self, name: str, inputs: Sequence[int], node: Node, table: str, options: Mapping[str, Any]) -> int:
-        """Add an operator with the results of `node`; the number of the first."""
+        """Add an operator with the results of `node`. Returns the number of the first result."""
         first = len(self.model.tensors)
         shapes = [tuple(int(str(d)) for d in t.shape) for t in node.types]
         label = f"{node.loc}/{name.lower()}_{first}".lstrip("/")
@@ -224,7 +222,7 @@ class Emitter:
         self, name: str, inputs: Sequence[int], shape: tuple[int, ...], table: str = "",
         options: Mapping[str, Any] | None = None, *, node: Node | None = None, dtype: str = "",
     ) -> int:  # fmt: skip
-        """Add an operator with one result, by default of the first operand's type; its number."""
+        """Add an operator with one result, by default of the first operand's type. Returns the result's number."""
         dtype = dtype or self.model.tensors[inputs[0]].dtype
         label = f"{node.loc if node else ''}/{name.lower()}_{len(self.model.tensors)}".lstrip("/")
         i = self.model.add(Tensor(label, dtype, shape, node=node))
@@ -256,14 +254,14 @@ class Emitter:
 
 
 def _source(node: Node) -> Node:
-    """What a node broadcasts, or itself."""
+    """The node behind broadcasts."""
     while isinstance(node.op, ops.BroadcastInDim):
         (node,) = node.inputs
     return node
 
 
 def _without_axis(grid: Quantization | None) -> Quantization | None:
-    """Levels whose scale is for all of them."""
+    """The levels if they have a single scale; None otherwise."""
     return grid if grid is not None and len(grid.scales) == 1 else None
 
 
@@ -275,5 +273,5 @@ shape_of = _shape
 
 
 def in_order(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape of a graph in an order of TFLite's."""
+    """A shape of the graph in the given order."""
     return tuple(shape[p] for p in TO_LAST) if order else shape

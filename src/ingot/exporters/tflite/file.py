@@ -27,11 +27,12 @@ assert composites  # its rows
 ACTIVATIONS = {"int8": "i8", "int16": "i16"}
 
 Measure = Callable[[Graph, Sequence[Node]], Sequence[Range]]
-"""The least and the largest value of nodes of a graph, over samples."""
+"""The range of values of each of a graph's nodes, over samples."""
 
 
 def records(graph: Graph) -> tuple[Model, Graph]:
-    """The model of a graph in floats, and the graph whose nodes its tensors name. Raises what `emit` raises."""
+    """The model of a graph in floats, and the lowered graph whose nodes its tensors refer to. Raises what `emit`
+    raises."""
     graph = fold_batch_norm(fold_constants(as_numbers(graph)))
     graph = simplify(fold_constants(lower_model_ops(graph, KEPT, serves)))
     graph = rewrite(graph, GELU + ARITHMETIC)
@@ -44,10 +45,11 @@ def records(graph: Graph) -> tuple[Model, Graph]:
 def content(
     graph: Graph, measure: Measure | None = None, float_edges: bool = False, activations: str = "int8"
 ) -> bytes:
-    """The file of a graph: in levels where it rounds its values itself (QDQ), or by what `measure` finds, or in floats.
+    """The file of a graph: quantized by the graph's own QDQ nodes, or by the ranges that `measure` returns, or in
+    floats.
 
-    float_edges: keep the inputs and outputs of what is measured in floats. activations: the type of its values, "int8"
-    or "int16"; weights are int8. Raises InputError for open sizes, for state, and for samples of a graph that is
+    float_edges: keep inputs and outputs in floats when quantizing by ranges. activations: the type of values then,
+    "int8" or "int16"; weights are int8. Raises InputError for open sizes, for state, and for samples of a graph that is
     quantized already; UnsupportedOpError naming every op that TFLite has no operator for.
     """
     if activations not in ACTIVATIONS:

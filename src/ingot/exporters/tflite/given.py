@@ -1,9 +1,9 @@
-"""Records of a graph that rounds its values itself (QDQ): operators between DEQUANTIZE and QUANTIZE compute levels.
+"""Quantization of records by a graph's own QDQ nodes: operators between DEQUANTIZE and QUANTIZE compute levels.
 
     QUANTIZE(CONV_2D(DEQUANTIZE(q), w))   ->   CONV_2D(q, levels of w)
 
-An operator stays in floats where its result is not rounded, or is read by another one unrounded. Views and extremes of
-windows keep the levels of what they read, so that no rounding is needed around them.
+An operator stays in floats if its result is not quantized, or has a reader that is not QUANTIZE. Views and max pools
+keep the levels of their operand, and need no QUANTIZE after them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ingot.exporters.tflite.ranges import spread
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
 
-_MOVES = (
+_VIEWS = (
     "RESHAPE",
     "TRANSPOSE",
     "STRIDED_SLICE",
@@ -27,19 +27,19 @@ _MOVES = (
 
 
 def is_quantized(model: Model) -> bool:
-    """Whether a graph's values were rounded to levels already."""
+    """Whether a model has quantized values already."""
     return any(op.name == "QUANTIZE" for op in model.operators)
 
 
 def to_given_levels(model: Model) -> None:
-    """Change `model` in place: i8 levels, and i16 ones without a zero point; those of u8 become i8."""
+    """Quantize `model` in place, to i8, and to i16 without a zero point; u8 levels become i8."""
     _Given(model).run()
     model.compact()
 
 
 class _Given(Conversion):
-    """exact: float tensors whose elements are on a grid. wanted: those that all readers round to one grid. signed: of
-    integer tensors that hold levels, the tensor with these levels as i8 or i16."""
+    """exact: the grids of float tensors whose elements lie on one. wanted: the grids of float tensors that all readers
+    quantize to the same one. signed: for each integer tensor of levels, the tensor with these levels as i8 or i16."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
@@ -57,46 +57,46 @@ class _Given(Conversion):
         model = self.model
         for op in model.operators:
             t = model.tensors[op.outputs[0]]
-            if t.dtype != "f32" and op.name in _MOVES:
+            if t.dtype != "f32" and op.name in _VIEWS:
                 t.quantization = t.quantization or model.tensors[op.inputs[0]].quantization
             self._find_exact(op)
         for op in reversed(model.operators):
             self._find_wanted(op)
-        before, model.operators = model.operators, self.operators
-        for op in before:
-            out = op.outputs[0]
+        float_operators, model.operators = model.operators, self.operators
+        for op in float_operators:
+            result = op.outputs[0]
             if op.name == "QUANTIZE":
-                self.signed[out] = self._rounded(op.inputs[0], self._grid_of(model.tensors[out]))
+                self.signed[result] = self._rounded(op.inputs[0], self._grid_of(model.tensors[result]))
             elif op.name == "DEQUANTIZE" and self._grid_of(model.tensors[op.inputs[0]]) is not None:
-                self.as_levels[out] = self._signed(op.inputs[0])
+                self.as_levels[result] = self._signed(op.inputs[0])
             else:
                 op.inputs = [i if i < 0 or model.tensors[i].dtype == "f32" else self._stored(i) for i in op.inputs]
                 self.convert(op)
         for position, i in enumerate(model.outputs):
-            new = self.float(i) if model.tensors[i].dtype == "f32" else self._stored(i)
-            model.outputs[position] = new
-            model.tensors[new].name = model.output_names[position]
+            number = self.float(i) if model.tensors[i].dtype == "f32" else self._stored(i)
+            model.outputs[position] = number
+            model.tensors[number].name = model.output_names[position]
 
     # --- which tensors have levels
 
     def _find_exact(self, op: Operator) -> None:
-        out = op.outputs[0]
+        result = op.outputs[0]
         if op.name == "DEQUANTIZE":
             grid = self._grid_of(self.model.tensors[op.inputs[0]])
         else:
             grid = self._exact(op.inputs[0])
-            grid = grid if grid is not None and self._keeps(op, grid) else None
+            grid = grid if grid is not None and self._keeps_levels(op, grid) else None
         if grid is not None:
-            self.exact[out] = grid
+            self.exact[result] = grid
 
-    def _keeps(self, op: Operator, grid: Grid) -> bool:
-        """Whether the results of an operator are on the levels of its first operand."""
+    def _keeps_levels(self, op: Operator, grid: Grid) -> bool:
+        """Whether the results of an operator are on the grid of its first operand."""
         if op.name != "PADV2":
-            return op.name in (*_MOVES, "PAD")
+            return op.name in (*_VIEWS, "PAD")
         filler = self.model.tensors[op.inputs[2]].data
         assert filler is not None
         readers = self.readers.get(op.outputs[0], [])
-        if float(filler.min()) == np.finfo(np.float32).min:  # the lowest level is as good where nothing is less
+        if float(filler.min()) == np.finfo(np.float32).min:  # the lowest level is equivalent in a maximum
             return all(r is not None and r.name == "MAX_POOL_2D" for r in readers)
         q = grid.quantization
         return bool(
@@ -108,10 +108,10 @@ class _Given(Conversion):
         return self.exact.get(i) or (self._grid_of(t) if t.data is not None else None)
 
     def _find_wanted(self, op: Operator) -> None:
-        x, out = op.inputs[0], op.outputs[0]
-        grid = self._grid_of(self.model.tensors[out]) if op.name == "QUANTIZE" else None
-        if op.name in (*_MOVES, "PAD") and out not in self.exact:
-            grid = self.wanted.get(out)
+        x, result = op.inputs[0], op.outputs[0]
+        grid = self._grid_of(self.model.tensors[result]) if op.name == "QUANTIZE" else None
+        if op.name in (*_VIEWS, "PAD") and result not in self.exact:
+            grid = self.wanted.get(result)
         if grid is None or x in self.exact:
             return
         if all(r is op or (op.name == "QUANTIZE" and self._rounds(r, grid)) for r in self.readers[x]):
@@ -123,7 +123,7 @@ class _Given(Conversion):
         return self._grid_of(self.model.tensors[op.outputs[0]]) == grid
 
     def _grid_of(self, t: Tensor) -> Grid | None:
-        """The levels that a tensor holds, as signed ones; None for others, and for scales by channel."""
+        """The grid of a tensor, for signed levels; None if it has none, or one scale per channel."""
         q = t.quantization
         if q is None or len(q.scales) > 1:
             return None
@@ -137,53 +137,53 @@ class _Given(Conversion):
 
     def is_of_levels(self, op: Operator) -> bool:
         tensors = self.model.tensors
-        grid = self._known(op.outputs[0])
+        grid = self._grid_or_none(op.outputs[0])
         if grid is None or not self.has_kernel(op, grid.dtype):
             return False
         values = [op.inputs[k] for k in operands(op)]
-        if not all(self._fits(i, grid.dtype) for i in values if tensors[i].dtype == "f32"):
+        if not all(self._has_grid(i, grid.dtype) for i in values if tensors[i].dtype == "f32"):
             return False
         return op.name not in WEIGHTED or self._has_weights(op)
 
-    def _known(self, i: int) -> Grid | None:
+    def _grid_or_none(self, i: int) -> Grid | None:
         return self.wanted.get(i) or self._exact(i)
 
-    def _fits(self, i: int, dtype: str) -> bool:
-        t, grid = self.model.tensors[i], self._known(i)
+    def _has_grid(self, i: int, dtype: str) -> bool:
+        t, grid = self.model.tensors[i], self._grid_or_none(i)
         if grid is None and t.data is not None and is_one_number(t.data):
-            # one number has a level that stands for it exactly
+            # there is a grid that represents a single number exactly
             low, high = min(0.0, float(t.data.min())), max(0.0, float(t.data.max()))
             grid = self.exact[i] = spread((low, high), dtype)
         return grid is not None and grid.dtype == dtype
 
     def _has_weights(self, op: Operator) -> bool:
-        """Whether weights have levels without a zero point, and a scale for all or by output channel."""
+        """Whether the weights have levels without a zero point, with one scale or one per output channel."""
         w = self.model.tensors[op.inputs[1]]
         if w.data is None or (q := w.quantization) is None or any(q.zeros):
             return False
         return len(q.scales) == 1 or q.axis == CHANNEL_AXIS[op.name]
 
     def grid(self, i: int) -> Grid:
-        grid = self._known(i)
+        grid = self._grid_or_none(i)
         assert grid is not None
         return grid
 
     # --- integer tensors
 
     def _rounded(self, i: int, grid: Grid | None) -> int:
-        """A float tensor's levels on a grid."""
+        """The tensor of a float tensor's levels on a grid."""
         assert grid is not None
         if i in self.as_levels:
             levels = self.as_levels[i]
             return (
                 levels if self._grid_of(self.model.tensors[levels]) == grid else self.between("QUANTIZE", levels, grid)
             )
-        if self._known(i) == grid:
+        if self._grid_or_none(i) == grid:
             return self.levels(i)
         return self.between("QUANTIZE", self.float(i), grid)
 
     def _signed(self, i: int) -> int:
-        """An integer tensor's levels as i8 or i16."""
+        """The tensor of an integer tensor's levels as i8 or i16."""
         if i not in self.signed:
             t = self.model.tensors[i]
             grid = self._grid_of(t)
@@ -192,13 +192,13 @@ class _Given(Conversion):
         return self.signed[i]
 
     def _stored(self, i: int) -> int:
-        """An integer tensor in its own type."""
-        known = self.signed.get(i, i)
-        t, now = self.model.tensors[i], self.model.tensors[known]
-        if t.dtype == now.dtype:
-            return known
+        """The tensor of an integer tensor's levels in its original type."""
+        signed = self.signed.get(i, i)
+        t, signed_tensor = self.model.tensors[i], self.model.tensors[signed]
+        if t.dtype == signed_tensor.dtype:
+            return signed
         assert t.quantization is not None
-        return self.between("QUANTIZE", known, Grid(t.dtype, t.quantization))
+        return self.between("QUANTIZE", signed, Grid(t.dtype, t.quantization))
 
 
 def is_one_number(data: np.ndarray) -> bool:

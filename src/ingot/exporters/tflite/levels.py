@@ -1,10 +1,10 @@
-"""Float records as int8 or int16 ones.
+"""Quantization: float records as int8 or int16 ones. "Levels" are the quantized values of a tensor.
 
     CONV_2D f32   ->   CONV_2D int8: weights by channel within +-127, bias i32 at scale(x) * scale(w)
 
 The rules of scales and zero points are TFLite's (https://ai.google.dev/edge/litert/models/quantization_spec); weights
-of int16 operators are int8, their biases i64. Operators that have no kernel of levels stay in floats, between
-DEQUANTIZE and QUANTIZE. The scales are found by `ranges.py` from samples, by `given.py` in a graph that has them.
+of int16 operators are int8, their biases i64. Operators without an integer kernel stay in floats, between DEQUANTIZE
+and QUANTIZE. The scales come from samples (`ranges.py`), or from the graph itself (`given.py`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
 from ingot.support.dataclass import dataclass
 
-JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands have the scale of the result
+JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands must have the scale of the result
 SAME_SCALE = (
     *JOINED, "RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE", "GATHER",
     "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR",
 )  # fmt: skip
 _INT8 = frozenset((*WEIGHTED, *SAME_SCALE, "SOFTMAX", "LOGISTIC", "TANH", "ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6",
                    "LEAKY_RELU", "HARD_SWISH", "BATCH_MATMUL"))  # fmt: skip
-_OPERATORS = {"i8": _INT8, "i16": _INT8 - {"HARD_SWISH"}}  # what has a kernel of levels
-_ENDS = {"i8": (-128, 127), "i16": (-32768, 32767)}
+_OPERATORS = {"i8": _INT8, "i16": _INT8 - {"HARD_SWISH"}}  # with integer kernels
+_BOUNDS = {"i8": (-128, 127), "i16": (-32768, 32767)}
 _ARRAYS = {"i8": np.int8, "i16": np.int16}
-_MOST_WEIGHT = 127
+_MAX_WEIGHT = 127
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The levels of a tensor: their type, "i8" or "i16", and what they stand for."""
+    """The quantization of a tensor: the type of its levels, "i8" or "i16", their scale and their zero point."""
 
     dtype: str
     quantization: Quantization
@@ -45,17 +45,17 @@ class Grid:
 
     def levels(self, x: np.ndarray) -> np.ndarray:
         q = self.quantization
-        low, high = _ENDS[self.dtype]
+        low, high = _BOUNDS[self.dtype]
         return np.clip(np.rint(x.astype(np.float64) / q.scale) + q.zero, low, high).astype(_ARRAYS[self.dtype])
 
 
 def operands(op: Operator) -> Sequence[int]:
-    """Which operands are values that are computed with."""
+    """The indices of the operands that are values, not weights or parameters."""
     return places(op)[:1] if op.name in (*WEIGHTED, "PADV2") else range(len(op.inputs))
 
 
 def fixed_grid(op: Operator, dtype: str) -> Grid | None:
-    """The levels that an operator has whatever its values are."""
+    """The grid that an operator's results have by definition; None for most operators."""
     if op.name in ("SOFTMAX", "LOGISTIC"):
         return Grid.of(dtype, 1 / 256, -128) if dtype == "i8" else Grid.of(dtype, 1 / 32768, 0)
     if op.name == "TANH":
@@ -64,8 +64,8 @@ def fixed_grid(op: Operator, dtype: str) -> Grid | None:
 
 
 class Conversion(ABC):
-    """Changes a model in place. as_levels, as_float: the tensors that hold a float tensor's values, by its number.
-    operators: the new ones so far."""
+    """Quantizes a model in place. as_levels, as_float: for the number of a float tensor, the tensor with its levels and
+    the one with its values. operators: the new operators so far."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -76,14 +76,14 @@ class Conversion(ABC):
 
     @abstractmethod
     def grid(self, i: int) -> Grid:
-        """The levels of a float tensor."""
+        """The grid for a float tensor."""
 
     @abstractmethod
     def is_of_levels(self, op: Operator) -> bool:
-        """Whether an operator computes levels."""
+        """Whether an operator is to compute levels."""
 
     def has_kernel(self, op: Operator, dtype: str) -> bool:
-        """Whether TFLite has this operator, which is of floats, for levels of a type."""
+        """Whether an operator is of floats, and TFLite also has it for levels of a type."""
         tensors = self.model.tensors
         return op.name in _OPERATORS[dtype] and tensors[op.outputs[0]].dtype == tensors[places(op)[0]].dtype == "f32"
 
@@ -93,19 +93,19 @@ class Conversion(ABC):
         """The tensor of a float tensor's levels."""
         if i not in self.as_levels:
             t, grid = self.model.tensors[i], self.grid(i)
-            made = self._constant(t, grid) if t.data is not None else self.between("QUANTIZE", i, grid)
-            self.as_levels[i] = made
+            tensor = self._constant(t, grid) if t.data is not None else self.between("QUANTIZE", i, grid)
+            self.as_levels[i] = tensor
         return self.as_levels[i]
 
     def float(self, i: int) -> int:
         """The tensor of a float tensor's values."""
         if i in self.as_levels and i not in self.as_float and self.model.tensors[i].data is None:
-            made_in_floats = i in self.model.inputs or any(i in op.outputs for op in self.operators)
-            self.as_float[i] = i if made_in_floats else self.between("DEQUANTIZE", self.as_levels[i], None)
+            is_float = i in self.model.inputs or any(i in op.outputs for op in self.operators)
+            self.as_float[i] = i if is_float else self.between("DEQUANTIZE", self.as_levels[i], None)
         return self.as_float.get(i, i)
 
     def between(self, name: str, i: int, grid: Grid | None) -> int:
-        """Add a QUANTIZE or, for None, a DEQUANTIZE."""
+        """Add a QUANTIZE to a grid, or a DEQUANTIZE if there is none."""
         t = self.model.tensors[i]
         label = f"{t.name}/{name.lower()}"
         new = (
@@ -124,36 +124,36 @@ class Conversion(ABC):
     # --- operators
 
     def convert(self, op: Operator) -> None:
-        """Add an operator as one of levels, or of floats as it is."""
+        """Add an operator, as one of levels if possible, else unchanged."""
         model = self.model
         if not self.is_of_levels(op):
             op.inputs = [i if i < 0 or model.tensors[i].dtype != "f32" else self.float(i) for i in op.inputs]
             self.operators.append(op)
             return
-        (out,) = op.outputs
-        wanted, t = self.grid(out), model.tensors[out]
+        (result,) = op.outputs
+        result_grid, t = self.grid(result), model.tensors[result]
         data = operands(op)
-        parts = [self._aligned(op, op.inputs[k], wanted) for k in data]
-        grid = fixed_grid(op, wanted.dtype) or wanted
+        parts = [self._aligned(op, op.inputs[k], result_grid) for k in data]
+        grid = fixed_grid(op, result_grid.dtype) or result_grid
         if op.name in SAME_SCALE and op.name not in JOINED:
             q = model.tensors[parts[0]].quantization
             assert q is not None
-            grid = Grid(wanted.dtype, q)
+            grid = Grid(result_grid.dtype, q)
         if op.name == "PADV2":
             op.inputs[2] = self._constant(model.tensors[op.inputs[2]], grid)
         for k, part in zip(data, parts, strict=True):
             op.inputs[k] = part
         if op.name in WEIGHTED:
-            self._weights(op, wanted.dtype)
-        if op.name in ("ADD", "SUB") and wanted.dtype == "i16":
+            self._weights(op, result_grid.dtype)
+        if op.name in ("ADD", "SUB") and result_grid.dtype == "i16":
             op.options["pot_scale_int16"] = False
         new = model.add(Tensor(t.name, grid.dtype, t.shape, None, grid.quantization, t.node))
         op.outputs = [new]
         self.operators.append(op)
-        self.as_levels[out] = new if grid == wanted else self.between("QUANTIZE", new, wanted)
+        self.as_levels[result] = new if grid == result_grid else self.between("QUANTIZE", new, result_grid)
 
     def _aligned(self, op: Operator, i: int, grid: Grid) -> int:
-        """An operand as levels, at the scale of the result where the operator asks for that."""
+        """An operand as levels, at the scale of the result if the operator requires that."""
         if self.model.tensors[i].dtype != "f32":
             return i
         levels = self.levels(i)
@@ -176,18 +176,20 @@ class Conversion(ABC):
         sums = np.float32(x.scale) * scales
         channels = model.tensors[op.outputs[0]].shape[-1]
         bias = model.tensors[op.inputs[bias_place]].data if op.inputs[bias_place] >= 0 else None
-        given = np.zeros(channels) if bias is None else bias.astype(np.float64).reshape(-1)
+        bias_values = np.zeros(channels) if bias is None else bias.astype(np.float64).reshape(-1)
         limits = np.iinfo(np.int32 if dtype == "i8" else np.int64)
-        # of 64 bits the greatest that a float tells from the next
-        whole = np.clip(np.rint(given / sums.astype(np.float64)), limits.min, limits.max if dtype == "i8" else 2.0**62)
+        # 2^62 instead of the largest i64, which a float cannot represent
+        bias_levels = np.clip(
+            np.rint(bias_values / sums.astype(np.float64)), limits.min, limits.max if dtype == "i8" else 2.0**62
+        )
         bias_q = Quantization(tuple(map(float, sums)), (0,) * len(sums), 0)
         name, kind = f"{w.name}/bias", "i32" if dtype == "i8" else "i64"
-        op.inputs[bias_place] = model.add(Tensor(name, kind, (channels,), whole.astype(limits.dtype), bias_q))
+        op.inputs[bias_place] = model.add(Tensor(name, kind, (channels,), bias_levels.astype(limits.dtype), bias_q))
 
 
 def symmetric(w: np.ndarray, axis: int | None) -> Quantization:
-    """The levels of weights: within +-127, one scale for all or for each channel."""
-    others = tuple(d for d in range(w.ndim) if d != axis) if axis is not None else None
-    most = np.atleast_1d(np.abs(w).max(axis=others)).astype(np.float64)
-    scales = np.where(most > 0, most / _MOST_WEIGHT, 1.0).astype(np.float32)
+    """The quantization of weights: within +-127, with one scale, or one per channel."""
+    other_axes = tuple(d for d in range(w.ndim) if d != axis) if axis is not None else None
+    max_magnitudes = np.atleast_1d(np.abs(w).max(axis=other_axes)).astype(np.float64)
+    scales = np.where(max_magnitudes > 0, max_magnitudes / _MAX_WEIGHT, 1.0).astype(np.float32)
     return Quantization(tuple(map(float, scales)), (0,) * len(scales), axis or 0)

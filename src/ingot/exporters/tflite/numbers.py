@@ -1,4 +1,4 @@
-"""Graphs of integers with scales as graphs of numbers, in which TFLite's levels are found again.
+"""Graphs of integer ops with scales as graphs of float ops, from which the exporter recovers TFLite's levels.
 
 convert(conv(q - z, w - zw) + b) * (sx * sw / sy)   ->   conv((q - z) * sx, (w - zw) * sw) + b * (sx * sw), / sy
 quantize(x / s, 1, z)                               ->   quantize(x, s, z)
@@ -20,18 +20,18 @@ from ingot.ir.types import f32, i8, i32, u8
 from ingot.passes.constants import is_constant, value_of
 
 _PRODUCTS = (ops.Conv, ops.MatMul, ops.DotGeneral)
-_MOST_NODES = 32  # that a scale is computed of
+_MAX_NODES = 32  # of the constant expression of a scale
 
 
 def as_numbers(graph: Graph) -> Graph:
-    """See module. What has no scale stays in integers."""
+    """See the module. Integer ops without a scale are unchanged."""
     for rule in (_product_of_numbers, _scale_of_rounding, _levels_last, _constants_first):
         graph = graph.with_outputs(rebuild(graph.outputs, rule=rule))
     return graph
 
 
 def constant_of(n: Node) -> np.ndarray | None:
-    """The elements of a constant, or of constant levels as numbers."""
+    """The elements of a constant or of a dequantized constant; None for other nodes."""
     if isinstance(n.op, Const):
         return n.op.value
     if isinstance(n.op, ops.Dequantize) and len(n.inputs) == 3 and all(map(is_constant, n.inputs)):
@@ -45,18 +45,18 @@ def _value(n: Node) -> np.ndarray:
 
 
 def levels_of(n: Node) -> Quantization | None:
-    """The levels that the elements of a constant are on, as i8; None where it has none of 8 bits."""
+    """The quantization, as i8, of a constant that is dequantized from 8 bits; None for other nodes."""
     if not isinstance(n.op, ops.Dequantize) or constant_of(n) is None or n.inputs[0].dtype not in (i8, u8):
         return None
     q, zero, scale = n.inputs
-    found = grid_of(zero, scale, q.dtype) or _grid_by_channel(value_of(zero), value_of(scale), q.type.rank)
-    if found is None or q.dtype == i8:
-        return found
-    return Quantization(found.scales, tuple(z - 128 for z in found.zeros), found.axis)
+    grid = grid_of(zero, scale, q.dtype) or _grid_by_channel(value_of(zero), value_of(scale), q.type.rank)
+    if grid is None or q.dtype == i8:
+        return grid
+    return Quantization(grid.scales, tuple(z - 128 for z in grid.zeros), grid.axis)
 
 
 def grid_of(zero: Node, scale: Node, dtype: object) -> Quantization | None:
-    """Levels with one constant scale and zero point."""
+    """A quantization with one constant scale and zero point; None for any other."""
     s, z = (splat_of(p) for p in (scale, zero))
     if s is None or z is None or not float(s) > 0:
         return None
@@ -64,7 +64,7 @@ def grid_of(zero: Node, scale: Node, dtype: object) -> Quantization | None:
 
 
 def _grid_by_channel(zero: np.ndarray, scale: np.ndarray, rank: int) -> Quantization | None:
-    """Levels with a scale for each place of one axis."""
+    """A quantization with one scale per index of one axis; None for any other."""
     shape = (1,) * (rank - scale.ndim) + scale.shape
     axes = [d for d, size in enumerate(shape) if size > 1]
     if len(axes) != 1 or not (scale > 0).all() or zero.size not in (1, scale.size):
@@ -74,7 +74,8 @@ def _grid_by_channel(zero: np.ndarray, scale: np.ndarray, rank: int) -> Quantiza
 
 
 def moved_levels(op: Op, n: Node) -> Node | None:
-    """A view of constant levels as constant levels; None where a scale has no axis of its own any more."""
+    """A view of a dequantized constant, with the view applied to its levels; None if the scales would no longer lie
+    along one axis."""
     grid = levels_of(n)
     if grid is None or not isinstance(op, ops.Transpose | ops.Reshape):
         return None
@@ -86,10 +87,10 @@ def moved_levels(op: Op, n: Node) -> Node | None:
         axis = tuple(op.permutation).index(grid.axis)
     else:
         before, after = q.shape, levels.shape
-        kept = [d for d in (0, -1) if grid.axis in (d, len(before) + d) and before[d] == after[d]]
-        if not kept:
+        edge_axes = [d for d in (0, -1) if grid.axis in (d, len(before) + d) and before[d] == after[d]]
+        if not edge_axes:
             return None
-        axis = kept[0] % len(after)
+        axis = edge_axes[0] % len(after)
     shape = [len(grid.scales) if d == axis else 1 for d in range(levels.type.rank)]
     zeros = np.broadcast_to(value_of(zero).reshape(-1), len(grid.scales)).reshape(shape)
     return ops.Dequantize()(levels, const(zeros), const(value_of(scale).reshape(shape)), loc=n.loc)
@@ -106,13 +107,13 @@ def _constants_first(n: Node, inputs: Sequence[Node]) -> Node:
 
 
 def _levels_last(n: Node, inputs: Sequence[Node]) -> Node:
-    """What levels stand for, in front of what moves them."""
+    """Dequantize before views and max pools, instead of after them."""
     new = n.with_inputs(inputs)
     if not isinstance(n.op, ops.Dequantize) or len(inputs) != 3:
         return new
     q, zero, scale = inputs
     chain: list[Node] = []
-    while _moves(q) and splat_of(scale) is not None and splat_of(zero) is not None:
+    while _keeps_levels(q) and splat_of(scale) is not None and splat_of(zero) is not None:
         chain.append(q)
         q = q.inputs[0]
     if not chain:
@@ -123,9 +124,9 @@ def _levels_last(n: Node, inputs: Sequence[Node]) -> Node:
     return y
 
 
-def _moves(n: Node) -> bool:
-    moves = len(n.inputs) == 1 and (n.op.rearranges or isinstance(n.op, ops.MaxPool))
-    return len(n.types) == 1 and (moves or isinstance(n.op, ops.Take))
+def _keeps_levels(n: Node) -> bool:
+    is_view = len(n.inputs) == 1 and (n.op.rearranges or isinstance(n.op, ops.MaxPool))
+    return len(n.types) == 1 and (is_view or isinstance(n.op, ops.Take))
 
 
 def _scale_of_rounding(n: Node, inputs: Sequence[Node]) -> Node:
@@ -139,21 +140,21 @@ def _scale_of_rounding(n: Node, inputs: Sequence[Node]) -> Node:
 
 
 def _product_of_numbers(n: Node, inputs: Sequence[Node]) -> Node:
-    """A product of integers, scaled by constants, as one of numbers."""
+    """A product of integers that is scaled by constants, as a product of floats."""
     new = n.with_inputs(inputs)
     if not isinstance(n.op, ops.Mul) or n.dtype != f32:
         return new
     for total, scale in (inputs, inputs[::-1]):
-        if isinstance(total.op, ops.Convert) and _is_known(scale):
+        if isinstance(total.op, ops.Convert) and _is_of_constants(scale):
             return _scaled(total.inputs[0], _source(scale)) or new
     return new
 
 
-def _is_known(n: Node) -> bool:
-    """Whether a few nodes of constants make `n`."""
+def _is_of_constants(n: Node) -> bool:
+    """Whether `n` is a small expression of constants."""
     nodes = [n]
     for m in nodes:  # grows
-        if isinstance(m.op, Input) or len(nodes) > _MOST_NODES:
+        if isinstance(m.op, Input) or len(nodes) > _MAX_NODES:
             return False
         nodes += m.inputs
     return True
@@ -166,14 +167,14 @@ def _source(n: Node) -> Node:
 
 
 def _scaled(total: Node, scale: Node) -> Node | None:
-    """total: sums in i32. scale: sx * sw, or sx * sw / sy; None where it is another number."""
-    by = None
+    """The product `total` in floats. total: sums in i32. scale: sx * sw, or sx * sw / sy. None for another form."""
+    divisor = None
     if isinstance(scale.op, ops.Div):
-        scale, by = (_source(p) for p in scale.inputs)
+        scale, divisor = (_source(p) for p in scale.inputs)
     factor = np.float32(1)
     if isinstance(scale.op, ops.Mul) and isinstance(_source(scale.inputs[0]).op, ops.Mul):
-        scale, more = (_source(p) for p in scale.inputs)
-        factor = np.float32(value_of(more).reshape(-1)[0]) if value_of(more).size == 1 else None
+        scale, other_factor = (_source(p) for p in scale.inputs)
+        factor = np.float32(value_of(other_factor).reshape(-1)[0]) if value_of(other_factor).size == 1 else None
     if factor is None or total.dtype != i32:
         return None
     bias = None
@@ -189,7 +190,7 @@ def _scaled(total: Node, scale: Node) -> Node | None:
         return None
     if isinstance(scale.op, ops.Mul):
         x_scale, w_scale = (value_of(_source(p)).astype(np.float32) for p in scale.inputs)
-    else:  # their product: any two whose product it is
+    else:  # only the product of both scales is known: any factorization of it is valid
         q = x.inputs[0]
         x_scale = value_of(_source(q.inputs[1])).reshape(-1)[:1] if isinstance(q.op, ops.Quantize) else np.ones(1, "f4")
         w_scale = value_of(scale).astype(np.float32) / x_scale
@@ -203,15 +204,15 @@ def _scaled(total: Node, scale: Node) -> Node | None:
         loc=total.loc,
     )
     if bias is not None:
-        # as numbers at once: a bias has no type of levels of its own
+        # in floats, as the bias has no levels of its own
         step = w_scale * np.float64(x_scale[0])
         value = value_of(_source(bias)).astype(np.float64)
         numbers = ops.add(numbers, const((value * step).astype(np.float32)))
-    return numbers if by is None else ops.div(numbers, by)
+    return numbers if divisor is None else ops.div(numbers, divisor)
 
 
 def _output_axis(n: Node) -> int | None:
-    """The axis of the weights that is the result's channels."""
+    """The axis of the weights that becomes the result's channels."""
     if isinstance(n.op, ops.Conv):
         return 0
     w = n.inputs[1]

@@ -1,4 +1,4 @@
-"""Float records as ones of levels, by the ranges that their values have over samples."""
+"""Quantization by the ranges of values over samples."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ingot.exporters.tflite.levels import JOINED, SAME_SCALE, Conversion, Grid, 
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 
 Range = tuple[float, float]
-_LARGEST = 1e30  # what masks are made of has no level of its own
+_MAX_MAGNITUDE = 1e30  # larger values, such as those of masks, do not widen a range
 
 
 def to_levels(model: Model, ranges: Mapping[int, Range], float_edges: bool = False, dtype: str = "i8") -> None:
-    """Change `model` in place. ranges: of the values of float tensors, by number; all that have a node. float_edges:
-    keep the model's inputs and outputs in floats. dtype: of the levels, "i8" or "i16"."""
+    """Quantize `model` in place. ranges: of the values of all float tensors with a node, by number. float_edges: keep
+    the model's inputs and outputs in floats. dtype: of the levels, "i8" or "i16"."""
     _ByRange(model, ranges, dtype).run(float_edges)
     model.compact()
 
 
 def measured(model: Model) -> Sequence[int]:
-    """The numbers of the float tensors whose ranges `to_levels` takes."""
+    """The numbers of the float tensors whose ranges `to_levels` needs."""
     return [i for i, t in enumerate(model.tensors) if t.dtype == "f32" and t.node is not None and t.data is None]
 
 
 class _ByRange(Conversion):
-    """parent: of each tensor in the sets of tensors with one scale."""
+    """parent: a union-find forest of the tensors; each set has one scale."""
 
     def __init__(self, model: Model, ranges: Mapping[int, Range], dtype: str) -> None:
         super().__init__(model)
@@ -41,13 +41,13 @@ class _ByRange(Conversion):
                     if self._fixed(i) is None or op.name not in JOINED:
                         self._unite(i, op.outputs[0])
         self.grids = self._grids()
-        before, model.operators = model.operators, self.operators
+        float_operators, model.operators = model.operators, self.operators
         for position, i in enumerate(model.inputs):
             if model.tensors[i].dtype == "f32" and not float_edges:
                 t, grid = model.tensors[i], self.grid(i)
-                given = model.add(Tensor(t.name, grid.dtype, t.shape, None, grid.quantization))
-                self.as_levels[i] = model.inputs[position] = given
-        for op in before:
+                number = model.add(Tensor(t.name, grid.dtype, t.shape, None, grid.quantization))
+                self.as_levels[i] = model.inputs[position] = number
+        for op in float_operators:
             self.convert(op)
         for position, i in enumerate(model.outputs):
             if model.tensors[i].dtype == "f32":
@@ -72,8 +72,8 @@ class _ByRange(Conversion):
         self.parent[self._root(a)] = self._root(b)
 
     def _grids(self) -> dict[int, Grid]:
-        """Of each set of tensors with one scale: by the union of their ranges, or as an operator fixes it."""
-        found: dict[int, Range] = {}
+        """The grid of each set of tensors with one scale: by the union of their ranges, or fixed by an operator."""
+        ranges: dict[int, Range] = {}
         fixed: dict[int, Grid] = {}
         for i, t in enumerate(self.model.tensors):
             if t.dtype != "f32":
@@ -85,14 +85,14 @@ class _ByRange(Conversion):
             if t.data is not None and t.data.size:
                 range_ = float(t.data.min()), float(t.data.max())
             if range_ is not None and not np.isnan(range_).any():
-                low, high = found.get(root, (0.0, 0.0))
-                found[root] = min(low, range_[0]), max(high, range_[1])
-        return {root: spread(range_, self.dtype) for root, range_ in found.items()} | fixed
+                low, high = ranges.get(root, (0.0, 0.0))
+                ranges[root] = min(low, range_[0]), max(high, range_[1])
+        return {root: spread(range_, self.dtype) for root, range_ in ranges.items()} | fixed
 
 
 def spread(range_: Range, dtype: str) -> Grid:
-    """Levels over a range, which holds 0: 255 steps of i8, or 65,534 of i16 around 0."""
-    low, high = (max(min(end, _LARGEST), -_LARGEST) for end in range_)
+    """A grid over a range that contains 0: 255 steps of i8, or 65,534 of i16 around 0."""
+    low, high = (max(min(end, _MAX_MAGNITUDE), -_MAX_MAGNITUDE) for end in range_)
     if dtype == "i16":
         return Grid.of(dtype, float(np.float32(max(-low, high) / 32767)) or 1.0, 0)
     scale = float(np.float32((high - low) / 255)) or 1.0

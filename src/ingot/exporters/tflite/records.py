@@ -14,8 +14,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass
 class Tensor:
-    """data: of a constant. quantization: of a constant of floats, the levels that its elements are on.
-    node: whose elements it has, in the order of `permutation`; None for one in between."""
+    """data: the elements of a constant. quantization: of a tensor of levels, or of a float constant whose elements lie
+    on levels. node: the node whose value it has, in either order; None for an intermediate tensor."""
 
     name: str
     dtype: str
@@ -27,7 +27,7 @@ class Tensor:
 
 @dataclass
 class Operator:
-    """name: of a builtin operator. table: of its options, "" for none. An input of -1 is left out."""
+    """name: of a builtin operator. table: of its options, "" for none. inputs: -1 stands for an omitted one."""
 
     name: str
     inputs: list[int]
@@ -38,8 +38,8 @@ class Operator:
 
 @dataclass
 class Model:
-    """inputs, outputs: numbers of tensors, with the model's names for them. subgraphs: of loops and branches, whose
-    numbers begin with 1."""
+    """inputs, outputs: the numbers of tensors; input_names, output_names: their names in the model. subgraphs: loops
+    and branches, numbered from 1."""
 
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     operators: list[Operator] = field(default_factory=list[Operator])
@@ -54,7 +54,7 @@ class Model:
         return len(self.tensors) - 1
 
     def constant(self, value: np.ndarray, name: str = "", levels: Quantization | None = None) -> int:
-        """levels: those that numbers lie on."""
+        """Add a constant. levels: the quantization of float elements that lie on levels."""
         from_dtype = {"float": "f", "int": "i", "uint": "u"}
         kind = value.dtype.name.rstrip("0123456789")
         dtype = "bool" if kind == "bool" else f"{from_dtype[kind]}{8 * value.itemsize}"
@@ -62,26 +62,26 @@ class Model:
         return self.add(Tensor(name or f"constant_{len(self.tensors)}", dtype, value.shape, data, levels))
 
     def uses(self) -> dict[int, int]:
-        """How many readers each tensor has; an output of the model is read once more."""
+        """The number of readers of each tensor; an output of the model counts as one more."""
         counts: dict[int, int] = {}
         for i in (*(i for op in self.operators for i in op.inputs), *self.outputs):
             counts[i] = counts.get(i, 0) + 1
         return counts
 
     def compact(self) -> None:
-        """Remove operators that nothing reads, and tensors that are left without a reader."""
+        """Remove operators whose results have no readers, and then tensors without readers."""
         live = set(self.outputs)
-        kept: list[Operator] = []
+        live_operators: list[Operator] = []
         for op in reversed(self.operators):
             if live.intersection(op.outputs):
-                kept.append(op)
+                live_operators.append(op)
                 live.update(op.inputs)
-        self.operators = kept[::-1]
+        self.operators = live_operators[::-1]
         live.update(self.inputs, (i for op in self.operators for i in op.outputs))
         order = [i for i in range(len(self.tensors)) if i in live]
-        number = {old: new for new, old in enumerate(order)} | {-1: -1}
+        new_numbers = {old: new for new, old in enumerate(order)} | {-1: -1}
         self.tensors = [self.tensors[i] for i in order]
         for op in self.operators:
-            op.inputs = [number[i] for i in op.inputs]
-            op.outputs = [number[i] for i in op.outputs]
-        self.inputs, self.outputs = [number[i] for i in self.inputs], [number[i] for i in self.outputs]
+            op.inputs = [new_numbers[i] for i in op.inputs]
+            op.outputs = [new_numbers[i] for i in op.outputs]
+        self.inputs, self.outputs = [new_numbers[i] for i in self.inputs], [new_numbers[i] for i in self.outputs]

@@ -1,4 +1,4 @@
-"""Resized images."""
+"""TFLite operators for resized images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resize(e: Emitter, n: Node) -> tuple[int, str]:
 
 
 def has_operator(n: Node, op: ops.Resize) -> bool:
-    """Whether TFLite resizes so: images, by their sizes' ratio, bilinear or by whole repetitions."""
+    """Whether TFLite has this operator: it resizes images by the ratio of their sizes, bilinearly or by repetition."""
     (x,) = n.inputs
     if x.type.rank != 4 or op.axes != (2, 3) or str(n.dtype) != "f32" or op.antialias or op.roi:
         return False
@@ -36,7 +36,7 @@ def has_operator(n: Node, op: ops.Resize) -> bool:
         return False
     if op.mode == "linear":
         return min(after) > 1 and op.coordinates in _BILINEAR
-    repeats = all(b % a == 0 for a, b in zip(before, after, strict=True))
-    floors = op.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and op.nearest_mode == "floor"
-    rounds = op.coordinates in ("half_pixel", "pytorch_half_pixel") and op.nearest_mode.startswith("round")
-    return op.mode == "nearest" and repeats and (floors or rounds)
+    is_repetition = all(b % a == 0 for a, b in zip(before, after, strict=True))
+    is_floor = op.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and op.nearest_mode == "floor"
+    is_rounding = op.coordinates in ("half_pixel", "pytorch_half_pixel") and op.nearest_mode.startswith("round")
+    return op.mode == "nearest" and is_repetition and (is_floor or is_rounding)

@@ -1,4 +1,4 @@
-"""What each op is as TFLite operators."""
+"""The TFLite operators of each op."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _REDUCTIONS = {"sum": "SUM", "max": "REDUCE_MAX", "min": "REDUCE_MIN", "prod": "
 
 
 def _like(e: Emitter, n: Node, name: str, table: str = "", **options: object) -> tuple[int, str]:
-    """A pointwise operator over all operands, which broadcast."""
+    """A pointwise operator over all operands, with broadcasting."""
     plain = [x for x in n.inputs if not isinstance(x.op, Const | ops.BroadcastInDim)]
     order = e.order(*plain)
     inputs = [e.operand(x, order) for x in n.inputs]
     shape = in_order(order, shape_of(n))
-    if all(e.model.tensors[i].shape != shape for i in inputs):  # all are broadcast: one has to have the whole shape
+    if all(e.model.tensors[i].shape != shape for i in inputs):  # all are broadcast: materialize one
         inputs[0] = e.get(n.inputs[0], order)
     return e.add(name, inputs, shape, table, node=n, dtype=str(n.dtype), options=options), order
 
@@ -62,17 +62,17 @@ def binary(e: Emitter, n: Node) -> tuple[int, str]:
     if n.dtype.kind == "b":
         raise Unsupported(f"of {n.dtype}")
     name, table = _BINARY[type(n.op)]
-    if isinstance(n.op, ops.Max) and (bounds := _beyond(n, 0)) is not None:
-        return _like_one(e, n, bounds, "RELU")
-    if isinstance(n.op, ops.Min) and (bounds := _beyond(n, 6)) is not None:
-        x = bounds.inputs[0] if isinstance(bounds.op, ops.Relu) else _beyond(bounds, 0)
-        if x is not None and isinstance(bounds.op, ops.Relu | ops.Max):
+    if isinstance(n.op, ops.Max) and (operand := _bounded_operand(n, 0)) is not None:
+        return _like_one(e, n, operand, "RELU")
+    if isinstance(n.op, ops.Min) and (operand := _bounded_operand(n, 6)) is not None:
+        x = operand.inputs[0] if isinstance(operand.op, ops.Relu) else _bounded_operand(operand, 0)
+        if x is not None and isinstance(operand.op, ops.Relu | ops.Max):
             return _like_one(e, n, x, "RELU6")
     return _like(e, n, name, table)
 
 
-def _beyond(n: Node, bound: float) -> Node | None:
-    """x of max(x, bound), min(x, bound)."""
+def _bounded_operand(n: Node, bound: float) -> Node | None:
+    """x of max(x, bound) or min(x, bound); None for another bound."""
     for x, other in (n.inputs, n.inputs[::-1]) if len(n.inputs) == 2 else ():
         if (value := _splat(other)) is not None and value == bound and n.dtype.is_float:
             return x
@@ -80,7 +80,7 @@ def _beyond(n: Node, bound: float) -> Node | None:
 
 
 def _splat(n: Node) -> float | None:
-    """The number that all elements of a constant are."""
+    """The number that all elements of a constant equal; None for another node."""
     while isinstance(n.op, ops.BroadcastInDim):
         (n,) = n.inputs
     if not isinstance(n.op, Const) or not n.op.value.size:
@@ -145,7 +145,7 @@ def reshape(e: Emitter, n: Node) -> int:
 def transpose(e: Emitter, n: Node) -> int | tuple[int, str]:
     assert isinstance(n.op, ops.Transpose)
     permutation, (x,) = tuple(n.op.permutation), n.inputs
-    # what is asked for may be there: a tensor in one order is the other's transpose
+    # the result may exist already: a tensor in one order is the transpose of the other
     if permutation == TO_LAST:
         return e.get(x, CHANNELS_LAST)
     if permutation == TO_FIRST:
@@ -208,26 +208,28 @@ def iota(e: Emitter, n: Node) -> Node:
 
 
 def _constant(n: Node) -> Node:
-    """A node without operands, as the constant that it is; copied, as an operator's result."""
+    """The value of a node without operands, as a constant that an operator copies."""
     return ops.Reshape(n.type.shape)(const(n.op.reference()))
 
 
-def places_within(e: Emitter, at: Node, sizes: np.ndarray) -> int:
-    """Indices, of which known ones count from the start: TFLite's kernels take no others."""
-    value = constant_of(at)
+def places_within(e: Emitter, indices: Node, sizes: np.ndarray) -> int:
+    """Indices; constant ones are made non-negative and clamped, as TFLite's kernels require."""
+    value = constant_of(indices)
     if value is None:
-        return e.get(at)
+        return e.get(indices)
     return e.model.constant(
-        np.clip(np.where(value < 0, value + sizes, value), 0, sizes - 1).astype(value.dtype), at.loc
+        np.clip(np.where(value < 0, value + sizes, value), 0, sizes - 1).astype(value.dtype), indices.loc
     )
 
 
 @row(ops.Take)
 def take(e: Emitter, n: Node) -> int:
     assert isinstance(n.op, ops.Take)
-    x, at = n.inputs
+    x, indices = n.inputs
     sizes = np.array(shape_of(x)[n.op.axis])
-    return e.add("GATHER", [e.get(x), places_within(e, at, sizes)], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
+    return e.add(
+        "GATHER", [e.get(x), places_within(e, indices, sizes)], shape_of(n), "Gather", {"axis": n.op.axis}, node=n
+    )
 
 
 # --- levels
@@ -252,8 +254,8 @@ def dequantize(e: Emitter, n: Node) -> tuple[int, str]:
         raise Unsupported(f"of {q.type} by scales that are no constants, or several")
     order = e.order(q)
     i = e.get(q, order)
-    known = e.model.tensors[i].quantization
-    if known is not None and known != grid:
+    quantization = e.model.tensors[i].quantization
+    if quantization is not None and quantization != grid:
         raise Unsupported("by another scale than the levels were made with")
     e.model.tensors[i].quantization = grid
     return e.add("DEQUANTIZE", [i], in_order(order, shape_of(n)), node=n, dtype="f32"), order
@@ -274,8 +276,8 @@ def reduce(e: Emitter, n: Node) -> int:
 def _reduced(e: Emitter, n: Node, x: Node, dims: Sequence[int], kind: str) -> int:
     order = e.order(x)
     axes = sorted(TO_LAST.index(d) if order else d for d in dims)
-    kept = [d for d in range(x.type.rank) if d not in axes]
-    if order and [TO_LAST[d] for d in kept] != sorted(TO_LAST[d] for d in kept):
+    kept_axes = [d for d in range(x.type.rank) if d not in axes]
+    if order and [TO_LAST[d] for d in kept_axes] != sorted(TO_LAST[d] for d in kept_axes):
         order, axes = PLAIN, sorted(dims)
     return e.add(kind, [e.get(x, order), e.ints(*axes)], shape_of(n), "Reducer", {"keep_dims": False}, node=n)
 
@@ -329,10 +331,10 @@ def dot_general(e: Emitter, n: Node) -> Node:
     free: list[int] = []
     for side, x in enumerate((a, b)):
         batch, contract = n.op.batch[side], n.op.contract[side]
-        rest = [d for d in range(x.type.rank) if d not in (*batch, *contract)]
+        free_axes = [d for d in range(x.type.rank) if d not in (*batch, *contract)]
         shape = shape_of(x)
-        order = (*batch, *rest, *contract) if side == 0 else (*batch, *contract, *rest)
-        sizes = [int(np.prod([shape[d] for d in dims], dtype=np.int64)) for dims in (batch, rest, contract)]
+        order = (*batch, *free_axes, *contract) if side == 0 else (*batch, *contract, *free_axes)
+        sizes = [int(np.prod([shape[d] for d in dims], dtype=np.int64)) for dims in (batch, free_axes, contract)]
         flat = (sizes[0], sizes[1], sizes[2]) if side == 0 else (sizes[0], sizes[2], sizes[1])
         y = x if order == tuple(range(x.type.rank)) else ops.Transpose(order)(x)
         if sizes[0] == 1 and not batch:
@@ -347,7 +349,7 @@ def dot_general(e: Emitter, n: Node) -> Node:
 
 
 def _folded(n: Node) -> Node:
-    """A chain of views of a constant as a constant."""
+    """A chain of views of a constant, folded to a constant."""
     if isinstance(n.op, ops.Transpose | ops.Reshape) and isinstance((x := _folded(n.inputs[0])).op, Const):
         return const(n.op.reference(x.op.value))
     return n
@@ -364,7 +366,7 @@ def _same(size: int, window: int, stride: int) -> tuple[int, int]:
 def _windows(
     e: Emitter, n: Node, windows: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]], fill: float
 ) -> tuple[int, int]:
-    """(x in channels-last order, the number of the padding); explicit padding is an operator before."""
+    """(x in channels-last order, the schema's number of the padding); explicit padding becomes an operator."""
     x = n.inputs[0]
     sizes = shape_of(x)[2:]
     i = e.get(x, CHANNELS_LAST)
@@ -382,10 +384,10 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
     assert isinstance(n.op, ops.Conv)
     op, (x, w) = n.op, n.inputs
     if len(op.strides) == 1:
-        wide = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
+        image_conv = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
         (b, c, size), (o, i, k) = shape_of(x), shape_of(w)
         kernel = moved_levels(ops.Reshape((o, i, 1, k)), w) or _folded(ops.Reshape((o, i, 1, k))(w))
-        return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x), kernel))
+        return ops.Reshape(n.type.shape)(image_conv(ops.Reshape((b, c, 1, size))(x), kernel))
     if not n.dtype.is_float:
         raise Unsupported(f"of {x.type}, whose scale is not constant")
     value = constant_of(w)
@@ -413,7 +415,7 @@ def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
 
 @row(ops.ConvTranspose)
 def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
-    """The whole result, of which padding is cut off."""
+    """The full result, cropped by the padding."""
     assert isinstance(n.op, ops.ConvTranspose)
     op, (x, w) = n.op, n.inputs
     value = constant_of(w)
@@ -440,10 +442,11 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
     is_mean = isinstance(op, ops.AvgPool)
     if len(op.kernel) == 1:
         sizes = ((1, *op.kernel), (1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.ceil_mode)
-        wide = ops.AvgPool(*sizes, op.count_include_pad, op.divisor) if is_mean else ops.MaxPool(*sizes)
+        image_pool = ops.AvgPool(*sizes, op.count_include_pad, op.divisor) if is_mean else ops.MaxPool(*sizes)
         b, c, size = shape_of(x)
-        return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x)))
-    fill = 0.0 if is_mean or isinstance(x.op, ops.Relu) else float(np.finfo(np.float32).min)  # relu: nothing is less
+        return ops.Reshape(n.type.shape)(image_pool(ops.Reshape((b, c, 1, size))(x)))
+    # no result of relu is less than 0
+    fill = 0.0 if is_mean or isinstance(x.op, ops.Relu) else float(np.finfo(np.float32).min)
     i, padding = _windows(e, n, op.kernel, op.strides, op.padding, fill)
     options = {
         "padding": padding, "stride_h": op.strides[0], "stride_w": op.strides[1], "filter_height": op.kernel[0],
@@ -454,15 +457,15 @@ def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
 
 
 def serves(n: Node) -> bool:
-    """Whether a MODEL op stays as one operator."""
+    """Whether a MODEL op has a TFLite operator, and so is not lowered."""
     op = n.op
     if isinstance(op, ops.Conv):
-        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
-        return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
+        has_constant_weights = constant_of(n.inputs[1]) is not None and n.dtype.is_float
+        return has_constant_weights and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.ConvTranspose):
-        plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
-        constant = constant_of(n.inputs[1]) is not None and n.dtype.is_float
-        return constant and plain and min(min(p) for p in op.padding) >= 0
+        is_plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
+        has_constant_weights = constant_of(n.inputs[1]) is not None and n.dtype.is_float
+        return has_constant_weights and is_plain and min(min(p) for p in op.padding) >= 0
     if isinstance(op, ops.MaxPool | ops.AvgPool):
         return _is_plain_pool(n, op)
     if isinstance(op, ops.MatMul):
@@ -481,13 +484,13 @@ def serves(n: Node) -> bool:
 
 
 def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
-    plain = len(op.kernel) <= 2 and not op.ceil_mode and set(op.dilation) == {1} and n.dtype.is_float
-    if not isinstance(op, ops.AvgPool) or not plain:
-        return plain
+    is_plain = len(op.kernel) <= 2 and not op.ceil_mode and set(op.dilation) == {1} and n.dtype.is_float
+    if not isinstance(op, ops.AvgPool) or not is_plain:
+        return is_plain
     sizes = zip(shape_of(n.inputs[0])[2:], op.kernel, op.strides, op.padding, strict=True)
-    same = all(_same(s, k, t) == p for s, k, t, p in sizes)
-    unpadded = all(p == (0, 0) for p in op.padding)
-    return op.divisor is None and (unpadded or (same and not op.count_include_pad))
+    is_same = all(_same(s, k, t) == p for s, k, t, p in sizes)
+    is_unpadded = all(p == (0, 0) for p in op.padding)
+    return op.divisor is None and (is_unpadded or (is_same and not op.count_include_pad))
 
 
 KEPT: frozenset[type[Op]] = frozenset({

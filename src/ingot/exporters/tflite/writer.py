@@ -1,4 +1,4 @@
-"""A TFLite file from records of tensors and operators, by the schema that the frontend reads them with."""
+"""A TFLite file from records of tensors and operators, by the same schema as the frontend's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TYPES = {
     "i8": "INT8", "f64": "FLOAT64", "u64": "UINT64", "u32": "UINT32", "u16": "UINT16",
 }  # fmt: skip
 _ALIGNMENT = 16  # of a buffer's data, by the schema
-_MOST_BYTES = 2**31 - 2**20  # a FlatBuffer's offsets have 31 bits
-_PLACEHOLDER = 127  # of the old field for the number of an operator, which has 8 bits
+_MAX_BYTES = 2**31 - 2**20  # a FlatBuffer's offsets have 31 bits
+_PLACEHOLDER = 127  # for larger operator numbers in the deprecated field of 8 bits
 
-# the first version of an operator that takes f32, int8, and int16, where it is not 1 (tensorflow/lite/tools/versioning)
+# the first version of an operator that supports f32, int8 and int16, if not 1 (tensorflow/lite/tools/versioning)
 _VERSIONS: dict[str, dict[str, int]] = {
     "f32": {"BROADCAST_TO": 2, "RESIZE_BILINEAR": 3, "RESIZE_NEAREST_NEIGHBOR": 3},
     "i8": {
@@ -47,7 +47,7 @@ _VERSIONS: dict[str, dict[str, int]] = {
 
 
 def dtype_number(name: str) -> int:
-    """The schema's number of a type. Raises InputError for one that it has not."""
+    """The schema's number of a type. Raises InputError for a type that it lacks."""
     if name not in _TYPES:
         raise InputError("TFLite", expected=f"elements of {', '.join(_TYPES)}", got=name)
     return schema.TYPES.index(_TYPES[name])
@@ -57,7 +57,7 @@ def content(model: Model) -> bytes:
     """The bytes of the file. Raises InputError for a model of 2 GiB and more."""
     models = [model, *model.subgraphs]
     total = sum(t.data.nbytes for m in models for t in m.tensors if t.data is not None)
-    if total > _MOST_BYTES:
+    if total > _MAX_BYTES:
         raise InputError("TFLite", expected="weights of less than 2 GiB", got=f"{total} bytes")
     buffers: list[dict[str, Any]] = [{}]
     codes: dict[tuple[str, int], int] = {}
@@ -85,7 +85,7 @@ def content(model: Model) -> bytes:
 
 
 def _graph(model: Model, name: str, buffers: list[dict[str, Any]], codes: dict[tuple[str, int], int]) -> dict[str, Any]:
-    """A subgraph. codes: numbers of (operator, version), to which new ones are added."""
+    """A subgraph. codes: the numbers of (operator, version) so far; new ones are added."""
     operators: list[dict[str, Any]] = []
     for op in model.operators:
         types = {"f32", *(model.tensors[i].dtype for i in (*op.inputs[:1], *op.outputs))}

@@ -55,11 +55,11 @@ class ModelMetadata:
 
 
 class InferenceSession:
-    """A drop-in for `onnxruntime.InferenceSession`: the model is compiled when the session is made, or loaded.
+    """A drop-in replacement for `onnxruntime.InferenceSession`, which compiles or loads the model when it is created.
 
-    path_or_bytes: an ONNX model or a saved program (.ingot), as a path or as bytes. sess_options: ours, or ONNX
-    Runtime's own; its threads and overridden dimensions count. providers: all run on the CPU, or on what `target` says.
-    options: those of `ingot.compile`. What has no meaning here is told once in the log `ingot.onnxruntime`.
+    path_or_bytes: an ONNX model or a saved program (.ingot), as a path or as bytes. sess_options: those of this package
+    or ONNX Runtime's own; threads and overridden dimensions have an effect. providers: all run on the CPU, or on the
+    `target`. options: those of `ingot.compile`. Ignored options are logged once, in the log `ingot.onnxruntime`.
 
     Raises what `ingot.compile` and `ingot.load` raise.
     """
@@ -93,7 +93,7 @@ class InferenceSession:
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    # --- what it is
+    # --- properties
 
     @property
     def model(self) -> CompiledModel:
@@ -145,18 +145,19 @@ class InferenceSession:
         *,
         out: Sequence[np.ndarray | None] | None = None,
     ) -> list[Any]:
-        """The outputs of these names, by default all. out: an array for each of them to write it into, or None.
+        """The outputs with these names, by default all. out: for each an array to write it into, or None.
 
-        Raises FeedError for inputs that do not fit, InputError for names and arrays of outputs that do not.
+        Raises FeedError for invalid inputs, InputError for invalid names and arrays of outputs.
         """
-        positions = self._wanted(output_names)
-        into: dict[int, np.ndarray | None] | None = None
+        positions = self._positions_of(output_names)
+        out_by_position: dict[int, np.ndarray | None] | None = None
         if out is not None:
             if len(out) != len(positions):
                 raise InputError("out", expected=f"{len(positions)} arrays, or None for some", got=len(out))
-            into = dict(zip(positions, out, strict=True))
+            out_by_position = dict(zip(positions, out, strict=True))
         results = self._model.run(
-            self._feeds(input_feed), None if into is None else [into.get(i) for i in range(len(self._positions))]
+            self._feeds(input_feed),
+            None if out_by_position is None else [out_by_position.get(i) for i in range(len(self._positions))],
         )
         return [results[position] for position in positions]
 
@@ -169,17 +170,17 @@ class InferenceSession:
         run_options: Any = None,
     ) -> None:
         """Run on another thread, and call `callback(results, user_data, error)` there; error is "" for none."""
-        positions, feeds = self._wanted(output_names), self._feeds(input_feed)
+        positions, feeds = self._positions_of(output_names), self._feeds(input_feed)
         with self._lock:
             if self._executor is None:
-                from concurrent.futures import ThreadPoolExecutor  # not above: next to no session needs it
+                from concurrent.futures import ThreadPoolExecutor  # imported here, as few sessions need it
 
                 self._executor = ThreadPoolExecutor(_ASYNC_THREADS, "ingot-run-async")
 
         def work() -> None:
             try:
                 results = self._model.run(feeds)
-            except Exception as error:  # whatever it is, the callback must hear of it
+            except Exception as error:  # of any kind: the callback must receive it
                 callback([], user_data, str(error) or type(error).__name__)
                 return
             callback([results[position] for position in positions], user_data, "")
@@ -198,7 +199,7 @@ class InferenceSession:
         inputs, outputs = iobinding.bound
         iobinding.set_results(self.run([*outputs], inputs, out=[*outputs.values()] or None))
 
-    def _wanted(self, names: Sequence[str] | None) -> list[int]:
+    def _positions_of(self, names: Sequence[str] | None) -> list[int]:
         if not names:
             return [*self._positions.values()]
         if unknown := [name for name in names if name not in self._positions]:
@@ -206,16 +207,16 @@ class InferenceSession:
         return [self._positions[name] for name in names]
 
     def _feeds(self, feed: Mapping[str, Any]) -> list[Any]:
-        known = {arg.name for arg in self._inputs}
-        if unknown := [name for name in feed if name not in known]:
-            raise FeedError("input feed", expected=f"names out of {sorted(known)}", got=unknown)
+        input_names = {arg.name for arg in self._inputs}
+        if unknown := [name for name in feed if name not in input_names]:
+            raise FeedError("input feed", expected=f"names out of {sorted(input_names)}", got=unknown)
         if missing := [name for name in self._specs if name not in feed]:
             raise FeedError("input feed", expected=", ".join(map(str, self._specs.values())), got=f"none for {missing}")
         return [_value(spec, feed[name]) for name, spec in self._specs.items()]
 
 
 def _value(spec: TensorSpec, value: Any) -> Any:
-    """An input as a compiled model takes it: wrapped arrays as arrays, lists and numbers in the declared dtype."""
+    """An input for a compiled model: wrapped arrays are unwrapped, lists and numbers get the declared dtype."""
     if isinstance(value, OrtValue) or type(value).__module__.startswith("onnxruntime."):
         value = value.numpy()
     if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or spec.dtype not in NAMES:
@@ -254,8 +255,10 @@ def _open(
 
 
 def _loaded(program: Any, options: Mapping[str, Any]) -> CompiledModel:
-    if given := [name for name, value in options.items() if name != "threads" and value is not None]:
-        raise InputError("a saved program", expected="no options but threads", got=given, fix="compile the model again")
+    if rejected := [name for name, value in options.items() if name != "threads" and value is not None]:
+        raise InputError(
+            "a saved program", expected="no options but threads", got=rejected, fix="compile the model again"
+        )
     return CompiledModel(program, threads=options["threads"])
 
 
@@ -269,9 +272,9 @@ def _node_arg(spec: TensorSpec) -> NodeArg:
 
 
 def _declared(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
-    """As the model declares them; what it does not say as the compiler found it."""
-    found = {arg.name: arg for arg in compiled}
-    return [_declaration(info.name, info.type, found.get(info.name)) for info in infos]
+    """The specs that the model declares, completed by those that the compiler inferred."""
+    compiled_by_name = {arg.name: arg for arg in compiled}
+    return [_declaration(info.name, info.type, compiled_by_name.get(info.name)) for info in infos]
 
 
 def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
@@ -292,8 +295,11 @@ def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
         for dim in tensor.shape.dim
     ]
-    if len(inferred) == len(shape):  # a name of a size that the compiler knows
-        shape = [found if isinstance(found, int) else size for found, size in zip(inferred, shape, strict=True)]
+    if len(inferred) == len(shape):  # replace named sizes that the compiler knows
+        shape = [
+            inferred_size if isinstance(inferred_size, int) else size
+            for inferred_size, size in zip(inferred, shape, strict=True)
+        ]
     return NodeArg(name, f"tensor({text})", shape)
 
 

@@ -1,4 +1,4 @@
-"""Arrays as ONNX Runtime wraps them: `OrtValue`, and bindings of inputs and outputs."""
+"""ONNX Runtime's wrappers of arrays: `OrtValue`, and bindings of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _check_cpu(device: str) -> None:
 
 
 class OrtValue:
-    """A value of the host: an array, which it shares with its maker, or a sequence."""
+    """A value on the host: an array, shared with its creator, or a sequence."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -138,15 +138,15 @@ def type_name(array: np.ndarray) -> str:
     """ "tensor(float)" of an array."""
     if array.dtype.kind in "OSU":
         return "tensor(string)"
-    found = (text for name, (text, _) in ELEMENTS.items() if name != "string" and numpy_dtype(name) == array.dtype)
-    return f"tensor({next(found, array.dtype.name)})"
+    names = (text for name, (text, _) in ELEMENTS.items() if name != "string" and numpy_dtype(name) == array.dtype)
+    return f"tensor({next(names, array.dtype.name)})"
 
 
 class IOBinding:
-    """Inputs and outputs of a run by name, in memory of the caller where it gives any."""
+    """Inputs and outputs of a run by name, optionally in memory of the caller."""
 
     def __init__(self, session: object) -> None:
-        """session: as in ONNX Runtime; whoever runs the binding names its session anyway."""
+        """session: unused; for compatibility with ONNX Runtime."""
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, np.ndarray | None] = {}
         self._results: list[OrtValue] = []
@@ -174,8 +174,8 @@ class IOBinding:
     ) -> None:
         """shape, buffer_ptr: memory of the caller; without them the run allocates."""
         _check_cpu(device_type)
-        given = None if buffer_ptr is None or shape is None else at_address(buffer_ptr, shape, element_type)
-        self._outputs[name] = given
+        array = None if buffer_ptr is None or shape is None else at_address(buffer_ptr, shape, element_type)
+        self._outputs[name] = array
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         self._outputs[name] = ortvalue.numpy()

@@ -1,4 +1,4 @@
-"""Many sequences at once on one model: continuous batching over pages of keys and values, and speculation.
+"""Concurrent sequences on one model: continuous batching over pages of keys and values, and speculation.
 
     engine = lm.engine(sequences=8)                                 # of an ingot.LanguageModel
     answer = engine.submit(prompt_ids, request)                     # any thread; never blocks; BusyError, InputError
@@ -7,7 +7,7 @@
     engine.statistics(); engine.close()
 
 request: `language.text.generation.Request` (most, sampling, ends, stop, bias, logprobs, constraint), which
-`lm.request(max_tokens=..., temperature=..., schema=..., ...)` makes of the options of `lm.generate`.
+`lm.request(max_tokens=..., temperature=..., schema=..., ...)` creates from the options of `lm.generate`.
 """
 
 from ingot.language.engine.answer import Answer, BusyError

@@ -1,7 +1,7 @@
-"""What a request to the engine becomes: pieces of text, taken by any thread while the engine computes the next.
+"""The answer to a request: pieces of text, which any thread may take while the engine computes the next.
 
 answer = engine.submit(ids, Request(most=64))
-for piece in answer: print(piece.text)          blocks until there is one; raises what the engine failed with
+for piece in answer: print(piece.text)          blocks until there is one; raises the engine's error
 answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 """
 
@@ -17,14 +17,14 @@ CANCELLED = "cancelled"
 
 
 class BusyError(InputError):
-    """The engine's queue is full, or the engine is closed: a request may be made again later, or elsewhere."""
+    """The engine's queue is full, or the engine is closed: a request may be retried later, or elsewhere."""
 
 
 class Answer:
-    """Pieces as they come. The last one has a `finish`: "stop", "length" or "cancelled".
+    """The pieces of an answer as they come. The last one has a `finish`: "stop", "length" or "cancelled".
 
-    prompt_tokens, cached_tokens: of the prompt, and those of it that earlier requests had computed.
-    generated_tokens: so far.
+    prompt_tokens: the tokens of the prompt. cached_tokens: those that earlier requests had computed. generated_tokens:
+    the tokens so far.
     """
 
     def __init__(self, prompt_tokens: int) -> None:
@@ -38,30 +38,30 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """Of the last piece; "" before it."""
+        """The `finish` of the last piece; "" before it."""
         return self._finish_reason
 
     @property
     def is_finished(self) -> bool:
-        """Whether no piece comes any more."""
+        """Whether no more pieces will come."""
         return bool(self._finish_reason) or self._error is not None
 
     def cancel(self) -> None:
-        """Ask for no more: the answer ends before the engine's next step, and its pages are free."""
+        """End the answer before the engine's next step, and free its pages."""
         self.is_cancelled = True
 
     def subscribe(self, callback: Callable[[], object]) -> None:
-        """Call back for each piece and for a failure, on the engine's thread, and at once if one is there already. A
-        callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`. One that raises cancels the answer, as
-        for an event loop that is gone."""
+        """Call back for each piece and for a failure, on the engine's thread, and immediately if there is one already.
+        A callback must not block: `lambda: loop.call_soon_threadsafe(event.set)`. If it raises, as for a closed event
+        loop, the answer is cancelled."""
         with self._changed:
             self._subscribers.append(callback)
             is_late = bool(self._pieces) or self.is_finished
         if is_late:
-            self._tell([callback])
+            self._notify([callback])
 
     def take(self) -> list[Piece]:
-        """The pieces that came since the last call, without waiting. Raises what the engine failed with."""
+        """The pieces since the last call, without waiting. Raises the engine's error."""
         with self._changed:
             pieces, self._pieces = self._pieces, []
             if not pieces and self._error is not None:
@@ -78,13 +78,13 @@ class Answer:
             yield from pieces
 
     def until_left(self) -> Generator[Piece]:
-        """The same, for one reader: who stops reading cancels the answer."""
+        """The same for a single reader: the answer is cancelled when it stops reading."""
         try:
             yield from self
         finally:
             self.cancel()
 
-    # --- of the engine
+    # --- for the engine
 
     def put(self, piece: Piece) -> None:
         with self._changed:
@@ -92,15 +92,15 @@ class Answer:
             self.generated_tokens += len(piece.tokens)
             self._finish_reason = piece.finish
             self._changed.notify_all()
-        self._tell([*self._subscribers])
+        self._notify([*self._subscribers])
 
     def fail(self, error: Exception) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()
-        self._tell([*self._subscribers])
+        self._notify([*self._subscribers])
 
-    def _tell(self, callbacks: list[Callable[[], object]]) -> None:
+    def _notify(self, callbacks: list[Callable[[], object]]) -> None:
         for callback in callbacks:
             try:
                 callback()

@@ -1,9 +1,9 @@
 """Continuous batching: requests join and leave between the steps of a program.
 
-    each step:  a token (and what may follow it) of each answer on its way, and a chunk of a prompt
+    each step:  a token (and proposals to follow it) of each running answer, and a chunk of a prompt
 
-Keys and values are in pages of a pool. Where there are too few, the youngest request is put back into the queue and
-computed again later, the oldest never. An answer has the same bits whatever shares its steps.
+Keys and values are in pages of a pool. If there are too few pages, the youngest request is preempted: it goes back to
+the queue and is recomputed later. The bits of an answer do not depend on the other requests in its steps.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ingot.support.errors import IngotError, InputError
 
 @dataclass(frozen=True)
 class Statistics:
-    """running, waiting: requests now. pages_used: those that requests have, of PAGE tokens each. All else since the
-    start. prompt_tokens: that were computed; cached_tokens: that were there already. proposed_tokens: by speculation,
-    of which accepted_tokens were right."""
+    """running, waiting: the current requests. pages_used: the pages that they have, of PAGE tokens each. All other
+    counts are since the start. prompt_tokens: computed; cached_tokens: reused. proposed_tokens: by speculation, of
+    which accepted_tokens were correct."""
 
     running: int
     waiting: int
@@ -47,9 +47,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Limits:
-    """context: the most tokens of a sequence. pages: of the pool. cache_bytes: of all of it. chunk: rows of a prompt in
-    a step, whole pages. queue: requests that may wait. proposals: the most tokens of one. shares: prompts that begin
-    alike are computed once."""
+    """context: the maximum number of tokens of a sequence. pages, cache_bytes: the size of the pool. chunk: rows of a
+    prompt in a step, a multiple of the page size. queue: the maximum number of waiting requests. proposals: the maximum
+    number of proposed tokens of a sequence. shares: whether common prefixes of prompts are computed once."""
 
     context: int
     pages: int
@@ -61,7 +61,7 @@ class Limits:
 
 
 class Engine:
-    """Answers requests on a thread of its own. vocabulary: token ids are below it."""
+    """Answers requests on its own thread. vocabulary: the number of token ids."""
 
     def __init__(
         self, stepper: Stepper, tokenizer: Tokenizer | None, limits: Limits, speculator: Speculator | None = None
@@ -82,7 +82,7 @@ class Engine:
 
     def submit(self, prompt: Sequence[int], request: Request, *, priority: int = 0) -> Answer:
         """Queue a request; smaller priorities go first. Raises BusyError if the queue is full or the engine is closed,
-        InputError for a prompt that is none, or beyond the context."""
+        InputError for an invalid prompt or one that exceeds the context."""
         ids = [*prompt]
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
@@ -113,7 +113,7 @@ class Engine:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Cancel what is not answered yet, refuse what comes, and end the thread."""
+        """Cancel all requests, refuse new ones, and end the thread."""
         with self._changed:
             self._is_closed = True
             for sequence in (*self._running, *self._waiting):
@@ -138,7 +138,7 @@ class Engine:
                     return
             try:
                 self._step()
-            except Exception as error:  # of the program: those that wait may do better
+            except Exception as error:  # of the program: waiting requests may still succeed
                 with self._changed:
                     failed = [*self._running] or self._waiting[:1]
                 for sequence in failed:
@@ -179,24 +179,24 @@ class Engine:
             sequence.answer.put(sequence.transcript.end(CANCELLED))
 
     def _admit(self) -> None:
-        """Give slots to those that wait while there is room for what they have read so far."""
-        promised = sum(page_count(len(s.ids) + 1) - len(s.pages) for s in self._running)
+        """Give slots to waiting requests while there are pages for their tokens so far."""
+        reserved_pages = sum(page_count(len(s.ids) + 1) - len(s.pages) for s in self._running)
         while self._waiting and self._slots:
             sequence = self._waiting[0]
             if self._limits.shares:
-                per_chunk = self._limits.chunk // PAGE
-                # the last token of a prompt is always read, as its logits are asked for
-                most = (sequence.transcript.prompt - 1) // self._limits.chunk * per_chunk
-                found = self._pages.find(sequence.ids, most)
-                whole = len(found) // per_chunk * per_chunk
-                self._pages.release(found[whole:])
-                sequence.pages, sequence.computed = found[:whole], whole * PAGE
-            needed = page_count(len(sequence.ids) + 1) - len(sequence.pages)
-            if self._running and needed + promised > self._pages.available:
+                pages_per_chunk = self._limits.chunk // PAGE
+                # the last token of a prompt is always read, as its logits are needed
+                max_pages = (sequence.transcript.prompt - 1) // self._limits.chunk * pages_per_chunk
+                shared_pages = self._pages.find(sequence.ids, max_pages)
+                usable_count = len(shared_pages) // pages_per_chunk * pages_per_chunk
+                self._pages.release(shared_pages[usable_count:])
+                sequence.pages, sequence.computed = shared_pages[:usable_count], usable_count * PAGE
+            needed_pages = page_count(len(sequence.ids) + 1) - len(sequence.pages)
+            if self._running and needed_pages + reserved_pages > self._pages.available:
                 self._pages.release(sequence.pages)
                 sequence.pages, sequence.computed = [], 0
                 return
-            promised += needed
+            reserved_pages += needed_pages
             if not sequence.answer.generated_tokens:
                 sequence.answer.cached_tokens = sequence.computed
             self._counts["cached_tokens"] += sequence.computed
@@ -206,19 +206,19 @@ class Engine:
     def _proposed(self) -> dict[Running, list[int]]:
         if self._speculator is None:
             return {}
-        room = {
+        limits = {
             s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
             if s.takes_proposals
         }
-        return self._speculator.propose({s: most for s, most in room.items() if most > 0})
+        return self._speculator.propose({s: limit for s, limit in limits.items() if limit > 0})
 
     def _plan(self, proposed: dict[Running, list[int]]) -> list[tuple[Running, Part]]:
-        """What the next step computes, the oldest first. Proposals for which there is no page are dropped."""
+        """The parts of the next step, the oldest first. Proposals for which there is no page are dropped."""
         parts: list[tuple[Running, Part]] = []
         budget = self._limits.chunk
         for sequence in [*self._running]:
-            if sequence.slot < 0:  # put back
+            if sequence.slot < 0:  # preempted
                 continue
             end = len(sequence.ids) + len(proposed.get(sequence, ()))
             if page_count(end) - len(sequence.pages) > self._pages.available:
@@ -237,7 +237,7 @@ class Engine:
         return parts
 
     def _extend(self, sequence: Running, end: int) -> bool:
-        """Pages for a sequence's first `end` tokens; False if it is the one that had to go."""
+        """Get pages for a sequence's first `end` tokens, preempting the youngest. Returns False if that is itself."""
         while (pages := self._pages.take(max(page_count(end) - len(sequence.pages), 0))) is None:
             youngest = self._running[-1]
             self._put_back(youngest)
@@ -253,7 +253,7 @@ class Engine:
             insort(self._waiting, sequence, key=_order)
 
     def _retire(self, sequence: Running) -> None:
-        """Without its slot and its pages."""
+        """Release a sequence's slot and its pages."""
         with self._changed:
             self._running.remove(sequence)
         self._pages.release(sequence.pages)
@@ -264,10 +264,10 @@ class Engine:
         sequence.pages, sequence.computed, sequence.slot = [], 0, -1
 
     def _deliver(self, sequence: Running, part: Part, sampled: Sampled, proposed: Sequence[int]) -> None:
-        right = 0
-        while right < len(proposed) and sampled.tokens[right] == proposed[right]:
-            right += 1
-        sequence.computed = part.end - len(proposed) + right
+        accepted = 0
+        while accepted < len(proposed) and sampled.tokens[accepted] == proposed[accepted]:
+            accepted += 1
+        sequence.computed = part.end - len(proposed) + accepted
         if part.is_chunk:
             self._counts["prompt_tokens"] += len(part.ids)
             if self._limits.shares and not part.end % self._limits.chunk:
@@ -275,10 +275,12 @@ class Engine:
         if not part.sampled:
             return
         if proposed:
-            sequence.proposals = min(2 * right, self._limits.proposals) if right == len(proposed) else max(right, 1)
+            sequence.proposals = (
+                min(2 * accepted, self._limits.proposals) if accepted == len(proposed) else max(accepted, 1)
+            )
         self._counts["proposed_tokens"] += len(proposed)
-        self._counts["accepted_tokens"] += right
-        piece = sequence.transcript.push(sampled.tokens[: right + 1], sampled.logits)
+        self._counts["accepted_tokens"] += accepted
+        piece = sequence.transcript.push(sampled.tokens[: accepted + 1], sampled.logits)
         self._counts["generated_tokens"] += len(piece.tokens)
         if piece.finish:
             self._retire(sequence)

@@ -1,8 +1,8 @@
-"""The pages of a pool: who has them, and which hold the beginning of prompts that may come again.
+"""The pages of a pool: their owners, and a cache of pages with prefixes of prompts.
 
-A page counts the sequences that read it. One whose tokens are a part of a prompt stays when the last of them goes,
-until it is needed. It is found by the page before it and by its own tokens, so that no two beginnings are mixed up.
-Such pages are never written again.
+Pages have reference counts. A page with tokens of a prompt stays in the cache after its last reader, until it is needed
+for something else. Its key is the preceding page and its own tokens, and thus identifies a whole prefix. Cached pages
+are never written.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 
 from ingot.language.engine.paging import PAGE
 
-_Key = tuple[int, tuple[int, ...]]  # the number of the page before, -1: none; tokens
+_Key = tuple[int, tuple[int, ...]]  # (the unique number of the preceding page, -1: none; tokens)
 
 
 class Pages:
-    """total: pages of the pool. available: those that no sequence has."""
+    """total: the pages of the pool. available: those that no sequence uses."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = [*range(total)][::-1]
         self._references = [0] * total
-        self._known: dict[int, tuple[int, _Key]] = {}  # page -> its number, which no other page ever had, and its key
+        self._known: dict[int, tuple[int, _Key]] = {}  # page -> (a unique number, its key)
         self._by_key: dict[_Key, int] = {}
-        self._unused: OrderedDict[int, None] = OrderedDict()  # known ones of no sequence, the oldest first
+        self._unused: OrderedDict[int, None] = OrderedDict()  # cached pages without readers, the oldest first
         self._count = 0
 
     @property
@@ -36,20 +36,20 @@ class Pages:
         return len(self._free) + len(self._unused)
 
     def take(self, count: int) -> list[int] | None:
-        """Pages that hold anything; None if there are too few."""
+        """Pages with arbitrary contents; None if there are too few."""
         if count > self.available:
             return None
         while len(self._free) < count:
             page, _ = self._unused.popitem(last=False)
             del self._by_key[self._known.pop(page)[1]]
             self._free.append(page)
-        taken = [self._free.pop() for _ in range(count)]
-        for page in taken:
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
             self._references[page] = 1
-        return taken
+        return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        for page in reversed(pages):  # a page is found through those before it: the last ones are needed first
+        for page in reversed(pages):  # a page is reachable only through its predecessors: evict the last ones first
             self._references[page] -= 1
             if self._references[page]:
                 continue
@@ -59,22 +59,22 @@ class Pages:
                 self._free.append(page)
 
     def find(self, ids: Sequence[int], most: int) -> list[int]:
-        """Pages with the first of these tokens, at most `most` pages, for one more sequence."""
-        found, number = list[int](), -1
+        """Cached pages with a prefix of these tokens, at most `most` pages, with a reference for a new sequence."""
+        pages, number = list[int](), -1
         for n in range(most):
             page = self._by_key.get((number, _tokens(ids, n)))
             if page is None:
                 break
-            found.append(page)
+            pages.append(page)
             number = self._known[page][0]
-        for page in found:
+        for page in pages:
             self._unused.pop(page, None)
             self._references[page] += 1
-        return found
+        return pages
 
     def keep(self, pages: Sequence[int], ids: Sequence[int], count: int) -> None:
-        """Let the first `count` pages be found by the tokens that they hold. Where others with the same tokens are
-        known, those stay what is found."""
+        """Add the first `count` pages to the cache by their tokens. If another page with the same prefix is in the
+        cache, that stays there."""
         number = -1
         for n in range(count):
             if pages[n] not in self._known:

@@ -1,4 +1,4 @@
-"""The sizes of a program of steps, which its caller and its graph agree on."""
+"""The sizes of a program of steps, shared by its caller and its graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ PAGE = 16  # tokens of a page
 
 @dataclass(frozen=True)
 class Steps:
-    """sequences: at once. cache_bytes: of the pool; None: all sequences at full length, at most 1 GiB."""
+    """sequences: the number of concurrent ones. cache_bytes: of the pool; None: enough for all sequences at full
+    length, at most 1 GiB."""
 
     sequences: int
     cache_bytes: int | None = None
@@ -22,5 +23,5 @@ class Steps:
 
 
 def page_count(tokens: int) -> int:
-    """Pages that so many tokens need."""
+    """The number of pages for this number of tokens."""
     return -(-tokens // PAGE)

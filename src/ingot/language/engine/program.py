@@ -1,8 +1,8 @@
-"""The program of a step of many sequences: rows through the network, then a token behind each row that is asked for.
+"""The program of a step of many sequences: rows through the network, then a token after each sampled row.
 
     x = network(ids of all rows);  logits = output(x of the sampled rows);  token = sample(logits), one by one
 
-Matrices are read once for all rows. A row's bits do not depend on the other rows.
+Matrices are read once for all rows. The bits of a row do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -22,44 +22,46 @@ from ingot.language.sampler import SETTINGS, Sampler
 from ingot.support.errors import InputError
 
 ROWS, SAMPLES = symbol("rows"), symbol("samples")
-_CACHE_BYTES = 1 << 30  # unless asked otherwise
+_CACHE_BYTES = 1 << 30  # the default
 
 
 def pool(steps: Steps, architecture: Architecture, context: int, dtype: DType) -> CacheForm:
-    """Raises InputError for a pool that has not room for one sequence."""
-    least = page_count(context)
+    """The form of the pools. Raises InputError for a pool that is too small for one sequence."""
+    min_pages = page_count(context)
     empty, one = (CacheForm.paged(architecture, steps.sequences, context, n, dtype).nbytes for n in (0, 1))
     page_bytes = max(one - empty, 1)
     if steps.cache_bytes is None:
-        pages = max(least, _CACHE_BYTES // page_bytes)
-    elif (pages := (steps.cache_bytes - empty) // page_bytes) < least:
-        needed, fix = empty + least * page_bytes, "or a smaller context"
-        expected = f"{needed} or more, for a sequence of {context} tokens"
+        pages = max(min_pages, _CACHE_BYTES // page_bytes)
+    elif (pages := (steps.cache_bytes - empty) // page_bytes) < min_pages:
+        needed_bytes, fix = empty + min_pages * page_bytes, "or a smaller context"
+        expected = f"{needed_bytes} or more, for a sequence of {context} tokens"
         raise InputError("cache_bytes", expected=expected, got=steps.cache_bytes, fix=fix)
-    return CacheForm.paged(architecture, steps.sequences, context, min(pages, steps.sequences * least), dtype)
+    return CacheForm.paged(architecture, steps.sequences, context, min(pages, steps.sequences * min_pages), dtype)
 
 
 def step(network: Network, form: CacheForm) -> Graph:
-    """(what each row is: ids, positions, sequences, slots: i64[rows]; the pages of each sequence: i64[sequences,
-    pages]; singles, chunks: i64[]; starts, lengths: i64[sequences]: see `Rows`; sampled: i64[samples], rows;
-    is_weighed: bool[sequences], whether bias, f32[sequences, vocabulary], and counts, i32[sequences, 2, vocabulary],
-    change anything; SETTINGS...: [samples]) -> (tokens: i64[samples],
-    logits: f32[samples, vocabulary], before the sampler). State: the pools.
+    """(ids, positions, sequences, slots: i64[rows]; tables: i64[sequences, pages]; singles, chunks: i64[]; starts,
+    lengths: i64[sequences]; sampled: i64[samples]; is_weighed: bool[sequences]; bias: f32[sequences, vocabulary];
+    counts: i32[sequences, 2, vocabulary]; SETTINGS...: [samples]) -> (tokens: i64[samples], logits: f32[samples,
+    vocabulary], before sampling). State: the pools.
+
+    sampled: the rows after which to draw a token. is_weighed: whether bias and counts have any effect. The rest is as
+    in `Rows`.
     """
     sequences, pages = form.batch, page_count(form.context)
 
-    def given(name: str, dtype: DType, *shape: object) -> Node:
+    def declare(name: str, dtype: DType, *shape: object) -> Node:
         return Input(name, TensorType(dtype, shape))()  # type: ignore[arg-type]
 
-    ids, positions, owners, slots = (given(name, i64, ROWS) for name in ("ids", "positions", "sequences", "slots"))
-    tables = given("tables", i64, sequences, pages)
-    singles, chunks = given("singles", i64), given("chunks", i64)
-    starts, lengths = given("starts", i64, sequences), given("lengths", i64, sequences)
-    sampled = given("sampled", i64, SAMPLES)
-    bias = given("bias", f32, sequences, network.vocabulary)
-    counts = given("counts", i32, sequences, 2, network.vocabulary)
-    is_weighed = given("is_weighed", boolean, sequences)
-    settings = tuple(given(name, dtype, SAMPLES) for name, (dtype, _) in SETTINGS.items())
+    ids, positions, owners, slots = (declare(name, i64, ROWS) for name in ("ids", "positions", "sequences", "slots"))
+    tables = declare("tables", i64, sequences, pages)
+    singles, chunks = declare("singles", i64), declare("chunks", i64)
+    starts, lengths = declare("starts", i64, sequences), declare("lengths", i64, sequences)
+    sampled = declare("sampled", i64, SAMPLES)
+    bias = declare("bias", f32, sequences, network.vocabulary)
+    counts = declare("counts", i32, sequences, 2, network.vocabulary)
+    is_weighed = declare("is_weighed", boolean, sequences)
+    settings = tuple(declare(name, dtype, SAMPLES) for name, (dtype, _) in SETTINGS.items())
     caches = form.inputs()
 
     rows = Rows(positions, owners, slots, tables, singles, chunks, starts, lengths)
@@ -67,8 +69,21 @@ def step(network: Network, form: CacheForm) -> Graph:
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
     places = (ops.add(ops.Take(0)(rows.positions, sampled), 1), ops.Take(0)(rows.sequences, sampled))
     tokens = _sampled(logits, places, is_weighed, bias, counts, settings)
-    own = (ids, positions, owners, slots)
-    inputs = (*own, tables, singles, chunks, starts, lengths, sampled, is_weighed, bias, counts, *settings, *caches)
+    row_inputs = (ids, positions, owners, slots)
+    inputs = (
+        *row_inputs,
+        tables,
+        singles,
+        chunks,
+        starts,
+        lengths,
+        sampled,
+        is_weighed,
+        bias,
+        counts,
+        *settings,
+        *caches,
+    )
     return Graph(
         inputs,
         (*after, tokens, logits),
@@ -86,19 +101,21 @@ def _sampled(
     counts: Node,
     settings: Sequence[Node],
 ) -> Node:
-    """i64[samples]. places: the position of each token, and the sequence of which it is."""
+    """The drawn tokens, i64[samples]. places: the position of each token, and its sequence."""
 
-    def turn(i: Node, read: Sequence[Node], values: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        logits, position, sequence, is_weighed, bias, counts, *settings = read
+    def body(
+        i: Node, operand_nodes: Sequence[Node], values: Sequence[Node]
+    ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        logits, position, sequence, is_weighed, bias, counts, *settings = operand_nodes
         owner = _scalar(sequence, i)
-        own = tuple(_scalar(x, i) for x in settings)
-        operands = (_row(logits, i), bias, counts, owner, *own)
+        row_settings = tuple(_scalar(x, i) for x in settings)
+        operands = (_row(logits, i), bias, counts, owner, *row_settings)
         scores = ops.Case((_plain(operands), _weighed(operands)))(ops.cast(_scalar(is_weighed, owner), i64), *operands)
-        sampler = Sampler(own, bias, counts)
+        sampler = Sampler(row_settings, bias, counts)
         return (ops.DynamicUpdateSlice()(values[0], sampler.drawn(scores, _scalar(position, i)), i),), ()
 
-    read = (logits, *places, is_weighed, bias, counts, *settings)
-    (tokens,) = loop(ops.scalar(SAMPLES, i64), read, (ops.full((SAMPLES,), 0, i64),), turn)
+    shared = (logits, *places, is_weighed, bias, counts, *settings)
+    (tokens,) = loop(ops.scalar(SAMPLES, i64), shared, (ops.full((SAMPLES,), 0, i64),), body)
     return tokens
 
 
@@ -114,7 +131,7 @@ def _weighed(operands: Sequence[Node]) -> Graph:
 
 
 def _row(x: Node, at: Node) -> Node:
-    """[1, ...] of [rows, ...]."""
+    """[rows, ...] -> [1, ...]."""
     rest = x.shape[1:]
     return ops.DynamicSlice((1, *rest))(x, at, *(ops.scalar(0, i64) for _ in rest))
 

@@ -1,4 +1,4 @@
-"""A request on its way, and what a step computes of it."""
+"""A running request, and the part of it that a step computes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(eq=False)
 class Running:
-    """order: smaller ones go first. computed: tokens whose keys and values are in `pages`. slot: its row of the tables;
-    -1: it waits. proposals: as many may be worth checking: twice as many once all were right, else as many as were."""
+    """order: smaller ones go first. computed: the number of tokens whose keys and values are in `pages`. slot: its row
+    of the tables; -1: it is waiting. proposals: the number of proposals to check: twice the last number if all were
+    right, else the number that were right."""
 
     order: tuple[int, int]
     answer: Answer
@@ -31,21 +32,22 @@ class Running:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the last token alone is to be read, behind an answer's beginning."""
+        """Whether only the last token is to be read, and the answer has begun."""
         return self.computed == len(self.ids) - 1 >= self.transcript.prompt
 
     @property
     def takes_proposals(self) -> bool:
-        """Whether several tokens can be checked at once: what a grammar and penalties say of one depends on those
-        before it."""
+        """Whether several tokens can be checked in one step: with a grammar or penalties each depends on those before
+        it."""
         request = self.transcript.request
         return self.is_decoding and request.constraint is None and not request.sampling.has_penalties
 
     def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> Part:
-        """What the next step reads. Raises what a grammar does.
+        """The part for the next step. Raises the errors of a grammar.
 
-        A prompt is always cut at multiples of `chunk`, so that its keys and values do not depend on what else there is;
-        what was generated is read again as it was read first, one by one."""
+        A prompt is always divided at multiples of `chunk`, so that its keys and values do not depend on other requests.
+        After a preemption, generated tokens are read as they were the first time, one by one.
+        """
         start, prompt = self.computed, self.transcript.prompt
         if start < prompt:
             end = min(start // chunk * chunk + chunk, prompt)
@@ -61,8 +63,8 @@ class Running:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a sequence: its tokens from `start` on. is_chunk: computed together, else one by one. sampled: so many of
-    the last ones are followed by a token. bias: f32[vocabulary], added to their logits."""
+    """Rows of a sequence: its tokens from `start` on. is_chunk: whether they are computed together, else one by one.
+    sampled: the number of last rows after which a token is drawn. bias: f32[vocabulary], added to their logits."""
 
     slot: int
     pages: Sequence[int]
@@ -80,7 +82,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Behind the sampled rows of a part: tokens, and f32[vocabulary] before the sampler of each."""
+    """The results for the sampled rows of a part: tokens, and f32[vocabulary] logits before sampling."""
 
     tokens: list[int]
     logits: list[np.ndarray]

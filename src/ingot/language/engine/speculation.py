@@ -1,11 +1,11 @@
-"""Tokens that may follow, which the model checks all at once.
+"""Speculative decoding: proposed tokens, which the model checks in one step.
 
-    proposed: a b c     the model draws: a b x  ->  a, b and x are the answer's
+    proposed: a b c     the model draws: a b x  ->  a, b and x are part of the answer
 
-What a draw is depends on the logits, the seed and the position alone (see `sampler`), so an answer has the very tokens
-that it has without proposals, at any temperature. A draft draws with the noise of the model: both take the same token
-as often as their distributions are alike (Daliri, Musco, Suresh: Coupling without communication and drafter-invariant
-speculative decoding, 2024).
+A drawn token depends only on the logits, the seed and the position (see `sampler`), so that an answer has the same
+tokens with and without proposals, at any temperature. A draft model draws with the same noise as the model, so that
+they agree as often as their distributions are similar (Daliri, Musco, Suresh: Coupling without communication and
+drafter-invariant speculative decoding, 2024).
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from ingot.language.engine.sequence import Part, Running
 from ingot.language.engine.stepper import Stepper
 from ingot.support.errors import InputError
 
-LONGEST = 4  # tokens that a lookup looks for
+LONGEST = 4  # tokens: the longest suffix that a lookup searches for
 
 
 class Speculator(Protocol):
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
-        """Tokens that may follow sequences, at most so many of each; of some none."""
+        """Tokens that may follow the sequences, at most the given number for each, possibly none."""
         ...
 
     def forget(self, sequence: Running) -> None: ...
 
 
 class Lookup:
-    """What came behind the last tokens when they were there before: for answers that repeat their prompt, as summaries,
-    edits and code do (Saxena, Prompt lookup decoding, 2023)."""
+    """The tokens that followed an earlier occurrence of the last tokens: for answers that repeat their prompt, such as
+    summaries, edits and code (Saxena, Prompt lookup decoding, 2023)."""
 
     def __init__(self) -> None:
         self._ends: dict[Running, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
-        return {sequence: self._behind(sequence, most) for sequence, most in sequences.items()}
+        return {sequence: self._continuation(sequence, limit) for sequence, limit in sequences.items()}
 
-    def _behind(self, sequence: Running, most: int) -> list[int]:
+    def _continuation(self, sequence: Running, count: int) -> list[int]:
         ids = sequence.ids
         read, ends = self._ends.get(sequence, (0, {}))
-        for end in range(read, len(ids)):  # not of the last token: nothing came behind it
+        for end in range(read, len(ids)):  # without the last token, which nothing follows yet
             for length in range(1, LONGEST + 1):
                 if end >= length:
                     ends[tuple(ids[end - length : end])] = end
         self._ends[sequence] = len(ids), ends
-        found = (ends.get(tuple(ids[-length:])) for length in range(LONGEST, 1, -1))
-        end = next((end for end in found if end is not None), len(ids))
-        behind = ids[end:]  # and so on in a circle, if what repeats is shorter than what is asked for
-        return [behind[n % len(behind)] for n in range(most if behind else 0)]
+        positions = (ends.get(tuple(ids[-length:])) for length in range(LONGEST, 1, -1))
+        end = next((end for end in positions if end is not None), len(ids))
+        continuation = ids[end:]  # repeated cyclically if it is too short
+        return [continuation[n % len(continuation)] for n in range(count if continuation else 0)]
 
     def forget(self, sequence: Running) -> None:
         self._ends.pop(sequence, None)
 
 
 class Draft:
-    """The tokens of a smaller model with the same vocabulary, which has room for as many sequences.
+    """The tokens of a smaller model with the same vocabulary and the same number of sequences.
 
     Raises InputError for another vocabulary.
     """
@@ -67,10 +67,10 @@ class Draft:
             raise InputError("draft", expected=f"a model of {vocabulary} tokens", got=f"one of {stepper.vocabulary}")
         self._stepper, self._context, self._chunk = stepper, context, chunk
         self._pages = page_count(context)
-        self._read: dict[Running, list[int]] = {}  # what the draft's caches hold
+        self._read: dict[Running, list[int]] = {}  # the tokens in the draft's caches
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
-        limits = {s: most for s, most in sequences.items() if most > 0 and len(s.ids) + most <= self._context}
+        limits = {s: limit for s, limit in sequences.items() if limit > 0 and len(s.ids) + limit <= self._context}
         proposed: dict[Running, list[int]] = {sequence: [] for sequence in limits}
         waiting = [*limits]
         while waiting:
@@ -83,10 +83,12 @@ class Draft:
 
     def _part(self, sequence: Running, proposed: Sequence[int]) -> Part:
         ids = [*sequence.ids, *proposed]
-        read = self._read.setdefault(sequence, [])
-        same = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
-        start = min(same, len(ids) - 1)
-        del read[start:]
+        cached = self._read.setdefault(sequence, [])
+        common = next(
+            (n for n, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b), min(len(cached), len(ids))
+        )
+        start = min(common, len(ids) - 1)
+        del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
         return Part(

@@ -1,4 +1,4 @@
-"""A compiled program of steps, fed with parts of sequences (see `engine.program`)."""
+"""Runs a compiled program of steps on parts of sequences (see `engine.program`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ingot.language.engine.sequence import Part, Sampled
 from ingot.language.session import SAMPLING, Program
 from ingot.support.dataclass import dataclass
 
-# Products of more rows than this may add in another order: rows that are computed one by one are never more in a call,
-# those of chunks never fewer.
+# Products of more rows may sum in another order: calls with single rows never have more, and calls with chunks never
+# have fewer.
 FEW_ROWS = 8
 
 _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for name in SAMPLING}
@@ -21,7 +21,7 @@ _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for nam
 
 @dataclass(frozen=True)
 class _Rows:
-    """Neighbours of a part, those from `first` on."""
+    """`count` consecutive rows of a part, from `first` on."""
 
     part: Part
     first: int
@@ -29,12 +29,12 @@ class _Rows:
 
     @property
     def sampled(self) -> range:
-        """Of these rows, those that are followed by a token."""
+        """The rows after which a token is drawn."""
         return range(max(len(self.part.ids) - self.part.sampled - self.first, 0), self.count)
 
 
 class Stepper:
-    """sequences: that it has room for. vocabulary: token ids are below it."""
+    """sequences: the maximum number of sequences. vocabulary: the number of token ids."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -47,22 +47,22 @@ class Stepper:
         self._is_weighed = np.zeros(self.sequences, np.bool_)
 
     def run(self, parts: Sequence[Part]) -> list[Sampled]:
-        """What follows the sampled rows of each part."""
+        """The tokens after the sampled rows of each part."""
         for part in parts:
             self._tables[part.slot, : len(part.pages)] = part.pages
             if part.sampled:
                 self._weigh(part)
-        found = {part.slot: Sampled([], []) for part in parts}
+        results = {part.slot: Sampled([], []) for part in parts}
         for call in _calls(parts):
             tokens, logits = self._call(call)
             slots = [rows.part.slot for rows in call for _ in rows.sampled]
             for n, slot in enumerate(slots):
-                found[slot].tokens.append(int(tokens[n]))
-                found[slot].logits.append(logits[n])
-        return [found[part.slot] for part in parts]
+                results[slot].tokens.append(int(tokens[n]))
+                results[slot].logits.append(logits[n])
+        return [results[part.slot] for part in parts]
 
     def forget(self, slot: int) -> None:
-        """A sequence leaves its slot."""
+        """Reset the sampler's data of a slot."""
         if self._is_weighed[slot]:
             self._bias[slot], self._counts[slot], self._is_weighed[slot] = 0, 0, False
 
@@ -79,48 +79,48 @@ class Stepper:
             ids += part.ids[rows.first : rows.first + rows.count]
             positions += range(part.start + rows.first, part.start + rows.first + rows.count)
             sequences += [part.slot] * rows.count
-        at, of = np.array(positions, np.int64), np.array(sequences, np.int64)
-        slots = self._tables[of, at // PAGE] * PAGE + at % PAGE
+        position_array, owners = np.array(positions, np.int64), np.array(sequences, np.int64)
+        slots = self._tables[owners, position_array // PAGE] * PAGE + position_array % PAGE
         padding = max(FEW_ROWS + 1 - len(ids), 0) if chunks else 0
         samplings = [rows.part.transcript.request.sampling for rows in call for _ in rows.sampled]
         values: dict[str, Any] = {
-            "ids": np.pad(np.array(ids, np.int64), (0, padding)), "positions": np.pad(at, (0, padding)),
-            "sequences": np.pad(of, (0, padding)), "slots": np.pad(slots, (0, padding), constant_values=-1),
+            "ids": np.pad(np.array(ids, np.int64), (0, padding)), "positions": np.pad(position_array, (0, padding)),
+            "sequences": np.pad(owners, (0, padding)), "slots": np.pad(slots, (0, padding), constant_values=-1),
             "tables": self._tables, "singles": np.array(0 if chunks else len(ids)), "chunks": np.array(chunks),
             "starts": starts, "lengths": lengths, "sampled": np.array(sampled or [0], np.int64),
             "is_weighed": self._is_weighed, "bias": self._bias, "counts": self._counts,
         }  # fmt: skip
-        samplings = samplings or [call[0].part.transcript.request.sampling]  # of a row that nobody asked for
+        samplings = samplings or [call[0].part.transcript.request.sampling]  # for the one unused sample
         values |= {name: np.array([getattr(s, name) for s in samplings], t) for name, t in _SETTINGS.items()}
         tokens, logits = self._program.run([values[spec.name] for spec in self._program.inputs])
         return np.asarray(tokens), np.asarray(logits)
 
     def _weigh(self, part: Part) -> None:
-        """Tell the sampler a sequence's bias, and how often its tokens were there."""
+        """Set a sequence's bias and token counts for the sampler."""
         slot = part.slot
         if part.bias is not None:
             self._bias[slot], self._is_weighed[slot] = part.bias, True
         if part.transcript.request.sampling.has_penalties:
             ids, prompt = part.transcript.ids, part.transcript.prompt
-            for kind, own in enumerate((ids[:prompt], ids[prompt:])):
-                self._counts[slot, kind] = np.bincount(own, minlength=self.vocabulary)
+            for kind, tokens in enumerate((ids[:prompt], ids[prompt:])):
+                self._counts[slot, kind] = np.bincount(tokens, minlength=self.vocabulary)
             self._is_weighed[slot] = True
 
 
 def _calls(parts: Sequence[Part]) -> Iterator[list[_Rows]]:
-    """The rows of each call of the program: rows one by one, then all chunks."""
-    call, room = list[_Rows](), FEW_ROWS
+    """The rows of each call of the program: first the single rows, then the chunks."""
+    call, free_rows = list[_Rows](), FEW_ROWS
     for part in parts:
         first = 0
         while not part.is_chunk and first < len(part.ids):
-            count = min(room, len(part.ids) - first)
+            count = min(free_rows, len(part.ids) - first)
             call.append(_Rows(part, first, count))
-            first, room = first + count, room - count
-            if not room:
+            first, free_rows = first + count, free_rows - count
+            if not free_rows:
                 yield call
-                call, room = [], FEW_ROWS
+                call, free_rows = [], FEW_ROWS
     if call:
         yield call
     chunks = [_Rows(part, 0, len(part.ids)) for part in parts if part.is_chunk]
-    for n in range(0, len(chunks), FEW_ROWS):  # each is followed by a token at most: by few rows of logits
+    for n in range(0, len(chunks), FEW_ROWS):  # at most one token is drawn after each chunk: few rows of logits
         yield chunks[n : n + FEW_ROWS]

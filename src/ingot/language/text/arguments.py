@@ -1,4 +1,4 @@
-"""What callers write in several ways."""
+"""Conversion of arguments that callers may give in several forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def token_ids(values: Sequence[int]) -> list[int]:
 
 
 def is_several(prompt: Any) -> bool:
-    """Whether it is a list of prompts. Raises InputError for a list of both kinds."""
+    """Whether it is a list of prompts. Raises InputError for a list that mixes texts and ids."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return False
     kinds = {

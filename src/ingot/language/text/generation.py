@@ -1,6 +1,6 @@
-"""A text that follows another: native calls of as many tokens as nothing looks at between them.
+"""Text generation: native calls of several tokens each, unless something has to inspect every token.
 
-A schema and logprobs look at each token. Stop strings do not: what was generated behind one is forgotten.
+A schema and logprobs inspect each token. Stop strings do not: tokens that were generated after one are discarded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-_BURST_SECONDS = 0.05  # of a native call whose tokens somebody watches
-TOP = 100  # the most alternatives of a token
+_BURST_SECONDS = 0.05  # of a native call whose tokens are streamed
+TOP = 100  # the maximum number of alternatives of a token
 
 
 @dataclass(frozen=True)
 class Token:
-    """logprob: the logarithm of its probability, by the model itself; None where nobody asked. top: the most likely
-    tokens in its place, each with its own."""
+    """logprob: the logarithm of its probability, by the model itself; None if not requested. top: the most likely
+    tokens in its place, with their logprobs."""
 
     id: int
     text: str = ""
@@ -35,7 +35,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Piece:
-    """text: what is certain of the text since the piece before. finish: "stop" or "length" in the last one, else ""."""
+    """text: the text since the previous piece, as far as it is final. finish: "stop" or "length" in the last piece,
+    else ""."""
 
     tokens: tuple[Token, ...]
     text: str
@@ -44,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated. finish: "stop" by a stop token, a stop string or the end of a grammar, or "length"."""
+    """A complete answer. finish: "stop" by a stop token, a stop string or the end of a grammar, or "length"."""
 
     tokens: tuple[Token, ...]
     text: str
@@ -56,14 +57,14 @@ class Generation:
         return [token.id for token in self.tokens]
 
 
-Kind = Literal["text", "ids", "pieces"]  # what a caller gets of an answer; "pieces": all that is known
+Kind = Literal["text", "ids", "pieces"]  # the form of an answer; "pieces": with all details
 
 
 def whole(pieces: Iterable[Piece], kind: Kind, prompt: int) -> Any:
-    """A text, a list of ids or a `Generation`. prompt: its tokens."""
-    all_ = [*pieces]
-    tokens = tuple(token for piece in all_ for token in piece.tokens)
-    result = Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
+    """A text, a list of ids or a `Generation`. prompt: the number of its tokens."""
+    all_pieces = [*pieces]
+    tokens = tuple(token for piece in all_pieces for token in piece.tokens)
+    result = Generation(tokens, "".join(piece.text for piece in all_pieces), all_pieces[-1].finish, prompt)
     return {"text": result.text, "ids": result.ids, "pieces": result}[kind]
 
 
@@ -80,8 +81,9 @@ def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """most: tokens. ends: ids that end the answer and are no part of it. stop: texts that do. bias: added to the logits
-    of tokens. logprobs: how many alternatives of each token are asked for; None: not even its own logprob."""
+    """most: the maximum number of tokens. ends: ids that end the answer and are not part of it. stop: texts that do.
+    bias: added to the logits of tokens. logprobs: the number of alternatives of each token to report; None: not even
+    the token's own logprob. is_watched: whether tokens are streamed."""
 
     most: int
     sampling: Sampling = field(default=Sampling())
@@ -104,13 +106,14 @@ class Request:
 
 
 class Transcript:
-    """An answer so far. ids: with those of the prompt. left: tokens that may still come. finish: as a piece has it."""
+    """An answer so far. ids: with those of the prompt. left: the number of tokens that may still come. finish: as in
+    `Piece`."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request, context: int, vocabulary: int
     ) -> None:
-        """tokenizer: None for ids alone. context: the most tokens of a sequence. Raises InputError for a bias of tokens
-        that are not there, and for texts that stop an answer of ids."""
+        """tokenizer: None for ids only. context: the maximum number of tokens of a sequence. Raises InputError for a
+        bias of tokens that do not exist, and for stop texts without a tokenizer."""
         if tokenizer is None and request.stop:
             raise InputError("stop", expected="a model with a tokenizer", got="ids alone")
         self.request, self.prompt, self.ids = request, len(prompt), list(prompt)
@@ -127,15 +130,15 @@ class Transcript:
         return constraint.bias() + (0 if self._bias is None else self._bias)
 
     def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> Piece:
-        """With the next tokens, as far as the answer goes. logits: f32[vocabulary] of each, if logprobs are asked
-        for."""
+        """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, if logprobs are
+        requested."""
         request, tokens, texts = self.request, list[Token](), list[str]()
         for n, i in enumerate(new):
             if i in request.ends:
                 self.finish = "stop"
                 break
-            is_told = request.logprobs is not None
-            tokens.append(_token(i, logits[n], self._tokenizer, request.logprobs) if is_told else Token(i))
+            wants_logprobs = request.logprobs is not None
+            tokens.append(_token(i, logits[n], self._tokenizer, request.logprobs) if wants_logprobs else Token(i))
             self.ids.append(i)
             self.left -= 1
             if self._stream is not None:
@@ -165,7 +168,7 @@ class Transcript:
 
 
 def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request) -> Iterator[Piece]:
-    """Pieces, of which the last one alone has a `finish`. tokenizer: None for ids alone."""
+    """Pieces, of which only the last one has a `finish`. tokenizer: None for ids only."""
     answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
     if answer.left <= 0:
         yield answer.end("length")
@@ -174,8 +177,8 @@ def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int
     count = session.most if is_free and not request.is_watched else 1
     while not answer.finish:
         start, is_first = time.monotonic(), len(answer.ids) == answer.prompt
-        most = min(count, answer.left)
-        new, logits = session.step(answer.ids, answer.prompt, most, request.sampling, request.ends, answer.bias())
+        max_tokens = min(count, answer.left)
+        new, logits = session.step(answer.ids, answer.prompt, max_tokens, request.sampling, request.ends, answer.bias())
         if request.is_watched and is_free and not is_first:  # the first step reads the prompt, too
             pace = (time.monotonic() - start) / len(new)
             count = min(max(int(_BURST_SECONDS / pace), 1), session.most)
@@ -183,20 +186,20 @@ def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int
 
 
 class StopSearch:
-    """Looks for stop strings in a text that comes in parts: what may be the beginning of one is kept back."""
+    """Searches for stop strings in a text that comes in parts: a possible beginning of one is held back."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop, self._kept, self.is_found = tuple(stop), "", False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(what is certain and no part of a stop string, whether one was found)."""
+        """(the text that is final and not part of a stop string, whether one was found)."""
         self._kept += text
         places = [place for stop in self._stop if (place := self._kept.find(stop)) >= 0]
         if places:
             self.is_found = True
             return self._take(min(places)), True
-        held = max((overlap(self._kept, stop) for stop in self._stop), default=0)
-        return self._take(len(self._kept) - held), False
+        overlap_length = max((overlap(self._kept, stop) for stop in self._stop), default=0)
+        return self._take(len(self._kept) - overlap_length), False
 
     def finish(self) -> str:
         return self._take(len(self._kept))
@@ -207,7 +210,7 @@ class StopSearch:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Characters at the end of a text that begin a stop string."""
+    """The number of characters at the end of a text that begin a stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
@@ -232,14 +235,14 @@ def _token(i: int, logits: np.ndarray, tokenizer: Tokenizer | None, alternatives
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the `count` largest are, in their order; the first of equal ones."""
+    """The indices of the `count` largest values, in decreasing order; the first of equal ones."""
     count = min(count, len(values))
     places = np.flatnonzero(values >= np.partition(values, -count)[-count])
     return places[np.argsort(-values[places], kind="stable")][:count]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """f64 of f32[vocabulary]."""
+    """f32[vocabulary] -> f64[vocabulary]."""
     x = logits.astype(np.float64)
     x -= x.max()
     return x - np.log(np.exp(x).sum())

@@ -1,9 +1,9 @@
-"""What an answer must look like: a JSON schema, a regular expression or a grammar, as the tokens that may come next.
+"""Constrained answers: a JSON schema, a regular expression or a grammar determines which tokens may come next.
 
     constraint = Grammars(tokenizer, vocabulary).constraint(schema={"type": "object", ...})
     while not constraint.is_done:  bias = constraint.bias();  constraint.accept(token)
 
-By the library `llguidance`, whose grammars are Lark's: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+They use the library `llguidance`, whose grammars are those of Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import llguidance
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
-_LARGEST = 1 << 20  # characters of a schema or a grammar
+_MAX_CHARACTERS = 1 << 20  # characters of a schema or a grammar
 
 
 class Grammars:
-    """vocabulary: the logits of a step."""
+    """Constraints for one tokenizer. vocabulary: the number of logits."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         try:
@@ -43,8 +43,8 @@ class Grammars:
             raise ImportModelError(f"the tokenizer does not take grammars: {error}") from error
 
     def constraint(self, schema: Any = None, regex: str | None = None, grammar: str | None = None) -> Constraint:
-        """Of one of the three. schema: a mapping, its JSON text, a class with `model_json_schema` as of pydantic, or
-        `True` for any JSON. Raises InputError."""
+        """A constraint from one of the three. schema: a mapping, its JSON text, a class with `model_json_schema` (as in
+        pydantic), or `True` for any JSON. Raises InputError."""
         matcher = self._library.LLMatcher
         try:
             if schema is not None:
@@ -55,22 +55,22 @@ class Grammars:
                 text = matcher.grammar_from_lark(_checked("grammar", grammar))
         except ValueError as error:
             raise InputError("the grammar", expected="one that llguidance reads", got=str(error)) from error
-        made = matcher(self._tokenizer, text, log_level=0)
-        if made.is_error():
+        grammar_matcher = matcher(self._tokenizer, text, log_level=0)
+        if grammar_matcher.is_error():
             what = "the schema" if schema is not None else "the grammar"
-            raise InputError(what, expected="one that llguidance takes", got=made.get_error())
-        return Constraint(made, self._vocabulary)
+            raise InputError(what, expected="one that llguidance takes", got=grammar_matcher.get_error())
+        return Constraint(grammar_matcher, self._vocabulary)
 
 
 class Constraint:
-    """An answer so far."""
+    """The state of a constrained answer."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the answer is complete: no token may follow."""
         return self._matcher.is_stopped()
 
     def bias(self) -> np.ndarray:
@@ -107,6 +107,6 @@ def _schema_text(schema: Any) -> str:
 def _checked(what: str, text: Any) -> str:
     if not isinstance(text, str):
         raise InputError(what, expected="a text", got=type(text).__name__)
-    if len(text) > _LARGEST:
-        raise InputError(what, expected=f"at most {_LARGEST} characters", got=len(text))
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(what, expected=f"at most {_MAX_CHARACTERS} characters", got=len(text))
     return text

@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies cut a text into words before they merge: regular expressions by `tokenizer.ggml.pre`.
+"""The regular expressions by which byte-level BPE vocabularies split a text into words, by `tokenizer.ggml.pre`.
 
-The expressions are those of each family's tokenizer.json; a name stands for what a GGUF converter found by comparing
-the tokens of a sample text.
+The expressions are those of each family's tokenizer.json; a GGUF converter determines the name from the tokens of a
+sample text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str, letters: str = r"\p{L}", endings: str = _ENDINGS + "|") -> str:
-    """As OpenAI's cl100k cuts. letters: a class of what words consist of."""
+    """As in OpenAI's cl100k. letters: a character class of the letters of words."""
     return rf"{endings}[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased(endings: str, digits: str) -> str:
-    """As OpenAI's o200k cuts: a word begins where its case changes."""
+    """As in OpenAI's o200k: a change of case begins a new word."""
     upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
     first = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{first}[{upper}]*[{lower}]+{endings}|{first}[{upper}]+[{lower}]*{endings}"
@@ -56,9 +56,9 @@ _CASED_LETTERS = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """patterns: each cuts what those before it left whole; what matches stands alone, and so does what is between.
-    ignores_merges: a word that is a token is this token. begins: a sequence begins with the token for that, unless the
-    file says otherwise."""
+    """patterns: each further splits the words of those before it, into its matches and the text between them.
+    ignores_merges: a word that is a token is not built by merges. begins: whether a sequence begins with the token for
+    that, unless the file specifies it."""
 
     patterns: tuple[str, ...]
     ignores_merges: bool = False

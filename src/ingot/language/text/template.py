@@ -1,9 +1,9 @@
-"""Chat templates: messages to the text that a model was trained on, by `jinja2` in its sandbox, as by `transformers`.
+"""Chat templates: messages to the text that a model expects, by `jinja2` in its sandbox, as in `transformers`.
 
     Template(source, tokenizer.special).render([{"role": "user", "content": "Hello"}])
 
-A template comes with a file and is a program. So it cannot reach beyond its values, change them, or take more than a
-bound of steps and characters: loops, macros, sums and repetitions are counted.
+A template is an untrusted program from a file. It can access only its values, cannot change them, and is limited in
+steps and characters: loops, macros, sums and repetitions are counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from ingot.support.errors import ImportModelError, InputError
 
 _SOURCE_CHARACTERS = 1 << 20
-_CHARACTERS = 1 << 24  # of a text, or elements of a list, while a template runs
-_STEPS = 1 << 18  # turns of loops; a call of a macro takes the time of several
+_CHARACTERS = 1 << 24  # the limit of a text, or of the elements of a list, while a template runs
+_STEPS = 1 << 18  # the limit of loop iterations; a macro call counts as several
 _LOOP_COST, _MACRO_COST = 1, 16
-# filters of jinja2 and methods of str whose result has the size of a product
+# filters of jinja2 and methods of str that multiply the size of their operand
 _GROWING = {
     "replace",
     "join",
@@ -48,7 +48,7 @@ Message = Mapping[str, Any]
 
 
 class Template:
-    """special: the texts of special tokens by name. Raises ImportModelError for a template that is not readable."""
+    """special: the texts of special tokens by name. Raises ImportModelError for an invalid template."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         if len(source) > _SOURCE_CHARACTERS:
@@ -70,14 +70,14 @@ class Template:
         add_generation_prompt: bool = True,
         **values: Any,
     ) -> str:
-        """values: what else the template reads, `enable_thinking` for example. Raises InputError for messages that it
-        refuses."""
+        """The text of messages. values: further variables of the template, such as `enable_thinking`. Raises InputError
+        for messages that the template refuses."""
         check_messages(messages)
-        # a copy by JSON: a template sees dicts, lists, texts and numbers alone
-        chat = [_named(message) for message in messages]
-        given = {"messages": chat, "tools": list(tools) if tools else None, "documents": None, **values}
+        # a copy by JSON: a template only sees dicts, lists, texts and numbers
+        chat = [_without_nulls(message) for message in messages]
+        context = {"messages": chat, "tools": list(tools) if tools else None, "documents": None, **values}
         try:
-            plain = json.loads(json.dumps(given))
+            plain = json.loads(json.dumps(context))
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError("messages", expected="what JSON holds", got=str(error)) from error
         self._steps = 0
@@ -105,20 +105,21 @@ class Template:
         return ""
 
 
-def _named(message: Message) -> dict[str, Any]:
-    """Without keys that hold None, which many templates would print; reasoning by all names that templates use."""
-    given = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((given[name] for name in _REASONING if name in given), None)
-    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+def _without_nulls(message: Message) -> dict[str, Any]:
+    """A message without None values, which many templates would print, and with its reasoning under all names that
+    templates use."""
+    fields = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in _REASONING if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
 def check_messages(messages: Any) -> None:
-    wanted = '[{"role": "user", "content": "..."}, ...]'
+    expected = '[{"role": "user", "content": "..."}, ...]'
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise InputError("messages", expected=wanted, got=repr(messages)[:80])
+        raise InputError("messages", expected=expected, got=repr(messages)[:80])
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError("messages", expected=wanted, got=repr(message)[:80])
+            raise InputError("messages", expected=expected, got=repr(message)[:80])
 
 
 @functools.cache
@@ -131,7 +132,7 @@ def _classes() -> tuple[Any, ...]:
         raise ImportModelError("chat templates need the package jinja2", fix=_EXTRA) from error
 
     class Generation(Extension):
-        """{% generation %}...{% endgeneration %} marks what a model is trained on; it renders as it is."""
+        """{% generation %}...{% endgeneration %} marks training data; it is rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -182,24 +183,24 @@ def _classes() -> tuple[Any, ...]:
 
 
 def _environment(step: Callable[[int], str]) -> Any:
-    """The names and filters that `transformers` gives to templates, without those of which none is known to use."""
+    """The names and filters that `transformers` provides to templates, without those that no known template uses."""
     bounded, generation, loopcontrols = _classes()
     env = bounded(trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols])
     for unsafe in ("center", "format", "pprint", "urlize", "xmlattr", "random", "filesizeformat", "wordwrap"):
         env.filters.pop(unsafe, None)
     env.filters = {name: _bounded_filter(name, f) for name, f in env.filters.items()} | {"tojson": _tojson}
-    kept = ("range", "dict", "namespace", "joiner", "cycler")
-    env.globals = {name: value for name, value in env.globals.items() if name in kept}
+    kept_globals = ("range", "dict", "namespace", "joiner", "cycler")
+    env.globals = {name: value for name, value in env.globals.items() if name in kept_globals}
     env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
     env.globals |= {"__step": step, "__concat": _concat, "__built": _checked}
     return env
 
 
 def _replace(tree: Any, old: Any, new: Any) -> None:
-    """In a tree of jinja2's, a node for another."""
-    waiting = [tree]
-    while waiting:
-        parent = waiting.pop()
+    """Replace a node in a jinja2 tree."""
+    stack = [tree]
+    while stack:
+        parent = stack.pop()
         for field in parent.fields:
             value = getattr(parent, field, None)
             if value is old:
@@ -208,7 +209,7 @@ def _replace(tree: Any, old: Any, new: Any) -> None:
             if isinstance(value, list) and any(item is old for item in value):
                 value[:] = [new if item is old else item for item in value]
                 return
-        waiting += parent.iter_child_nodes()
+        stack += parent.iter_child_nodes()
 
 
 def _bounded_filter(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,7 +222,7 @@ def _bounded_filter(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> None:
-    """Of what makes a text or a list longer by a factor that an argument gives."""
+    """Raise InputError if a filter or method could multiply a text or a list beyond the limit."""
     if name in _GROWING:
         sizes = (abs(a) if isinstance(a, int) else _length(a) for a in arguments if a is not text)
         if max(_length(text), 1) * max(sizes, default=0) > _CHARACTERS:
@@ -234,19 +235,19 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple) else 0
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
-    """Characters and elements of a value and of all within it; what stands in it twice counts twice."""
+def _size(value: Any, sizes: dict[int, int]) -> int:
+    """The number of characters and elements of a value, recursively; repeated parts count repeatedly."""
     if isinstance(value, str | bytes):
         return len(value)
     if not isinstance(value, list | tuple | dict):
-        if type(value).__name__ != "Namespace":  # of jinja2, which has only this class of values that hold others
+        if type(value).__name__ != "Namespace":  # jinja2's only other container
             return 1
         value = object.__getattribute__(value, "_Namespace__attrs")
-    if id(value) not in known:
-        known[id(value)] = 0  # while it is looked at: one that holds itself
+    if id(value) not in sizes:
+        sizes[id(value)] = 0  # ends the recursion for a value that contains itself
         parts = (*value, *value.values()) if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(value)]
+        sizes[id(value)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(value)]
 
 
 def _checked(value: Any) -> Any:
@@ -280,7 +281,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the escapes for HTML that jinja2's own has."""
+    """JSON without the HTML escapes of jinja2's own filter."""
     if isinstance(indent, int) and not 0 <= indent <= 64:
         raise _too_large()
     if separators is not None:

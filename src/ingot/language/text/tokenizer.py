@@ -2,7 +2,7 @@
 
 tokenizer = Tokenizer.from_metadata(file.metadata)
 ids = tokenizer.encode("The capital of France is")
-stream = tokenizer.stream(ids);  stream.push(more)  ->  what is certain of the text so far
+stream = tokenizer.stream(ids);  stream.push(more)  ->  the new text, as far as it is final
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
-_INCOMPLETE = "\ufffd"  # what stands for bytes that are no character, or not yet
-_CONTEXT = 16  # tokens of a prompt that decide how the first that follows is written
-# tokens that end an answer, beside the end of a sequence: a file has some of them and names one at most
+_INCOMPLETE = "\ufffd"  # replaces bytes that are not, or not yet, a character
+_CONTEXT = 16  # tokens at the end of a prompt that may affect the text of the next one
+# tokens that end an answer, besides the end of a sequence: a file has some of them and names at most one
 _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
     "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
@@ -38,12 +38,12 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, str], ends: Sequence[int] = ()) -> None:
         self.backend, self.special = backend, special
-        known = (backend.token_to_id(text) for text in (special.get("eos_token", ""), *_ENDS))
-        self.ends = tuple(dict.fromkeys((*ends, *(i for i in known if i is not None))))
+        ids = (backend.token_to_id(text) for text in (special.get("eos_token", ""), *_ENDS))
+        self.ends = tuple(dict.fromkeys((*ends, *(i for i in ids if i is not None))))
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
-        """Of a GGUF file. Raises ImportModelError for a vocabulary that is malformed or not supported."""
+        """The tokenizer of a GGUF file. Raises ImportModelError for a malformed or unsupported vocabulary."""
         check_library()
         try:
             backend = vocabulary.backend_of(metadata)
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @staticmethod
     def from_json(text: str, special: Mapping[str, str], ends: Sequence[int] = ()) -> Tokenizer:
-        """Of the content of a tokenizer.json. Raises ImportModelError."""
+        """The tokenizer of a tokenizer.json, given its content. Raises ImportModelError."""
         library = check_library()
         try:
             backend = library.Tokenizer.from_str(text)
@@ -74,12 +74,12 @@ class Tokenizer:
 
     @property
     def count(self) -> int:
-        """Ids are below it."""
+        """The number of ids."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, framed: bool = True) -> list[int]:
-        """Ids of a text, in which special tokens may stand. framed: with what a sequence of the model begins and ends
-        with, as a chat template writes it itself."""
+        """The ids of a text, which may contain special tokens. framed: with the tokens that begin and end a sequence of
+        the model; chat templates write these themselves."""
         if not isinstance(text, str):
             raise InputError("text", expected="a str", got=type(text).__name__)
         if any("\ud800" <= c <= "\udfff" for c in text):
@@ -90,7 +90,7 @@ class Tokenizer:
             raise InputError(f"the tokenizer does not take the text: {error}") from error
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Without special tokens, unless they are asked for."""
+        """The text of ids. special: whether to include special tokens."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
     def token(self, index: int) -> str:
@@ -113,11 +113,12 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of what follows a prompt, as tokens come: each push returns what is complete, no part of a character."""
+    """The text after a prompt, as tokens come: each push returns the new complete characters."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, special: bool = False) -> None:
         self._decode = partial(tokenizer.decode, special=special)
-        # the text of tokens up to `_end` is out; texts are of `_start` on, for a token's depends on those before it
+        # the text of tokens up to `_end` was returned; decoding begins at `_start`, as a token's text depends on those
+        # before it
         self._ids = [*prompt[-_CONTEXT:]]
         self._start, self._end = 0, len(self._ids)
 
@@ -130,7 +131,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """The rest, complete or not."""
+        """The remaining text, complete or not."""
         text, self._start, self._end = self._pending(), len(self._ids), len(self._ids)
         return text
 
@@ -141,8 +142,8 @@ class TextStream:
 
 @cache
 def _bytes_by_character() -> dict[str, int]:
-    """Of byte-level vocabularies: bytes that print stand for themselves, all others for characters from 256 on, as
-    GPT-2 has them."""
+    """The bytes of the characters in byte-level vocabularies: printable bytes are themselves, all others are characters
+    from 256 on, as in GPT-2."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -160,18 +161,18 @@ def special_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ends_of(*configs: Mapping[str, Any]) -> list[int]:
-    """`eos_token_id` of a generation_config.json or a config.json, the first that has it."""
+    """`eos_token_id` of the first that has it of generation_config.json, config.json, ..."""
     for config in configs:
         value = config.get("eos_token_id")
-        given: list[Any] = value if isinstance(value, list) else [value]
-        ids = [i for i in given if isinstance(i, int) and i >= 0]
-        if ids and len(ids) == len(given):
+        values: list[Any] = value if isinstance(value, list) else [value]
+        ids = [i for i in values if isinstance(i, int) and i >= 0]
+        if ids and len(ids) == len(values):
             return ids
     return []
 
 
 def check_library() -> Any:
-    """The library `tokenizers`. Raises ImportModelError where it is missing."""
+    """The library `tokenizers`. Raises ImportModelError if it is missing."""
     try:
         import tokenizers
     except ImportError as error:

@@ -1,10 +1,10 @@
 """The tokenizer that a GGUF file describes, as one of the library `tokenizers`.
 
-    tokenizer.ggml.model  "llama"            merges by score, bytes where a character is no token (SentencePiece)
-                          "gpt2"             merges by rank, of bytes, within words (`pretokenizers`)
-                          "gemma4"           merges by rank, of characters
-                          "bert"             the longest known beginning of what is left of a word (WordPiece)
-                          "t5"               the most likely cut (unigram)
+    tokenizer.ggml.model  "llama"            merges by score; bytes for characters without a token (SentencePiece)
+                          "gpt2"             merges of bytes by rank, within words (`pretokenizers`)
+                          "gemma4"           merges of characters by rank
+                          "bert"             repeatedly the longest prefix of a word that is a token (WordPiece)
+                          "t5"               the most likely segmentation (unigram)
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer".
 """
@@ -28,9 +28,9 @@ WHERE = "GGUF metadata"
 KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE = "▁"  # stands for a space
-_LONGEST_WORD = 100  # characters that WordPiece looks at
-_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is no UTF-8
-_LONGEST_PIECE = 128  # characters of a token that is made of others
+_LONGEST_WORD = 100  # characters of a word for WordPiece
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
+_LONGEST_PIECE = 128  # characters of a token that merges create
 MODELS = ("llama", "gpt2", "gemma4", "bert", "t5")
 
 
@@ -39,7 +39,7 @@ def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
 
 
 def backend_of(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Raises ImportModelError for a vocabulary that is malformed or of a kind that is not supported."""
+    """The tokenizer. Raises ImportModelError for a malformed or unsupported vocabulary."""
     s = Settings(metadata, WHERE, KEY)
     model = s.text("model", default="no_vocab")
     if model not in MODELS:
@@ -73,7 +73,7 @@ def texts(s: Settings, key: str) -> list[str]:
 
 
 def token_id(s: Settings, what: str, count: int) -> int | None:
-    """The id of the token for "bos", "eos" and so on; None where there is none."""
+    """The id of the token for "bos", "eos" and so on; None if there is none."""
     key = {"unk": "unknown", "pad": "padding", "sep": "seperator"}.get(what, what) + "_token_id"
     if s.get(key) is None:
         return None
@@ -93,7 +93,7 @@ def _kinds(s: Settings, count: int) -> list[int]:
 
 
 def _by_text(tokens: Sequence[str]) -> dict[str, int]:
-    """Of tokens with one text the first counts."""
+    """The ids by text; of several tokens with the same text the first counts."""
     return {token: i for i, token in zip(range(len(tokens) - 1, -1, -1), reversed(tokens), strict=True)}
 
 
@@ -125,16 +125,16 @@ def _sentence_piece(s: Settings, tokens: list[str], kinds: Sequence[int]) -> Tok
 def _merges(
     tokens: list[str], kinds: Sequence[int], scores: np.ndarray, vocabulary: dict[str, int]
 ) -> Iterator[tuple[str, str]]:
-    """The pairs of tokens that are a token together, those of the highest score first."""
+    """The pairs of tokens whose concatenation is a token, by decreasing score of that."""
     for i in np.argsort(-scores, kind="stable").tolist():
         token = tokens[i]
         if kinds[i] in (_CONTROL, _BYTE) or not 2 <= len(token) <= _LONGEST_PIECE:
             continue
         cuts = range(1, len(token))
-        known = [(a, b) for i in cuts if (a := token[:i]) in vocabulary and (b := token[i:]) in vocabulary]
-        if len(known) > 1:
-            known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        yield from known
+        splits = [(a, b) for i in cuts if (a := token[:i]) in vocabulary and (b := token[i:]) in vocabulary]
+        if len(splits) > 1:
+            splits.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        yield from splits
 
 
 def _characters(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
@@ -158,7 +158,7 @@ def _byte_level(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Tok
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pre = _pre_tokenizer(s)
-    # tokens that users defined are looked for before words are cut
+    # user-defined tokens are matched before a text is split into words
     backend = Tokenizer(models.BPE(_by_text(tokens), _ranked(s), ignore_merges=pre.ignores_merges))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -200,7 +200,7 @@ def _wordpiece(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Toke
 
 
 def _word_piece(token: str, kind: int) -> str:
-    """Files mark what begins a word, WordPiece what goes on."""
+    """The WordPiece form of a token: files mark the beginning of a word, WordPiece its continuation."""
     if kind != _NORMAL:
         return token
     return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
@@ -241,28 +241,28 @@ def _escape_spaces(backend: Tokenizer, has_prefix: bool) -> None:
     )
 
 
-# --- what a sequence begins and ends with
+# --- the tokens that begin and end a sequence
 
 
 def _frame(s: Settings, backend: Tokenizer, tokens: Sequence[str], model: str) -> None:
     from tokenizers import processors
 
-    begins = {"bert": "cls", "t5": "bos"}.get(model, "bos")
-    ends = "sep" if model == "bert" else "eos"
-    first = token_id(s, begins, len(tokens))
-    if first is None and begins == "cls":  # older files name it so
+    first_name = {"bert": "cls", "t5": "bos"}.get(model, "bos")
+    last_name = "sep" if model == "bert" else "eos"
+    first = token_id(s, first_name, len(tokens))
+    if first is None and first_name == "cls":  # older files name it so
         first = token_id(s, "bos", len(tokens))
-    last = token_id(s, ends, len(tokens))
-    usual = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).begins)
-    has_first = first is not None and s.flag("add_bos_token", usual)
+    last = token_id(s, last_name, len(tokens))
+    default = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).begins)
+    has_first = first is not None and s.flag("add_bos_token", default)
     has_last = last is not None and s.flag("add_eos_token", model in ("bert", "t5"))
     frame = [first if has_first else None, last if has_last else None]
-    named = [(tokens[i], i) for i in frame if i is not None]
-    if named:
+    special_tokens = [(tokens[i], i) for i in frame if i is not None]
+    if special_tokens:
         parts = [tokens[first]] if has_first and first is not None else []
         parts += ["$A"]
         parts += [tokens[last]] if has_last and last is not None else []
-        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=named)
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special_tokens)
 
 
 def refusal_of_library(error: Exception) -> ImportModelError:

@@ -392,8 +392,8 @@ class Convert(Elementwise):
 def _truncate(x: np.ndarray, dtype: DType) -> np.ndarray:
     word = truncation_type(dtype)
     limit, zero = x.dtype.type(2.0 ** (word.bits - 1)), x.dtype.type(0)
-    fits = np.abs(x) < limit
-    truncated = np.where(fits, np.where(fits, x, zero).astype(np.int64), word.range[0])
+    is_in_range = np.abs(x) < limit
+    truncated = np.where(is_in_range, np.where(is_in_range, x, zero).astype(np.int64), word.range[0])
     if dtype == u64:
         needs_top_bit = (x >= limit) & (x < 2 * limit)
         unsigned = np.where(needs_top_bit, x, zero).astype(np.uint64)

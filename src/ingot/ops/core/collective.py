@@ -201,8 +201,8 @@ def _front(x: Node, axis: int, count: int) -> Node:
 def _back(x: Node, axis: int) -> Node:
     """[count, .., d, ..] -> [.., count * d, ..]: the opposite of `_front`; `axis` is that of the result."""
     count, *shape = x.shape
-    moved = Transpose((*range(1, axis + 1), 0, *range(axis + 1, len(x.shape))))(x)
-    return Reshape((*shape[:axis], count * shape[axis], *shape[axis + 1 :]))(moved)
+    transposed = Transpose((*range(1, axis + 1), 0, *range(axis + 1, len(x.shape))))(x)
+    return Reshape((*shape[:axis], count * shape[axis], *shape[axis + 1 :]))(transposed)
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class Reflect(Op):
         check_count(self, inputs, 3)
         v, tau, c = inputs
         m.check_matrices(self, v, c)
-        fits = v.dtype == c.dtype and v.shape[:-1] == c.shape[:-1]
-        self.expect(fits, f"expected vectors of c's type, batch and number of rows, got {v} and {c}")
+        is_matching = v.dtype == c.dtype and v.shape[:-1] == c.shape[:-1]
+        self.expect(is_matching, f"expected vectors of c's type, batch and number of rows, got {v} and {c}")
         expected = v.with_shape((*v.shape[:-2], v.shape[-1]))
         self.expect(tau == expected, f"expected factors {expected}, got {tau}")
         return c

@@ -32,8 +32,8 @@ class TriangularSolve(Op):
         a, b = inputs
         m.check_matrices(self, a, square=True)
         m.check_matrices(self, b)
-        fits = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
-        self.expect(fits, f"expected operands of one type, batch and number of rows, got {a} and {b}")
+        is_matching = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
+        self.expect(is_matching, f"expected operands of one type, batch and number of rows, got {a} and {b}")
         return b
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

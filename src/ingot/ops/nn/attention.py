@@ -61,8 +61,8 @@ class Attention(Op):
         self.expect(is_known, f"expected q, k and v of one float dtype, or k and v narrower, got {q}, {k}, {v}")
         self.expect(q.rank == k.rank == v.rank == 4, f"expected q, k and v of rank 4, got {q}, {k}, {v}")
         batch, heads, rows, depth = q.shape
-        fits = k.shape[0] == v.shape[0] == batch and k.shape[1:3] == v.shape[1:3] and k.shape[3] == depth
-        self.expect(fits, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
+        is_matching = k.shape[0] == v.shape[0] == batch and k.shape[1:3] == v.shape[1:3] and k.shape[3] == depth
+        self.expect(is_matching, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
         divides = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
         self.expect(heads == k.shape[1] or divides, f"expected query heads in groups of the key heads, got {q} and {k}")
         for scale in inputs[-2:] if self.scaled else ():
@@ -70,8 +70,8 @@ class Attention(Op):
         for mask in self.mask(inputs):
             scores = (batch, heads, rows, k.shape[2])
             self.expect(mask.dtype == boolean or mask.dtype.is_float, f"mask: expected bool or float, got {mask}")
-            fits = mask.rank <= 4 and broadcast_shapes(scores, mask.shape) == scores
-            self.expect(fits, f"mask: expected one that broadcasts to {list(scores)}, got {mask}")
+            is_matching = mask.rank <= 4 and broadcast_shapes(scores, mask.shape) == scores
+            self.expect(is_matching, f"mask: expected one that broadcasts to {list(scores)}, got {mask}")
         return q.with_shape((batch, heads, rows, v.shape[3]))
 
     def flops(self, *inputs: TensorType) -> DimLike:

@@ -39,8 +39,8 @@ class GroupedMatMul(Op):
         self.expect(x.rank == 2 and w.rank == 3, f"expected [rows, k] and [groups, k, n], got {x} and {w}")
         self.expect(isinstance(w.shape[0], int), f"expected a known number of groups, got {w.shape[0]} of {w}")
         self.expect(x.shape[1] == w.shape[1], f"expected one k, got {x.shape[1]} of {x} and {w.shape[1]} of {w}")
-        fits = ends.dtype.is_integer and ends.shape == w.shape[:1]
-        self.expect(fits, f"expected an integer for each of {w.shape[0]} groups as ends, got {ends}")
+        is_matching = ends.dtype.is_integer and ends.shape == w.shape[:1]
+        self.expect(is_matching, f"expected an integer for each of {w.shape[0]} groups as ends, got {ends}")
         return x.with_shape((x.shape[0], w.shape[2]))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

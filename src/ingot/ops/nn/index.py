@@ -242,8 +242,8 @@ def _check_vectors(op: Op, x: TensorType, indices: TensorType, batch: int) -> in
     _check_indices(op, indices)
     op.expect(0 <= batch < max(indices.rank, 1), f"batch_dims: expected less than the rank of {indices}, got {batch}")
     depth = indices.shape[-1] if indices.rank else None
-    fits = isinstance(depth, int) and depth <= x.rank - batch
-    op.expect(fits, f"expected index vectors of at most {x.rank - batch} components for {x}, got {indices}")
+    is_valid_depth = isinstance(depth, int) and depth <= x.rank - batch
+    op.expect(is_valid_depth, f"expected index vectors of at most {x.rank - batch} components for {x}, got {indices}")
     assert isinstance(depth, int)
     return depth
 

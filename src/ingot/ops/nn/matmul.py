@@ -266,18 +266,18 @@ def _diagonal(x: Term, labels: str, i: int, j: int) -> tuple[Term, str]:
     return masked.sum((j,), keepdims=False), labels[:j] + labels[j + 1 :]
 
 
-def _sum_out(x: Term, labels: str, needed: set[str]) -> tuple[Term, str]:
-    summed = tuple(i for i, c in enumerate(labels) if c not in needed)
-    return x.sum(summed, keepdims=False), "".join(c for c in labels if c in needed)
+def _sum_out(x: Term, labels: str, kept_labels: set[str]) -> tuple[Term, str]:
+    summed = tuple(i for i, c in enumerate(labels) if c not in kept_labels)
+    return x.sum(summed, keepdims=False), "".join(c for c in labels if c in kept_labels)
 
 
-def _product(a: Term, la: str, b: Term, lb: str, needed: set[str]) -> tuple[Term, str]:
+def _product(a: Term, la: str, b: Term, lb: str, kept_labels: set[str]) -> tuple[Term, str]:
     """The product of two terms, summed over shared labels that are not in `needed`."""
-    a, la = _sum_out(a, la, needed | set(lb))
-    b, lb = _sum_out(b, lb, needed | set(la))
+    a, la = _sum_out(a, la, kept_labels | set(lb))
+    b, lb = _sum_out(b, lb, kept_labels | set(la))
     shared = [c for c in la if c in lb]
-    contracting = [c for c in shared if c not in needed]
-    batch = [c for c in shared if c in needed]
+    contracting = [c for c in shared if c not in kept_labels]
+    batch = [c for c in shared if c in kept_labels]
     free_a, free_b = ([c for c in labels if c not in shared] for labels in (la, lb))
     labels = "".join((*batch, *free_a, *free_b))
     if not contracting:

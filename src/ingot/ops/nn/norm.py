@@ -127,8 +127,8 @@ def _check_axes(op: Op, axes: tuple[int, ...], x: TensorType, *parameters: Tenso
     op.expect(axes == tuple(sorted(axes)) and len(axes) > 0, f"axes: expected ascending ones, got {axes}")
     sizes = tuple(x.shape[a] for a in axes)
     for p in parameters:
-        fits = p.rank <= len(sizes) and broadcast_shapes(sizes, p.shape) == sizes
-        op.expect(fits, f"expected scale and bias that broadcast to {list(sizes)}, got {p}")
+        is_broadcastable = p.rank <= len(sizes) and broadcast_shapes(sizes, p.shape) == sizes
+        op.expect(is_broadcastable, f"expected scale and bias that broadcast to {list(sizes)}, got {p}")
 
 
 def _align_to_axes_reference(p: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

@@ -64,8 +64,8 @@ class Axis:
         """The high padding with which exactly `count` windows fit."""
         if not self.ceil_mode and not self.is_short:
             return self.high
-        needed = (self.count - 1) * self.stride + self.span - self.size - self.low
-        return max(needed, 0) if isinstance(needed, int) else needed
+        padding = (self.count - 1) * self.stride + self.span - self.size - self.low
+        return max(padding, 0) if isinstance(padding, int) else padding
 
     def element_counts(self, include_pad: bool) -> Value:
         """The number of elements of the input (of the padded input if `include_pad`) in each window."""
@@ -106,8 +106,8 @@ class Pool(Op):
         self.expect(all(v >= 1 for v in positive), "expected kernel, strides and dilations >= 1")
         self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
         for i, axis in enumerate(self.axes(x.shape)):
-            fits = isinstance(axis.slack, Dim) or axis.slack >= 0 or axis.is_short
-            self.expect(fits, f"spatial axis {i}: a window of {axis.span} exceeds the padded size of {x}")
+            is_matching = isinstance(axis.slack, Dim) or axis.slack >= 0 or axis.is_short
+            self.expect(is_matching, f"spatial axis {i}: a window of {axis.span} exceeds the padded size of {x}")
         return x.with_shape((*x.shape[:2], *(axis.count for axis in self.axes(x.shape))))
 
     def window(self, kind: str, shape: Shape) -> ReduceWindow:

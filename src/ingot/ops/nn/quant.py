@@ -247,10 +247,10 @@ def _gathered_levels(q: Node, ids: Node) -> Node:
         levels = q.constant.value.astype(np.uint8)  # type: ignore[union-attr]
         return levels[..., ::2] | levels[..., 1::2] << 4
 
-    both = Term(Take(0)(deferred_const(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
+    packed = Term(Take(0)(deferred_const(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
     return (
-        concat([(both & 15).expand(-1), (both >> 4).expand(-1)], both.rank)
-        .reshape((*both.shape[:-1], q.shape[-1]))
+        concat([(packed & 15).expand(-1), (packed >> 4).expand(-1)], packed.rank)
+        .reshape((*packed.shape[:-1], q.shape[-1]))
         .node
     )
 

@@ -21,11 +21,11 @@ from ingot.support.errors import InputError
 
 @dataclass(frozen=True)
 class Sharding(Op):
-    """x, with the wish that it is split over a mesh; on one device it is x.
+    """x, annotated with a split over a mesh; the identity on one device.
 
     Either axes: for each dimension the names of the mesh axes that split it, the outermost first. Or tiles and ranks
-    (XLA's tile assignment): the device ranks[i] has tile i, in row-major order, of a grid of `tiles`; one more tile
-    dimension than x has is that of copies.
+    (XLA's tile assignment): the device ranks[i] has tile i, in row-major order, of a grid of `tiles`; a dimension of
+    the grid beyond the rank of x is for copies.
     """
 
     name: ClassVar[str] = "sharding"
@@ -36,8 +36,8 @@ class Sharding(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
         (x,) = inputs
-        fits = len(self.axes) == x.rank if not self.tiles else len(self.tiles) in (x.rank, x.rank + 1)
-        self.expect(fits, f"expected a split of each dimension of {x}, got {self.axes or self.tiles}")
+        has_split = len(self.axes) == x.rank if not self.tiles else len(self.tiles) in (x.rank, x.rank + 1)
+        self.expect(has_split, f"expected a split of each dimension of {x}, got {self.axes or self.tiles}")
         is_grid = not self.tiles or sorted(self.ranks) == list(range(math.prod(self.tiles)))
         self.expect(is_grid, f"ranks: expected each device of a grid of {self.tiles} once, got {self.ranks}")
         return x
@@ -59,10 +59,11 @@ Axes = tuple[tuple[str, ...], ...]  # for each dimension the mesh axes that spli
 
 @dataclass(frozen=True)
 class PerDevice(Op):
-    """What each device of a mesh computes of its parts of the operands (JAX's shard_map, sdy.manual_computation).
+    """A computation of each device of a mesh on its parts of the operands (JAX's shard_map, sdy.manual_computation).
 
-    mesh: axes and their sizes; ranks count row by row. in_axes, out_axes: how operands and results are split. body: of
-    one device, from its rank, a u32 scalar, and its parts; its collectives name ranks of the mesh.
+    mesh: axes and their sizes; ranks are in row-major order. in_axes, out_axes: the splits of operands and results.
+    body: the computation of one device, on its rank, a u32 scalar, and its parts; its collectives refer to ranks of the
+    mesh.
     """
 
     name: ClassVar[str] = "per_device"
@@ -86,8 +87,8 @@ class PerDevice(Op):
         wholes = [self._whole(part, axes) for part, axes in zip(parts, self.in_axes, strict=True)]
         self.expect(wholes == [*inputs], f"expected operands {wholes}, got {[*inputs]}")
         results = zip(self.body.outputs, self.out_axes, strict=True)
-        found = tuple(self._whole(n.type, axes) for n, axes in results)
-        return found[0] if len(found) == 1 else found
+        result_types = tuple(self._whole(n.type, axes) for n, axes in results)
+        return result_types[0] if len(result_types) == 1 else result_types
 
     def _whole(self, part: TensorType, axes: Axes) -> TensorType:
         counts = dict(self.mesh)

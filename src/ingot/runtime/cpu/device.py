@@ -1,4 +1,4 @@
-"""The CPU as a device: loads machine code and runs it on threads of this process."""
+"""The CPU as a device: it loads machine code and runs it on threads of this process."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class CpuDevice:
 class Loaded:
     """A model's code and weights in memory, and the contexts of its runs.
 
-    One context, and more when calls overlap, as long as there are cores for the threads of all. The n-th contexts of
-    all models with the same thread count share a pool: `Pool`.
+    There is one context at first, and more when calls overlap, while there are cores for the threads of all. The n-th
+    contexts of all models with the same thread count share a `Pool`.
     """
 
     def __init__(self, program: Program, threads: int) -> None:
-        """One context for a program with state: calls come one after another. Raises InputError for a bad thread
+        """A program with state gets a single context: it runs one call at a time. Raises InputError for a bad thread
         count."""
         for step in program.steps:
             if step.host is not None:
@@ -68,7 +68,7 @@ class Loaded:
             self._weights[:] = program.weights
         self._group = group_of(program)
         self._contexts = [self._make(0)]
-        # collectives of two calls at a time would meet those of other calls
+        # collectives of concurrent calls could be matched with those of other calls
         self._most = 1 if program.state or self._group is not None else max(1, available_cores() // threads)
         self._waits = 0
         self._changes = threading.Lock()
@@ -80,7 +80,7 @@ class Loaded:
         return RunContext(self._program, self._image, self._weights.ctypes.data, pool, self._group)
 
     def claim(self) -> RunContext:
-        """A context of one's own until it is released: an idle one, a new one, or one that was waited for."""
+        """A context for exclusive use until `release`: an idle one, a new one, or one that the call waits for."""
         if self._forked:
             self._revive()
         for context in self._contexts:
@@ -108,9 +108,9 @@ class Loaded:
             context.release()
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        """Have the first context's runs of its latest shapes read the clock, or none any more."""
+        """Have the first context's runs of its latest shapes write clock readings; None: stop writing them."""
         context = self._contexts[0]
-        with context.pool.lock:  # a run under way still writes to earlier readings
+        with context.pool.lock:  # a run in progress still writes to the previous readings
             context.set_profile(readings)
 
     @property
@@ -125,7 +125,7 @@ class Loaded:
         return sum(context.nbytes for context in self._contexts)
 
     def forget_threads(self) -> None:
-        """In the child after a fork: threads did not survive it, and locks may have been held by some of them."""
+        """To be called in the child after a fork: no thread survived it, and locks may have been held by some."""
         self._changes, self._forked = threading.Lock(), True
 
     def _revive(self) -> None:

@@ -27,7 +27,7 @@ class HostCall:
         return (*self.operands, *self.results)
 
     def check(self, where: str, args: int, dims: int, is_once: bool) -> None:
-        """Raise VerifyError for a step with other numbers of arguments and sizes."""
+        """Raise VerifyError unless the step's numbers of arguments and sizes match the tensors."""
         for dtype, rank in self.tensors:
             dtypes.itemsize(dtype)
             if not 0 <= rank <= _MAX_RANK:
@@ -37,13 +37,13 @@ class HostCall:
             raise VerifyError(where, expected=f"{len(self.tensors)} tensors and their {ranks} sizes", got=(args, dims))
 
     def tensor_bytes(self, sizes: Sequence[int | None]) -> list[int] | None:
-        """The bytes of each tensor; None where one is not known yet."""
+        """The size in bytes of each tensor; None if one is not known yet."""
         if any(n is not None and n < 0 for n in sizes):
             raise VerifyError(f"a call of {self.name}", expected="sizes of 0 or more", got=sizes)
-        found: list[int] = []
+        nbytes: list[int] = []
         for dtype, rank in self.tensors:
-            own, sizes = [n for n in sizes[:rank] if n is not None], sizes[rank:]
-            if len(own) != rank:
+            tensor_sizes, sizes = [n for n in sizes[:rank] if n is not None], sizes[rank:]
+            if len(tensor_sizes) != rank:
                 return None
-            found.append(dtypes.itemsize(dtype) * prod(own))
-        return found
+            nbytes.append(dtypes.itemsize(dtype) * prod(tensor_sizes))
+        return nbytes

@@ -1,6 +1,6 @@
-"""Functions of the host that programs call by name: Python's, and C's by ctypes.
+"""Functions of the host that programs call by name: Python functions, and C functions through ctypes.
 
-A function is called with arrays of its operands, which it must not write or keep, and arrays for its results.
+A function receives arrays of its operands, which it must not write or keep, and arrays for its results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, HostFunction] = {}
 
 
 def function_of(call: HostCall) -> HostFunction:
-    """Raises ArtifactError if no function of this name is registered."""
+    """The registered function. Raises ArtifactError if there is none of this name."""
     function = FUNCTIONS.get(call.name)
     if function is None:
         fix = "call ingot.register_op before"
@@ -48,8 +48,10 @@ def of_python(name: str, function: Callable[..., Any]) -> HostFunction:
 
 
 def of_c(function: Any) -> HostFunction:
-    """`void f(const void *const *operands, void *const *results, const int64_t *sizes, const double *attributes)`:
-    the sizes of all axes of the operands, then of the results; the attributes in the order of their names."""
+    """`void f(const void *const *operands, void *const *results, const int64_t *sizes, const double *attributes)`.
+
+    sizes: of all axes of the operands, then of the results. attributes: in the order of their names.
+    """
 
     def run(operands: Sequence[np.ndarray], results: Sequence[np.ndarray], attributes: Mapping[str, Any]) -> None:
         pointers = [
@@ -67,15 +69,15 @@ def of_c(function: Any) -> HostFunction:
 
 
 def bound(call: HostCall) -> Callable[[Sequence[int], Sequence[int]], None]:
-    """A function of the addresses of operands and results and of their sizes, flat."""
+    """The call as a function of the addresses of operands and results, and of the flat list of their sizes."""
     function, attributes = function_of(call), json.loads(call.attributes)
 
     def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
         arrays: list[np.ndarray] = []
-        at = 0
+        position = 0
         for n, ((dtype, rank), address) in enumerate(zip(call.tensors, addresses, strict=True)):
-            shape = tuple(sizes[at : at + rank])
-            at += rank
+            shape = tuple(sizes[position : position + rank])
+            position += rank
             array = _array(address, numpy_dtype(dtype), shape)
             array.flags.writeable = n >= len(call.operands)
             arrays.append(array)

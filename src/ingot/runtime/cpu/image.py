@@ -23,7 +23,7 @@ SYSCALL_ADDRESS: int = ctypes.cast(_libc.syscall, ctypes.c_void_p).value or 0
 class CodeImage:
     """An executable copy of a code object; never writable and executable at once.
 
-    The pages turn executable by mprotect, on which Linux also synchronizes AArch64's instruction cache.
+    mprotect makes the pages executable; Linux then also synchronizes AArch64's instruction cache.
     """
 
     def __init__(self, code: Code) -> None:
@@ -43,14 +43,14 @@ class CodeImage:
             _write_perf_map(self._region.address, len(code.blob), self.symbols)
 
     def address(self, symbol: str) -> int:
-        """Raises ArtifactError for one that the code does not have."""
+        """The address of a function. Raises ArtifactError if the code has none of this name."""
         if symbol not in self.symbols:
             raise ArtifactError("a program's code lacks a function", expected=symbol, fix="save the model again")
         return self._region.address + self.symbols[symbol]
 
 
 def _write_perf_map(address: int, size: int, symbols: Mapping[str, int]) -> None:
-    """Add functions to the file in which perf looks for those that no library has: a line "START SIZE NAME" each, in
+    """Add functions to the file in which perf looks up JIT-compiled code: a line "START SIZE NAME" each, in
     hexadecimal. https://github.com/torvalds/linux/blob/master/tools/perf/Documentation/jit-interface.txt"""
     offsets = sorted((offset, name) for name, offset in symbols.items())
     ends = [offset for offset, _ in offsets[1:]] + [size]

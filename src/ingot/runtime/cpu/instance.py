@@ -21,20 +21,20 @@ from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.support.errors import IngotError
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
-_STOP = 13  # of the context: run no more chunks
+_STOP = 13  # the context's word that stops the run: no further chunks
 _kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
 class Instance(Binding):
     """A binding, ready to run: the context and tables that the driver reads.
 
-    Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
+    Serves one run at a time. The slots of arguments and results in `bases` are written before each run.
     """
 
     def __init__(
         self, program: Program, told: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
     ) -> None:
-        """told: as for `bind_symbols`. group: that runs the program's collectives, if it has some."""
+        """told: the shapes and values that `bind_symbols` takes. group: runs the program's collectives, if any."""
         super().__init__(program, told)
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
@@ -54,7 +54,7 @@ class Instance(Binding):
         self.records = self._table[: 4 * count].reshape(-1, 4)
         self._group = group
         self._error: BaseException | None = None
-        self._exchanges: list[Any] = []  # functions of ctypes, kept: the records have their addresses
+        self._exchanges: list[Any] = []  # ctypes functions, kept alive here: the records have their addresses
         for record, step, start, counts in zip(self.records, program.steps, starts, self.counts, strict=True):
             record[1] = self._table.ctypes.data + 8 * start
             if step.collective is not None:
@@ -82,7 +82,8 @@ class Instance(Binding):
     def attach(
         self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int, ticks: int
     ) -> None:
-        """Set what outlives a run: addresses, and the ticks of a slice. images: of each geometry of the layout."""
+        """Set the context's words that outlive a run: addresses, and the ticks of a time slice. images: the address for
+        each geometry of the layout."""
         self._context[0] = pool
         self._context[4] = scratch
         self._context[5] = stride
@@ -92,14 +93,14 @@ class Instance(Binding):
         self._bases[self._images :] = images
 
     def _exchange_at(self, step: Step, start: int) -> Callable[[int, int, int, int], None]:
-        """The kernel of a collective, whose arguments are at an index of the table. What it raises ends the run."""
+        """The kernel of a collective. start: the index of its arguments in the table. An exception ends the run."""
         collective = step.collective
         assert collective is not None and self._group is not None
         group = self._group
 
         def exchange(_bases: int, _args: int, _chunk: int, _scratch: int) -> None:
             if self._error is not None:
-                return  # nothing is right any more, and the others know
+                return  # the run has failed, and the other ranks know
             try:
                 source, source_at, target, target_at, count = self._table[start : start + 5].tolist()
                 addresses = self._bases[source] + source_at, self._bases[target] + target_at
@@ -111,7 +112,7 @@ class Instance(Binding):
         return exchange
 
     def _host_call_at(self, step: Step, start: int) -> Callable[[int, int, int, int], None]:
-        """The kernel of a call of the host's function, whose arguments are at an index of the table."""
+        """The kernel that calls a function of the host. start: the index of its arguments in the table."""
         assert step.host is not None
         function, count, ranks = bound(step.host), len(step.args), len(step.dims)
 
@@ -130,19 +131,19 @@ class Instance(Binding):
         return call
 
     def check(self) -> None:
-        """Raise what ended the run."""
+        """Raise the exception that ended the run, if any."""
         if self._error is not None:
             error, self._error = self._error, None
             self._context[_STOP] = 0
             raise error
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""
+        """Have runs write a clock reading before the first and after each step (steps + 1 cells); None: stop it."""
         self._context[6] = 0 if readings is None else readings.ctypes.data
 
 
 class _Locator:
-    """Buffer id -> (index into bases, byte offset)."""
+    """Maps a buffer id to (index into bases, byte offset)."""
 
     def __init__(self, program: Program, values: Mapping[str, int], layout: Layout) -> None:
         self._by_id = {buffer.id: buffer for buffer in program.buffers}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.support.errors import IngotError
 
-LARGE = 32 << 20  # bytes that the C library asks the system for, and gives back, each time (its mmap threshold)
+LARGE = 32 << 20  # bytes: the C library maps and unmaps larger blocks on each allocation (its mmap threshold)
 _HUGE = 2 << 20
 
 
@@ -19,17 +19,17 @@ class Region:
     """Zeroed, page-aligned, private memory of this process; freed with the object."""
 
     def __init__(self, nbytes: int) -> None:
-        """Map at least `nbytes` bytes. Raises IngotError when the system has not that much memory."""
+        """Map at least `nbytes` bytes. Raises IngotError if the system lacks the memory."""
         self.nbytes = max(nbytes, 1)
         try:
-            # Private, not Python's default of shared: after a fork each process must have its own.
+            # private, not shared as is Python's default: after a fork each process needs its own copy
             self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise IngotError(
                 "out of memory", expected=f"{self.nbytes} bytes", got=str(error), fix="use smaller inputs or batches"
             ) from error
         if self.nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without transparent huge pages: only speed is lost
+            with contextlib.suppress(OSError):  # without transparent huge pages it is only slower
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
@@ -49,25 +49,25 @@ class Region:
 
 
 class Results:
-    """Memory of a model's large results: what a caller has dropped is given out again.
+    """Memory of a model's large results, reused once the caller has dropped a result.
 
-    The system takes large memory back as soon as it is free and hands out zeroed pages on their first touch, which
-    takes longer than to write a result there.
+    The C library returns large blocks to the system as soon as they are free, and the system zeroes pages on their
+    first touch, which takes longer than to write a result there.
     """
 
     def __init__(self, count: int) -> None:
-        """`count`: regions of one size to keep, as many as one call needs."""
+        """count: the number of regions of one size to keep, as many as one call needs."""
         self._count = count
         self._spare: list[Region] = []
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """`nbytes` bytes of any content, until the array and all that was made of it is gone."""
+        """`nbytes` uninitialized bytes, which are reused once the array and all of its views are gone."""
         for region in tuple(self._spare):
             with contextlib.suppress(ValueError):  # another thread has taken it
                 if region.nbytes == nbytes:
                     self._spare.remove(region)
                     return np.asarray(_Lease(region, self))
-        self._spare.clear()  # of sizes that are not asked for any more
+        self._spare.clear()  # their size is not in demand any more
         return np.asarray(_Lease(Region(nbytes), self))
 
     def give_back(self, region: Region) -> None:
@@ -76,10 +76,11 @@ class Results:
 
 
 class _Lease:
-    """What an array of `Results` and its views hold on to; the region goes back when the last of them is gone."""
+    """The owner of the memory of an array of `Results` and its views. It returns the region when the last of them is
+    gone."""
 
-    def __init__(self, region: Region, home: Results) -> None:
-        self._region, self._home = region, home
+    def __init__(self, region: Region, owner: Results) -> None:
+        self._region, self._home = region, owner
         place = (region.address, False)
         self.__array_interface__ = {"data": place, "shape": (region.nbytes,), "typestr": "|u1", "version": 3}
 
@@ -91,7 +92,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
     """Ask for huge pages within memory of the C library."""
     first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if end - first >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        # what it refuses costs speed alone
+        # a refusal only costs speed
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
 
 

@@ -1,12 +1,11 @@
-"""Worker threads: they sit in the native driver for as long as a model needs them.
+"""Worker threads: they stay in the native driver for as long as a model needs them.
 
-The protocol is in `targets/cpu/driver.py`; this module owns its memory and the life of the threads:
+The protocol is in `targets/cpu/driver.py`; this module owns its memory and the lifetime of the threads:
 
-- models with the same thread count share pools, one for each run at a time, so that idle models cost no threads;
-- a pool's memory and the code its workers run are kept by the worker threads themselves, so that a late worker
-  can never touch freed memory;
-- after fork the child starts with no pools and creates its own;
-- at interpreter exit the workers are sent home before Python is torn down.
+- models with the same thread count share pools, one for each concurrent run, so that idle models cost no threads;
+- the worker threads themselves keep a pool's memory and code alive, so that a late worker never touches freed memory;
+- after a fork the child starts without pools and creates its own;
+- at interpreter exit the workers are stopped before Python is torn down.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def threads_text(count: int) -> str:
 
 
 def thread_count(asked: int | None) -> int:
-    """The threads asked for; None: INGOT_THREADS, or the physical cores this process may run on, within the container's
-    CPU quota. Raises InputError for anything but a positive int."""
+    """The number of threads. asked: the caller's; None: INGOT_THREADS, or the physical cores that this process may run
+    on, within the container's CPU quota. Raises InputError for anything but a positive int."""
     if asked is None:
         return flags.threads() or available_cores()
     if not isinstance(asked, int) or asked < 1:
@@ -61,20 +60,20 @@ def ticks_per_second(image: CodeImage) -> float:
     return _rate[0]
 
 
-_CLOCK_MONOTONIC_COARSE = 6  # of Linux: moves with the scheduler's tick
+_CLOCK_MONOTONIC_COARSE = 6  # a clock of Linux that advances with the scheduler's tick
 
 
 def turn_seconds() -> float:
-    """How long a thread runs before it offers its core to others: half of what the scheduler would give it.
+    """The time for which a thread runs before it yields its core: half of the scheduler's time slice.
 
-    That is its base slice (up to 3 ms), rounded up to whole ticks.
+    That is the base slice (up to 3 ms), rounded up to whole ticks.
     """
     return max(time.clock_getres(_CLOCK_MONOTONIC_COARSE), 3e-3) / 2
 
 
 class Pool:
-    """`threads - 1` workers and the caller, and the memory of their runs. `lock` is held for each run; `address` is 0
-    for a single thread."""
+    """`threads - 1` workers and the caller, and the memory of their runs. lock: held during each run. address: 0 for a
+    single thread."""
 
     def __init__(self, threads: int, image: CodeImage) -> None:
         self.threads = threads
@@ -104,13 +103,13 @@ class Pool:
         self._memory, self._image = memory, image
 
     def release(self) -> None:
-        """End what `lock` was taken for. What models needed that went meanwhile goes now."""
+        """Release `lock`, and free the memory of models that were collected meanwhile."""
         self.lock.release()
-        if self.workspace.left:  # asked behind the lock: one that finds it free sees to it itself
+        if self.workspace.left:  # read after the release: whoever sets it while the lock is free shrinks by itself
             self.workspace.shrink()
 
     def stop(self, deadline: float) -> None:
-        """Send the workers home and wait for them; later runs are done by their caller alone."""
+        """Stop the workers and wait for them; later runs use the caller's thread alone."""
         if not self._workers or not self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return
         try:
@@ -143,7 +142,7 @@ _pools = _Pools()
 
 
 def pool_for(threads: int, image: CodeImage, number: int = 0) -> Pool:
-    """Pool `number` of those of `threads` threads, shared by all models; a single thread's pool is not shared.
+    """Pool `number` of those with this thread count, shared by all models; the pool of a single thread is not shared.
 
     Raises InputError unless 1 <= threads <= 1024.
     """

@@ -1,5 +1,5 @@
-"""What a run of a model has for itself. Runs side by side need a context each; code and weights are shared, the arena
-with the other models of the pool, which come before it or behind it (`workspace.py`)."""
+"""The resources of one run of a model. Concurrent runs need a context each. They share code and weights; the arena is
+shared with the other models of the pool, which run one at a time (`workspace.py`)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from ingot.runtime.ranks.process_group import ProcessGroup
 
 _run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# A run comes back to Python as often, as only there a signal's handler is called and raises KeyboardInterrupt.
+# A run returns to Python at this interval, as only there signal handlers are called and raise KeyboardInterrupt.
 SLICE_SECONDS = 0.25
-# Bound shapes kept at a time; each holds only its tables, memory is shared.
+# The number of bound shapes to keep; each has only its own tables, as memory is shared.
 MAX_INSTANCES = 16
 
 
 class RunContext:
-    """Scratch, the program bound to the latest shapes, and the pool whose threads and memory it takes. For whoever
-    holds the pool's lock. nbytes: of the arena, for the largest shapes seen."""
+    """Scratch memory, the program bound to the latest shapes, and the pool whose threads and memory it uses.
+
+    Its methods require the pool's lock. nbytes: the size of the arena for the largest shapes so far.
+    """
 
     def __init__(
         self, program: Program, image: CodeImage, weights: int, pool: Pool, group: ProcessGroup | None = None
     ) -> None:
-        """`weights`: their address. group: that runs the program's collectives, if it has some."""
+        """weights: their address. group: runs the program's collectives, if any."""
         self.pool, self._group = pool, group
         self.nbytes = 0
         self.instances: dict[tuple[Shape, ...], Instance] = {}
         self.current: Instance | None = None
         self._program, self._image, self._weights = program, image, weights
-        # A whole number of cache lines, and one more, so that threads' scratches do not fall on the same L1 sets.
+        # A whole number of cache lines, plus one, so that the threads' scratch does not map to the same L1 sets.
         self._stride = placement.align(program.scratch_bytes) + placement.ALIGNMENT
         self._scratch = memory.Region(self._stride * pool.threads)
         self._uses = 0
@@ -47,13 +49,13 @@ class RunContext:
         self._run, self._end = _run(image.address("ingot_run")), _end(image.address("ingot_end"))
 
     def bind(self, shapes: tuple[tuple[int, ...], ...]) -> Instance:
-        """The program bound to these shapes. A miss binds it and drops the least recently activated of too many.
+        """The program bound to these shapes, from a cache that drops the least recently activated.
 
-        Raises InputError for shapes that the program does not take.
+        Raises InputError for shapes that the program does not support.
         """
         instance = self.instances.get(shapes)
         if instance is None:
-            plain = tuple(map(tuple, shapes))  # PyTorch's are tuples of a kind of their own
+            plain = tuple(map(tuple, shapes))  # torch.Size is a subclass of tuple
             instance = Instance(self._program, plain, self._image, self._group)
             while len(self.instances) >= MAX_INSTANCES:
                 del self.instances[min(self.instances, key=lambda key: self.instances[key].last_used)]
@@ -61,9 +63,9 @@ class RunContext:
         return instance
 
     def run(self, instance: Instance, pointers: Sequence[int], _resident: object = None) -> None:
-        """Run what `bind` returned on arguments and results at these addresses.
+        """Run an instance from `bind` on arguments and results at these addresses.
 
-        What signals' handlers raise meanwhile ends the run: no thread is in it any more when it is raised here.
+        An exception from a signal handler ends the run; it is raised here once no thread is in the run any more.
         """
         if instance is not self.current or self._version != self.pool.workspace.version:
             self.activate(instance)
@@ -83,16 +85,16 @@ class RunContext:
             raise
 
     def release(self) -> None:
-        """Let others have the threads, and this context."""
+        """Release the threads and this context."""
         self.pool.release()
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        """Have runs of the latest shapes write to `readings`, and those of all others to none."""
+        """Have runs of the latest shapes write to `readings`, and runs of other shapes write none."""
         for instance in self.instances.values():
             instance.set_profile(readings if instance is self.current else None)
 
     def activate(self, instance: Instance) -> None:
-        """Have memory for this instance. Raises IngotError where there is not that much."""
+        """Provide memory for this instance. Raises IngotError if there is not enough."""
         workspace, layout = self.pool.workspace, instance.layout
         self.current = None
         workspace.use(self, layout)

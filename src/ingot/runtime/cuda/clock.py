@@ -1,7 +1,7 @@
-"""How long kernels take on the GPU: a graph of them with an event between one and the next.
+"""The times of kernels on the GPU: a graph of them, with an event between each two.
 
 event, kernel, event, kernel, event ... event, event, event
-                                        `--- what an event costs by itself is taken off
+                                        `--- the cost of an event alone, which is subtracted
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TypeAlias
 from ingot.runtime.cuda.driver import Driver
 from ingot.support.errors import DeviceError
 
-Added: TypeAlias = Callable[[int, Sequence[int]], int]  # (graph, the nodes before) -> a node that does it
+Added: TypeAlias = Callable[[int, Sequence[int]], int]  # (graph, predecessors) -> a new node
 _EMPTY = 8  # intervals without a kernel
 
 
 class Clock:
-    """Kernels, one behind the other, with the parameters that they have now. To be dropped."""
+    """A graph of kernels in sequence, with the current values of their parameters. Call `drop` at the end."""
 
     def __init__(self, driver: Driver, kernels: Sequence[Added]) -> None:
         self._driver = driver

@@ -1,6 +1,6 @@
-"""The kernel that tells a conditional node of a CUDA graph its flag, as PTX, which the driver itself compiles.
+"""The kernel that sets the flag of a conditional node of a CUDA graph, as PTX, which the driver compiles.
 
-cudaGraphSetConditional is a function that the driver has for every kernel; see "Dynamic Control Flow in CUDA Graphs" in
+cudaGraphSetConditional is a function that the driver provides to kernels; see "Dynamic Control Flow in CUDA Graphs" in
 the CUDA C++ Programming Guide.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ingot.support.cubins import KernelCode
 
-# the flag comes first, as buffers do; the two parameters that kernels of Triton have besides are not read
+# the flag comes first, as buffers do; the two additional parameters of Triton's kernels are not read
 _PTX = b"""
 .version 8.3
 .target sm_80

@@ -1,7 +1,7 @@
-"""The CUDA driver through ctypes: what running a program needs of libcuda.so.1, and no toolkit, framework or compiler.
+"""The CUDA driver through ctypes: a program runs with libcuda.so.1 alone, without toolkit, framework or compiler.
 
-Functions raise DeviceError with the driver's words. Handles and device addresses are integers. See the CUDA Driver API
-reference (versions 12 and 13) for each function; structures follow cuda.h.
+Functions raise DeviceError with the driver's error message. Handles and device addresses are integers. See the CUDA
+Driver API reference (versions 12 and 13) for each function; structures follow cuda.h.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ _MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
-_RELAXED = 2  # mode of a capture: what it calls may allocate memory
-_COOPERATIVE = 2  # attribute of a launch: all of its programs run at once
-_PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
-_PROMOTED = 2  # cuTensorMapEncodeTiled: what a box misses in the second-level cache is fetched in pieces of 128 bytes
-_CONDITIONAL, _IF, _WHILE = 13, 0, 1  # type of a node, and of a conditional one
+_RELAXED = 2  # capture mode: the captured functions may allocate memory
+_COOPERATIVE = 2  # launch attribute: all blocks of the grid run concurrently
+_PROGRAMMATIC = 1  # port and type of an edge: the successor may start before its predecessor has ended
+_PROMOTED = 2  # cuTensorMapEncodeTiled: L2 fetches 128 bytes at a time
+_CONDITIONAL, _IF, _WHILE = 13, 0, 1  # the type of a conditional node, and its kinds
 MAP_BYTES = 128  # of a CUtensorMap
 LEAST_VERSION = 12000
 
 
 class KernelParams(Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2. cooperative: whether all programs have to run at once, which is no field of it."""
+    """CUDA_KERNEL_NODE_PARAMS_v2. cooperative: whether all blocks have to run concurrently; not a field of the
+    structure."""
 
     cooperative = False
 
@@ -88,8 +89,9 @@ class _Edge(Structure):
     _fields_ = (("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte), ("reserved", c_ubyte * 5))
 
 
-# what a call of a model asks for: with types ctypes converts plain integers, in a third of the time
-_OFTEN: dict[str, tuple[type, ...]] = {
+# the functions that every call of a model uses: given argument types, ctypes converts plain integers, three times as
+# fast
+_ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
     "cuCtxSetCurrent": (c_void_p,),
     "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuEventRecord": (c_void_p, c_void_p),
@@ -103,7 +105,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
         self._lib = library
-        for name, types in _OFTEN.items():
+        for name, types in _ARGUMENT_TYPES.items():
             getattr(library, name).argtypes = types
         self._set_current, self._capturing = library.cuCtxSetCurrent, library.cuStreamIsCapturing
         self._record, self._launch = library.cuEventRecord, library.cuGraphLaunch
@@ -142,17 +144,17 @@ class Driver:
 
     @property
     def capability(self) -> int:
-        """Of the GPU: 90 for 9.0."""
+        """The GPU's compute capability: 90 for 9.0."""
         return 10 * self.attribute(_MAJOR) + self.attribute(_MINOR)
 
     @property
     def name(self) -> str:
-        """Of the GPU, as NVIDIA has it."""
+        """The GPU's name, as NVIDIA spells it."""
         return self._text("cuDeviceGetName")
 
     @property
     def bus_id(self) -> str:
-        """Of the GPU on the PCI bus, "0000:17:00.0"."""
+        """The GPU's address on the PCI bus, "0000:17:00.0"."""
         return self._text("cuDeviceGetPCIBusId")
 
     def _text(self, function: str) -> str:
@@ -171,7 +173,7 @@ class Driver:
         self._call("cuModuleUnload", c_void_p(module))
 
     def function(self, module: int, name: str, shared: int) -> int:
-        """A kernel of a module, which may have so many bytes of dynamic shared memory."""
+        """A kernel of a module, allowed `shared` bytes of dynamic shared memory."""
         function = c_void_p()
         self._call("cuModuleGetFunction", byref(function), c_void_p(module), c_char_p(name.encode()))
         if shared > 48 << 10:
@@ -209,7 +211,7 @@ class Driver:
         self._call("cuMemsetD8Async", c_void_p(address), c_ubyte(byte), c_size_t(nbytes), c_void_p(stream))
 
     def is_pinned(self, address: int) -> bool:
-        """Whether copies from and to this memory of the host may still be under way when they have been asked for."""
+        """Whether this host memory is page-locked, so that copies to and from it return before they have ended."""
         kind = c_uint()
         status = self._lib.cuPointerGetAttribute(byref(kind), c_int(_MEMORY_TYPE), c_void_p(address))
         return status == 0 and kind.value == _HOST_MEMORY
@@ -217,7 +219,7 @@ class Driver:
     # -- streams
 
     def stream(self, *, urgent: bool = False) -> int:
-        """urgent: its kernels start before those that others have waiting."""
+        """urgent: its pending kernels start before those of other streams."""
         stream, least, greatest = c_void_p(), c_int(), c_int()
         if urgent:
             self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
@@ -232,11 +234,11 @@ class Driver:
         self._call("cuStreamSynchronize", c_void_p(stream))
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is launched on the stream becomes part of somebody's graph instead of running."""
-        found = c_int()
-        if status := self._capturing(stream, byref(found)):
+        """Whether the stream is being captured: launches on it become part of a graph instead of running."""
+        capture_status = c_int()
+        if status := self._capturing(stream, byref(capture_status)):
             raise _error(self._lib, "cuStreamIsCapturing", status)
-        return found.value != _NOT_CAPTURING
+        return capture_status.value != _NOT_CAPTURING
 
     # -- events
 
@@ -253,21 +255,21 @@ class Driver:
             raise _error(self._lib, "cuEventRecord", status)
 
     def wait(self, stream: int, event: int) -> None:
-        """Let what comes on the stream wait for an event that was recorded on another."""
+        """Let later work on the stream wait for an event that was recorded on another stream."""
         self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
 
     def seconds(self, begin: int, end: int) -> float:
-        """Between two events that have happened."""
+        """The seconds between two completed events."""
         milliseconds = c_float()
         self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(begin), c_void_p(end))
         return milliseconds.value * 1e-3
 
     def synchronize_all(self) -> None:
-        """Wait for all that was begun, on whichever stream."""
+        """Wait for all work in progress, on all streams."""
         self._call("cuCtxSynchronize")
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
-        """One kernel alone, with the parameters' present values."""
+        """Launch a single kernel with the current values of its parameters."""
         name, extra = ("cuLaunchCooperativeKernel", ()) if params.cooperative else ("cuLaunchKernel", (None,))
         self._call(
             name, c_void_p(params.func), *map(c_uint, params.grid), *map(c_uint, params.block),
@@ -275,7 +277,7 @@ class Driver:
         )  # fmt: skip
 
     def encode(self, at: int, matrix: MatrixCode, address: int) -> None:
-        """Write at `at` what tells the hardware of a matrix in memory: `MAP_BYTES` at a multiple of 64."""
+        """Write the tensor map of a matrix in memory to `at`: `MAP_BYTES` bytes at a multiple of 64."""
         self._call(
             "cuTensorMapEncodeTiled", c_void_p(at), c_uint(matrix.kind), c_uint(2), c_void_p(address + matrix.offset),
             (c_ulonglong * 2)(matrix.columns, matrix.rows), (c_ulonglong * 1)(matrix.stride),
@@ -291,24 +293,24 @@ class Driver:
         return graph.value or 0
 
     def add_kernel(self, graph: int, before: Sequence[int], params: KernelParams, *, awaits: bool = False) -> int:
-        """A kernel node behind the nodes `before`; one that awaits these, which are kernels, may start before they have
-        ended."""
-        early = awaits and bool(before) and hasattr(self._lib, "cuGraphAddDependencies_v2")
+        """A kernel node after the nodes `before`. awaits: the kernel itself waits for these, which are kernels, and so
+        may start before they have ended (programmatic dependent launch)."""
+        starts_early = awaits and bool(before) and hasattr(self._lib, "cuGraphAddDependencies_v2")
         node, count = c_void_p(), len(before)
         nodes = (c_void_p * count)(*before)
-        given = (None, c_size_t(0)) if early or not before else (nodes, c_size_t(count))
-        self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *given, byref(params))
+        dependencies = (None, c_size_t(0)) if starts_early or not before else (nodes, c_size_t(count))
+        self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *dependencies, byref(params))
         if params.cooperative:
             value = (c_uint * 16)(1)  # CUlaunchAttributeValue
             self._call("cuGraphKernelNodeSetAttribute", node, c_int(_COOPERATIVE), byref(value))
-        if early:
-            to = (c_void_p * count)(*[node] * count)
+        if starts_early:
+            targets = (c_void_p * count)(*[node] * count)
             edges = (_Edge * count)(*[_Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)] * count)
-            self._call("cuGraphAddDependencies_v2", c_void_p(graph), nodes, to, edges, c_size_t(count))
+            self._call("cuGraphAddDependencies_v2", c_void_p(graph), nodes, targets, edges, c_size_t(count))
         return node.value or 0
 
     def condition(self, graph: int) -> int:
-        """A handle by which a kernel tells a conditional node of this graph its flag."""
+        """A handle by which a kernel sets the flag of a conditional node of this graph."""
         handle = c_ulonglong()
         self._call(
             "cuGraphConditionalHandleCreate", byref(handle), c_void_p(graph), self._context, c_uint(0), c_uint(0)
@@ -318,8 +320,9 @@ class Driver:
     def add_conditional(
         self, graph: int, before: Sequence[int], condition: int, count: int, *, loop: bool
     ) -> tuple[int, list[int]]:
-        """A node behind the nodes `before`, and the graphs of its bodies, which are the node's own. loop: one body,
-        which runs until the flag is 0; or else the first runs if it is not 0, the second if it is."""
+        """A node after the nodes `before`, and the graphs of its bodies, which the node owns. loop: a WHILE node, whose
+        one body runs until the flag is 0; else an IF node: its first body runs if the flag is not 0, the second if it
+        is."""
         kind = _WHILE if loop else _IF
         params = ConditionalParams(_CONDITIONAL, of=_Conditional(condition, kind, count, None, self._context))
         node, nodes = c_void_p(), (c_void_p * len(before))(*before)
@@ -330,7 +333,7 @@ class Driver:
         return node.value or 0, [params.of.bodies[i] for i in range(count)]
 
     def add_event(self, graph: int, before: Sequence[int], event: int) -> int:
-        """A node that records an event behind the nodes `before`."""
+        """A node that records an event after the nodes `before`."""
         node, nodes = c_void_p(), (c_void_p * len(before))(*before)
         self._call(
             "cuGraphAddEventRecordNode", byref(node), c_void_p(graph), nodes if before else None,
@@ -339,7 +342,7 @@ class Driver:
         return node.value or 0
 
     def captured(self, stream: int, begin: Callable[[], None]) -> int:
-        """A graph of what `begin` begins on a stream, which does not run."""
+        """The captured graph of the work that `begin` launches on a stream. It does not run."""
         self._call("cuStreamBeginCapture_v2", c_void_p(stream), c_int(_RELAXED))
         graph = c_void_p()
         try:
@@ -349,7 +352,7 @@ class Driver:
         return graph.value or 0
 
     def add_graph(self, graph: int, before: Sequence[int], inner: int) -> int:
-        """A node behind the nodes `before` that runs a copy of another graph."""
+        """A node after the nodes `before` that runs a copy of another graph."""
         node, nodes = c_void_p(), (c_void_p * len(before))(*before)
         self._call(
             "cuGraphAddChildGraphNode", byref(node), c_void_p(graph), nodes if before else None, c_size_t(len(before)),
@@ -367,7 +370,7 @@ class Driver:
             raise _error(self._lib, "cuGraphExecKernelNodeSetParams_v2", status)
 
     def enable(self, executable: int, node: int, wanted: bool) -> None:
-        """Let a kernel run, or be passed over."""
+        """Enable a kernel node, or let launches skip it."""
         self._call("cuGraphNodeSetEnabled", c_void_p(executable), c_void_p(node), c_uint(wanted))
 
     def launch(self, executable: int, stream: int) -> None:
@@ -375,7 +378,7 @@ class Driver:
             raise _error(self._lib, "cuGraphLaunch", status)
 
     def drop_graph(self, graph: int, executables: Sequence[int]) -> None:
-        """Launches under way end first."""
+        """Destroy a graph and its executables, after their launches in progress."""
         for executable in executables:
             self._call("cuGraphExecDestroy", c_void_p(executable))
         self._call("cuGraphDestroy", c_void_p(graph))
@@ -384,15 +387,15 @@ class Driver:
 def _error(library: ctypes.CDLL, name: str, status: int) -> DeviceError:
     text = c_char_p()
     library.cuGetErrorString(c_int(status), byref(text))
-    said = (text.value or b"unknown error").decode(errors="replace")
+    message = (text.value or b"unknown error").decode(errors="replace")
     if status == _NO_DEVICE:
         return DeviceError("an NVIDIA GPU", expected="one that the driver sees", got="none")
-    return DeviceError(f"the GPU's driver refused {name}", got=f"{said} ({status})")
+    return DeviceError(f"the GPU's driver refused {name}", got=f"{message} ({status})")
 
 
 @cache
 def driver() -> Driver:
-    """The driver of the first GPU. Raises DeviceError where there is none."""
+    """The driver of the first GPU. Raises DeviceError if there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Arrays of others in a GPU's memory, by DLPack: CuPy's, JAX's, whoever has `__dlpack__` and `__dlpack_device__`.
+"""GPU arrays of other libraries by DLPack: CuPy, JAX, and any with `__dlpack__` and `__dlpack_device__`.
 
 Structures follow dlpack.h, version 1; see "Python Specification for DLPack" of the array API standard for streams.
 """
@@ -14,10 +14,10 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 _CUDA = 2  # device type of a GPU's memory
-_DEFAULT_STREAM = 1  # the legacy default stream, where a stream's handle is asked for
-# kinds of numbers: these have bits, and those do not
+_DEFAULT_STREAM = 1  # the handle of the legacy default stream
+# DLPack's type codes: of kinds of numbers, whose bits complete the dtype, and of dtypes of 8 bits
 _CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c"}
-_OF_8 = {6: "bool", 10: "f8e4m3fn", 11: "f8e4m3fnuz", 12: "f8e5m2", 13: "f8e5m2fnuz", 14: "f8e8m0fnu"}
+_BYTE_DTYPES = {6: "bool", 10: "f8e4m3fn", 11: "f8e4m3fnuz", 12: "f8e5m2", 13: "f8e5m2fnuz", 14: "f8e8m0fnu"}
 
 
 class _Device(Structure):
@@ -25,7 +25,7 @@ class _Device(Structure):
 
 
 class _Tensor(Structure):
-    """DLTensor, which DLManagedTensor begins with."""
+    """DLTensor, the first field of DLManagedTensor."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -45,7 +45,7 @@ _tensor = ctypes.PYFUNCTYPE(POINTER(_Tensor), py_object, c_char_p)(("PyCapsule_G
 
 @dataclass(frozen=True)
 class DlpackArray:
-    """A dense array on the GPU. held: what keeps its memory, a capsule that nobody has consumed."""
+    """A dense array on the GPU. capsule: keeps its memory alive; not consumed."""
 
     address: int
     shape: tuple[int, ...]
@@ -54,13 +54,13 @@ class DlpackArray:
 
 
 def is_dlpack_on_gpu(value: object) -> bool:
-    """Whether it is an array that is no tensor of PyTorch's and lies in a GPU's memory."""
-    where = getattr(value, "__dlpack_device__", None)
-    return where is not None and int(where()[0]) == _CUDA
+    """Whether it is an array in a GPU's memory that supports DLPack."""
+    dlpack_device = getattr(value, "__dlpack_device__", None)
+    return dlpack_device is not None and int(dlpack_device()[0]) == _CUDA
 
 
 def dlpack_array(value: Any, what: str, stream: int) -> DlpackArray:
-    """Its memory, ready for work on that stream. Raises InputError where it is not dense, or on another GPU."""
+    """The array's memory, ready for work on `stream`. Raises InputError if it is not dense or on another GPU."""
     number = int(value.__dlpack_device__()[1])
     if number:
         raise InputError(what, expected="an array on GPU 0, where the model is", got=f"one on GPU {number}")
@@ -68,14 +68,14 @@ def dlpack_array(value: Any, what: str, stream: int) -> DlpackArray:
         capsule = value.__dlpack__(stream=stream or _DEFAULT_STREAM)
     except (BufferError, TypeError, RuntimeError, ValueError) as error:
         raise InputError(what, expected="an array that DLPack can tell of", got=str(error)) from error
-    told = _tensor(capsule, b"dltensor").contents
-    shape = tuple(told.shape[i] for i in range(told.rank))
-    if told.strides and not _is_dense(shape, [told.strides[i] for i in range(told.rank)]):
+    tensor = _tensor(capsule, b"dltensor").contents
+    shape = tuple(tensor.shape[i] for i in range(tensor.rank))
+    if tensor.strides and not _is_dense(shape, [tensor.strides[i] for i in range(tensor.rank)]):
         raise InputError(what, expected="a dense array", got="one with strides", fix="copy it: its ascontiguousarray")
-    name = _OF_8.get(told.code) or f"{_CODES.get(told.code, f'kind {told.code} of ')}{told.bits}"
-    if told.lanes != 1:
-        raise InputError(what, expected="one number in each element", got=f"{told.lanes}")
-    return DlpackArray((told.data or 0) + told.offset, shape, name, capsule)
+    name = _BYTE_DTYPES.get(tensor.code) or f"{_CODES.get(tensor.code, f'kind {tensor.code} of ')}{tensor.bits}"
+    if tensor.lanes != 1:
+        raise InputError(what, expected="one number in each element", got=f"{tensor.lanes}")
+    return DlpackArray((tensor.data or 0) + tensor.offset, shape, name, capsule)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

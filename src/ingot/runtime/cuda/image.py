@@ -43,7 +43,7 @@ class Image:
         return LoadedKernel(self._driver.function(module, kernel.name, kernel.shared), kernel)
 
     def condition(self) -> LoadedKernel:
-        """The kernel that tells a conditional node its flag."""
+        """The kernel that sets the flag of a conditional node."""
         if self._condition is None:
             self._condition = self._loaded(TELL)
         return self._condition

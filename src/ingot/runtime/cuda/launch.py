@@ -1,4 +1,4 @@
-"""A launch of a kernel: its parameters in memory, where the driver reads them when a node is made or updated."""
+"""A launch of a kernel: its parameters in memory, where the driver reads them when a node is created or updated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ingot.runtime.cuda.order import Access
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Step
 
-_WORD = 8  # bytes of a parameter
-_OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
+_WORD_BYTES = 8  # bytes of a parameter
+_MATRIX_PARAMETERS = 4  # the parameters after the tensor map of a matrix: its sizes and its strides
 WEIGHTS = 1  # the index of the weights' address among the places
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
@@ -24,19 +24,19 @@ def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callab
 
 
 class Node:
-    """A launch: its parameters in memory, where the driver reads them. One that is a matrix is told by a map of it, its
-    two sizes, and its two strides, which no kernel reads."""
+    """A launch: its parameters in memory, where the driver reads them. A matrix is passed as its tensor map, its two
+    sizes, and its two strides, which no kernel reads."""
 
     def __init__(
         self, driver: Driver, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]],
         dims: list[int], sized: Step | None, accesses: list[Access],
     ) -> None:  # fmt: skip
-        """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
-        chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
+        """number: the step's. bases: (index into the places, byte offset) of each buffer. sized: the step, if its
+        chunks or dims depend on run-time sizes; it may then have no chunks, and does not start early."""
         self.number, self.bases, self.sized, self.accesses = number, bases, sized, accesses
         self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
         code, count = kernel.code, len(bases) + len(dims)
-        # two of Triton's own follow: scratch memory and profiling, which no kernel here has
+        # Triton adds two parameters, scratch memory and profiling, which these kernels do not use
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
         self._driver, self._matrices = driver, {m.parameter: m for m in code.matrices}
         self._map_memory = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
@@ -45,8 +45,8 @@ class Node:
         start = ctypes.addressof(self._values)
         pointers: list[int] = []
         for i in range(count + 2):
-            at = start + i * _WORD
-            pointers += [self._maps[i], *[at] * _OF_MATRIX] if i in self._maps else [at]
+            cell = start + i * _WORD_BYTES
+            pointers += [self._maps[i], *[cell] * _MATRIX_PARAMETERS] if i in self._maps else [cell]
         self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.params = KernelParams(
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
@@ -57,18 +57,18 @@ class Node:
         self.handle = 0
 
     def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
-        """weights: the address of a byte of the weights, where these do not lie at their place one after another."""
+        """Set the addresses. weights: from an offset among the weights to its address, if these are not contiguous."""
         for i, address in enumerate(_addresses(self.bases, places, weights)):
             self._values[i] = address
             if i in self._maps:
                 self._driver.encode(self._maps[i], self._matrices[i], address)
 
     def set_condition(self, condition: int) -> None:
-        """Of a launch that tells a flag: the conditional node to tell it to."""
+        """The handle of the conditional node whose flag this launch sets."""
         self._values[len(self.bases)] = condition
 
     def resize(self, values: Mapping[str, int]) -> bool:
-        """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
+        """Compute chunks and dims from the values of symbols and sizes. Returns whether they have changed."""
         assert self.sized is not None
         first = len(self.bases)
         dims = [evaluate(d, values) & (1 << 64) - 1 for d in self.sized.dims]
@@ -82,14 +82,14 @@ class Node:
 
 
 class Exchange:
-    """A collective: captured, when a graph is made, as a graph inside of it. Its addresses stay those of then."""
+    """A collective. A graph includes it as a captured child graph, whose addresses are fixed at the capture."""
 
     def __init__(
         self, driver: Driver, number: int, step: Step, communicators: Communicators, count: int,
         bases: list[tuple[int, int]], accesses: list[Access],
     ) -> None:  # fmt: skip
-        """number: of the step. count: the elements of the operand. bases: (index into the places, byte offset) of the
-        operand and the result."""
+        """number: the step's. count: the number of elements of the operand. bases: (index into the places, byte offset)
+        of the operand and the result."""
         assert step.collective is not None
         self.number, self.bases, self.accesses = number, bases, accesses
         self._collective, self._count = step.collective, count
@@ -101,7 +101,7 @@ class Exchange:
         self._communicators.run(self._collective, source, target, self._count, stream)
 
     def add(self, graph: int, before: Sequence[int], places: Places, stream: int) -> int:
-        """A node of a graph. stream: one on which nothing else is begun meanwhile."""
+        """Add a node to a graph. stream: one on which nothing else is launched meanwhile."""
         captured = self._driver.captured(stream, lambda: self.run(places, stream))
         try:
             return self._driver.add_graph(graph, before, captured)

@@ -6,7 +6,7 @@ from ingot.runtime.cuda.driver import Driver
 
 
 class Memory:
-    """Device memory that grows; what it held is lost then."""
+    """Device memory that grows on demand; its contents are then lost."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self.address, self.nbytes = driver, 0, 0

@@ -1,7 +1,7 @@
 """NCCL through ctypes: collectives of GPUs, on a stream or as nodes of a CUDA graph.
 
-Ids of communicators travel through the group of processes on the host. A thread watches the group: where a rank ends,
-it aborts the communicators, so that kernels that wait for that rank end, and the next call raises. See NVIDIA's NCCL
+Ids of communicators are exchanged by the process group on the host. A thread watches the group: when a rank ends, it
+aborts the communicators, so that kernels that wait for that rank end, and the next call raises. See NVIDIA's NCCL
 reference (version 2.19 and later) for each function.
 """
 
@@ -37,7 +37,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Nccl:
-    """The library. Functions raise DeviceError with its words."""
+    """The library. Functions raise DeviceError with its error message."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lib = library
@@ -51,18 +51,18 @@ class Nccl:
             raise DeviceError(f"NCCL refused {name}", got=f"{text} ({status})", fix="NCCL_DEBUG=INFO tells more")
 
     def unique_id(self) -> bytes:
-        made = UniqueId()
-        self._call("ncclGetUniqueId", byref(made))
-        return bytes(made)
+        identifier = UniqueId()
+        self._call("ncclGetUniqueId", byref(identifier))
+        return bytes(identifier)
 
     def communicator(self, unique_id: bytes, size: int, index: int) -> int:
-        """A communicator of `size` GPUs, in which this one has number `index`. It waits for the others."""
-        made = c_void_p()
-        self._call("ncclCommInitRank", byref(made), c_int(size), UniqueId.from_buffer_copy(unique_id), c_int(index))
-        return made.value or 0
+        """A communicator of `size` GPUs, in which this one has number `index`. Waits for the other GPUs."""
+        handle = c_void_p()
+        self._call("ncclCommInitRank", byref(handle), c_int(size), UniqueId.from_buffer_copy(unique_id), c_int(index))
+        return handle.value or 0
 
     def abort(self, communicator: int) -> None:
-        """Let kernels under way end, whatever they wait for."""
+        """End the communicator's running kernels, even those that wait for other ranks."""
         self._call("ncclCommAbort", c_void_p(communicator))
 
     def run(
@@ -70,34 +70,52 @@ class Nccl:
     ) -> None:  # fmt: skip
         """Begin a collective on a stream. index: of this GPU in its group."""
         size, reduction = len(collective.groups[0]), _REDUCTIONS.get(collective.reduction)
-        ends = c_void_p(source), c_void_p(target)
-        behind = c_void_p(communicator), c_void_p(stream)
+        addresses = c_void_p(source), c_void_p(target)
+        handles = c_void_p(communicator), c_void_p(stream)
         nbytes = count * itemsize(collective.dtype)
         match collective.kind:
             case "all_reduce":
-                self._call("ncclAllReduce", *ends, c_size_t(count), _number(collective), c_int(reduction or 0), *behind)
+                self._call(
+                    "ncclAllReduce",
+                    *addresses,
+                    c_size_t(count),
+                    _number(collective),
+                    c_int(reduction or 0),
+                    *handles,
+                )
             case "reduce_scatter":
                 part = c_size_t(count // size)
-                self._call("ncclReduceScatter", *ends, part, _number(collective), c_int(reduction or 0), *behind)
+                self._call(
+                    "ncclReduceScatter",
+                    *addresses,
+                    part,
+                    _number(collective),
+                    c_int(reduction or 0),
+                    *handles,
+                )
             case "all_gather":
-                self._call("ncclAllGather", *ends, c_size_t(nbytes), c_int(_BYTES), *behind)
+                self._call("ncclAllGather", *addresses, c_size_t(nbytes), c_int(_BYTES), *handles)
             case "all_to_all":
                 part = nbytes // size
-                self._exchange([(i, i, part * i, part * i) for i in range(size)], *ends, part, *behind)
+                self._exchange([(i, i, part * i, part * i) for i in range(size)], *addresses, part, *handles)
             case "collective_permute":
-                to, by = (index + collective.shift) % size, (index - collective.shift) % size
-                self._exchange([(to, by, 0, 0)], *ends, nbytes, *behind)
+                receiver, sender = (index + collective.shift) % size, (index - collective.shift) % size
+                self._exchange([(receiver, sender, 0, 0)], *addresses, nbytes, *handles)
 
     def _exchange(
         self, peers: list[tuple[int, int, int, int]], source: c_void_p, target: c_void_p, nbytes: int,
         communicator: c_void_p, stream: c_void_p,
     ) -> None:  # fmt: skip
-        """For each (to, from, source offset, target offset) send and receive, all at one time."""
+        """Send and receive for each (receiver, sender, source offset, target offset), all concurrently."""
         self._call("ncclGroupStart")
-        for to, by, sent, received in peers:
+        for receiver, sender, send_offset, receive_offset in peers:
             count = c_size_t(nbytes), c_int(_BYTES)
-            self._call("ncclSend", c_void_p((source.value or 0) + sent), *count, c_int(to), communicator, stream)
-            self._call("ncclRecv", c_void_p((target.value or 0) + received), *count, c_int(by), communicator, stream)
+            self._call(
+                "ncclSend", c_void_p((source.value or 0) + send_offset), *count, c_int(receiver), communicator, stream
+            )
+            self._call(
+                "ncclRecv", c_void_p((target.value or 0) + receive_offset), *count, c_int(sender), communicator, stream
+            )
         self._call("ncclGroupEnd")
 
 
@@ -110,8 +128,8 @@ def _number(collective: Collective) -> c_int:
 @cache
 def nccl() -> Nccl:
     """The library that PyTorch or the package nvidia-nccl brings, or the system's. Raises DeviceError without one."""
-    # connect GPUs and register memory when a communicator is made, not while a graph is captured: one GPU may make its
-    # graphs anew while the others keep theirs
+    # connect GPUs and register memory when a communicator is created, not while a graph is captured: one GPU may
+    # rebuild its graphs while the others keep theirs
     for name in ("NCCL_RUNTIME_CONNECT", "NCCL_GRAPH_REGISTER"):
         os.environ.setdefault(name, "0")
     spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
@@ -125,7 +143,7 @@ def nccl() -> Nccl:
 
 
 class Communicators:
-    """Those of this process, by groups, and the thread that watches the other ranks."""
+    """The communicators of this process by their groups of ranks, and the thread that watches the other ranks."""
 
     def __init__(self, library: Nccl, driver: Driver, group: ProcessGroup) -> None:
         self._nccl, self._driver, self._group = library, driver, group
@@ -142,10 +160,10 @@ class Communicators:
             return
         members = collective.group_of(self._group.rank)
         index = members.index(self._group.rank)
-        own = self._nccl.unique_id() if index == 0 else bytes(_ID_BYTES)
-        chosen = self._group.gather(own, members)[0]
+        own_id = self._nccl.unique_id() if index == 0 else bytes(_ID_BYTES)
+        unique_id = self._group.gather(own_id, members)[0]
         self._driver.enter()
-        self._made[collective.groups] = self._nccl.communicator(chosen, len(members), index), index
+        self._made[collective.groups] = self._nccl.communicator(unique_id, len(members), index), index
 
     def run(self, collective: Collective, source: int, target: int, count: int, stream: int) -> None:
         self.check()

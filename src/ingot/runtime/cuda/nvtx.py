@@ -1,4 +1,4 @@
-"""NVTX ranges (INGOT_NVTX=1), by which Nsight Systems shows the steps of a program by name.
+"""NVTX ranges (INGOT_NVTX=1), with which Nsight Systems shows the steps of a program by name.
 
 See NVIDIA's NVTX reference (C interface, version 2 and 3): nvtxRangePushA, nvtxRangePop.
 """
@@ -33,8 +33,8 @@ class Ranges:
     def launch(
         self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernels and collectives one by one: the launch of a whole graph would be one range. seconds: stays
-        empty, as a profile takes its own way."""
+        """Launch kernels and collectives one by one: the launch of a whole graph would be one range. seconds: unused; a
+        profile measures the steps without ranges."""
         for part in parts:
             self._push(self._names[part.number])
             try:
@@ -48,12 +48,12 @@ class Ranges:
 
 
 def ranges_of(program: Program, driver: Driver) -> Ranges | None:
-    """None unless INGOT_NVTX is 1. Raises DeviceError where it is and there is no NVTX."""
+    """None unless INGOT_NVTX is 1. Raises DeviceError if it is 1 and NVTX is missing."""
     return Ranges(driver, program, *_functions()) if flags.nvtx() else None
 
 
 def _functions() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """What begins a range of a name, and what ends the last one: of the package nvtx, or of the library."""
+    """(push a range with a name, pop the last one), from the package nvtx or from the library."""
     if importlib.util.find_spec("nvtx") is not None:
         package: Any = importlib.import_module("nvtx")
         return package.push_range, package.pop_range

@@ -1,7 +1,7 @@
-"""Which launches have to come before which: behind what wrote the memory that they read, and behind what read or wrote
-the memory that they write. Others may run side by side.
+"""The dependencies between launches: a read comes after the last write of that memory, and a write comes after all
+earlier reads and writes. Launches without a dependency may run concurrently.
 
-    a writes x;  b: x to y;  c: x to z;  d: y and z to w   ->   b behind a, c behind a, d behind b and c
+    a writes x;  b: x to y;  c: x to z;  d: y and z to w   ->   b after a, c after a, d after b and c
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Access:
 
 
 class _Memory:
-    """Who wrote each part of it last (-1: nobody), and who has read that since. Parts begin at `starts`."""
+    """The last writer of each part (-1: none), and its readers since. Parts begin at `starts`."""
 
     def __init__(self) -> None:
         self.starts = [0]
@@ -32,25 +32,25 @@ class _Memory:
     def parts(self, start: int, end: int) -> range:
         return range(self._cut(start), self._cut(end))
 
-    def _cut(self, at: int) -> int:
-        """The number of the part that begins there."""
-        number = bisect_left(self.starts, at)
-        if number == len(self.starts) or self.starts[number] != at:
+    def _cut(self, position: int) -> int:
+        """The index of the part that begins at this position; a part that contains it is split."""
+        number = bisect_left(self.starts, position)
+        if number == len(self.starts) or self.starts[number] != position:
             writer, readers = self.uses[number - 1]
-            self.starts.insert(number, at)
+            self.starts.insert(number, position)
             self.uses.insert(number, (writer, [*readers]))
         return number
 
 
 class Order:
-    """Launches are told one after the other, as a program has them."""
+    """The dependencies of launches, which are added in program order."""
 
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
-        self._ancestors: list[int] = []  # of each launch: the bits of all that come before it
+        self._ancestors: list[int] = []  # for each launch a bit set of all launches before it
 
     def next(self, accesses: Iterable[Access]) -> list[int]:
-        """The numbers of the launches right behind which the next one comes: none of them is before another."""
+        """The direct predecessors of the next launch: the fewest, as none of them precedes another."""
         number, predecessors = len(self._ancestors), set[int]()
         for access in accesses:
             memory = self._memories.setdefault(access.memory, _Memory())

@@ -1,4 +1,4 @@
-"""What runs tell about their steps, if somebody asks: the times of each, or its name to a profiler."""
+"""Profiling of runs on request: the time of each step, or its name for a profiler."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from ingot.runtime.cuda.nvtx import Ranges
 from ingot.support.dataclass import dataclass
 
-TICKS_PER_SECOND = 1e12  # a kernel's time may be some microseconds
+TICKS_PER_SECOND = 1e12  # picoseconds, as a kernel may take less than a microsecond
 
 
 @dataclass
 class Profile:
-    """readings: where runs write the ends of their steps, in ticks. ranges: what launches them by name."""
+    """readings: receives the end of each step of a run, in ticks. ranges: launches the steps in named ranges."""
 
     ranges: Ranges | None
     readings: NDArray[np.int64] | None = None
@@ -25,10 +25,10 @@ class Profile:
         return self.readings is None and self.ranges is None
 
     def tell(self, seconds: Mapping[int, float] | None) -> None:
-        """The seconds of steps by their numbers; those that did not run took none."""
+        """Write the readings. seconds: the times of the steps by their numbers; steps that did not run take none."""
         if self.readings is not None and seconds is not None:
-            taken = [seconds.get(number, 0.0) for number in range(len(self.readings) - 1)]
-            self.readings[:] = np.rint(np.cumsum([0.0, *taken]) * TICKS_PER_SECOND)
+            step_seconds = [seconds.get(number, 0.0) for number in range(len(self.readings) - 1)]
+            self.readings[:] = np.rint(np.cumsum([0.0, *step_seconds]) * TICKS_PER_SECOND)
 
 
 __all__ = ["TICKS_PER_SECOND", "Profile"]

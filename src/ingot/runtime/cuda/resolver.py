@@ -1,4 +1,4 @@
-"""Where the buffers of a bound program are: in the arena, the weights, an argument or a result."""
+"""The places of a bound program's buffers: in the arena, the weights, an argument or a result."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ WORD_BYTES = 8  # of a size
 
 
 class Resolver:
-    """(index into the places, byte offset) of a program's buffers."""
+    """Maps a program's buffers to (index into the places, byte offset)."""
 
     def __init__(self, program: Program, binding: Binding) -> None:
         self._buffers = {b.id: b for b in program.buffers}
         self._binding = binding
         self._arguments, self._inputs, self._state = len(program.arguments), len(program.inputs), len(program.state)
-        # behind the arena: the sizes that steps find, and a table that nobody reads here
+        # after the arena: the run-time sizes, and a table that a GPU does not read
         self.sizes = -(-binding.layout.nbytes // WORD_BYTES) * WORD_BYTES
         self._table, last = self.sizes + WORD_BYTES * len(program.sizes), len(program.steps) - 1
         entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
         self.nbytes = self._table + WORD_BYTES * entries if program.sizes else binding.layout.nbytes
 
     def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:
-        at = evaluate(offset, self._binding.values)
+        byte_offset = evaluate(offset, self._binding.values)
         buffer = self._buffers[identity]
         while buffer.alias is not None:
             parent, shift = buffer.alias
-            at += evaluate(shift, self._binding.values)
+            byte_offset += evaluate(shift, self._binding.values)
             buffer = self._buffers[parent]
         match buffer.kind:
             case "arena":
-                return 0, at + self._binding.layout.offsets[buffer.id]
+                return 0, byte_offset + self._binding.layout.offsets[buffer.id]
             case "weight":
-                return 1, at + buffer.offset
+                return 1, byte_offset + buffer.offset
             case "input":
-                return 2 + buffer.index, at
+                return 2 + buffer.index, byte_offset
             case "size":
-                return 0, at + self.sizes + WORD_BYTES * buffer.index
+                return 0, byte_offset + self.sizes + WORD_BYTES * buffer.index
             case "table":
-                return 0, at + self._table
-        return 2 + self._arguments + buffer.index, at
+                return 0, byte_offset + self._table
+        return 2 + self._arguments + buffer.index, byte_offset
 
     def access(self, identity: int, offset: Expr, writes: bool) -> Access:
-        """To all of a buffer, of which an argument of a kernel tells some place."""
-        memory, at = self.buffer(identity, offset)
-        start = at - evaluate(offset, self._binding.values)
-        # state may be written where it is read
+        """An access to the whole buffer, although a kernel's argument may point inside of it."""
+        memory, byte_offset = self.buffer(identity, offset)
+        start = byte_offset - evaluate(offset, self._binding.values)
+        # the new state may be written over the old one
         result = memory - 2 - self._arguments
         memory = 2 + self._inputs + result if 0 <= result < self._state else memory
         return Access(memory, start, start + span(self._buffers[identity].nbytes, self._binding.spans)[1], writes)

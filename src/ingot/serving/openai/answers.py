@@ -1,6 +1,6 @@
-"""Pieces of the engine's answers as OpenAI's objects: whole ones, and chunks of a stream.
+"""Pieces of the engine's answers as OpenAI's objects: complete ones, and chunks of a stream.
 
-async for choice, delta in deltas(choices): ...        as they come, from several answers at once
+async for choice, delta in deltas(choices): ...        as they come, from several concurrent answers
 Form(...).chunk(choice, delta);  Form(...).whole(choices, joined deltas)
 """
 
@@ -27,7 +27,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Delta:
-    """reasoning: what the model thinks before it answers. finish: in the last one of a choice, else ""."""
+    """reasoning: the model's thoughts before its answer. finish: in the last delta of a choice, else ""."""
 
     content: str = ""
     reasoning: str = ""
@@ -37,7 +37,7 @@ class Delta:
 
     @staticmethod
     def joined(parts: Sequence[Delta]) -> Delta:
-        """The same with whole calls."""
+        """The concatenation, with complete calls."""
         calls: dict[int, CallPart] = {}
         for call in (call for part in parts for call in part.calls):
             first = calls.setdefault(call.index, replace(call, arguments=""))
@@ -48,7 +48,7 @@ class Delta:
 
 
 class Choice:
-    """One answer to a request. offset: characters of its text before the next delta."""
+    """One answer to a request. offset: the number of characters of its text before the next delta."""
 
     def __init__(
         self, index: int, answer: Answer, prompt: Prompt, tokenizer: Tokenizer, pace: Pace, stop: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Choice:
         if prompt.calls is not None:
             self._calls = CallReader(prompt.calls, prompt.tools, is_guarded="grammar" in prompt.constraint)
         if self._thoughts or self._calls:
-            # special tokens, which have no text in an answer, may stand around thoughts and calls
+            # thoughts and calls may be delimited by special tokens, which have no text in an answer
             self._stream, self._search = tokenizer.stream(prompt.ids, special=True), StopSearch(stop)
 
     def read(self, piece: Piece) -> Delta:
@@ -83,18 +83,18 @@ class Choice:
         if self._calls:
             content, calls = self._calls.push(content)
             if finish:
-                rest, more = self._calls.finish()
-                content, calls = content + rest, calls + more
+                rest, more_calls = self._calls.finish()
+                content, calls = content + rest, calls + more_calls
                 finish = "tool_calls" if self._calls.has_calls and finish == "stop" else finish
         return Delta(content, reasoning, tuple(calls), piece.tokens, finish)
 
 
 async def deltas(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta]]:
-    """Raises what the engine failed with."""
+    """The deltas of all choices as they come. Raises the engine's error."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(changed.set)
 
     for choice in choices:
@@ -111,7 +111,7 @@ async def deltas(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta
 
 
 class Form:
-    """The objects of one response. has_logprobs: whether the request asks for them."""
+    """Builds the objects of one response. has_logprobs: whether the request asks for logprobs."""
 
     def __init__(self, model: str, *, is_chat: bool, has_logprobs: bool, includes_usage: bool = False) -> None:
         self._is_chat, self._has_logprobs, self._includes_usage = is_chat, has_logprobs, includes_usage
@@ -120,19 +120,19 @@ class Form:
                       "system_fingerprint": f"ingot-{__version__}"}  # fmt: skip
 
     def opening(self, choice: Choice) -> dict[str, Any]:
-        """What the stream of a chat begins with."""
+        """The first chunk of a chat's stream."""
         return self._chunk([self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, Delta())])
 
     def chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        told: dict[str, Any] = {"text": delta.content}
+        content: dict[str, Any] = {"text": delta.content}
         if self._is_chat:
             calls = [{"index": call.index, **_call(call)} for call in delta.calls]
             parts = {"reasoning_content": delta.reasoning, "content": delta.content, "tool_calls": calls}
-            told = {"delta": {name: part for name, part in parts.items() if part}}
-        return self._chunk([self._choice(choice, told, delta)])
+            content = {"delta": {name: part for name, part in parts.items() if part}}
+        return self._chunk([self._choice(choice, content, delta)])
 
     def is_told(self, delta: Delta) -> bool:
-        """Whether a chunk of it would say something."""
+        """Whether a chunk for the delta would have any content."""
         is_said = delta.content or delta.reasoning or delta.calls or delta.finish
         return bool(is_said or (self._has_logprobs and delta.tokens))
 
@@ -141,33 +141,35 @@ class Form:
         return {**self._chunk([]), "usage": usage(choices)}
 
     def whole(self, choices: Sequence[Choice], joined: Sequence[Delta]) -> dict[str, Any]:
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for choice, delta in zip(choices, joined, strict=True):
-            own: dict[str, Any] = {"text": delta.content}
+            content_fields: dict[str, Any] = {"text": delta.content}
             if self._is_chat:
                 calls = {"tool_calls": [_call(call) for call in delta.calls]} if delta.calls else {}
                 thought = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
                 content = None if delta.calls and not delta.content else delta.content
-                own = {"message": {"role": "assistant", "content": content, "refusal": None, **thought, **calls}}
-            told.append(self._choice(choice, own, delta))
+                content_fields = {
+                    "message": {"role": "assistant", "content": content, "refusal": None, **thought, **calls}
+                }
+            entries.append(self._choice(choice, content_fields, delta))
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": told, "usage": usage(choices)}
+        return {**self._head, "object": kind, "choices": entries, "usage": usage(choices)}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, **({"usage": None} if self._includes_usage else {})}
 
-    def _choice(self, choice: Choice, told: dict[str, Any], delta: Delta) -> dict[str, Any]:
+    def _choice(self, choice: Choice, content: dict[str, Any], delta: Delta) -> dict[str, Any]:
         logprobs = None
         if self._has_logprobs and self._is_chat:
             logprobs = {"content": [_entry(choice.tokenizer, token) for token in delta.tokens], "refusal": None}
         elif self._has_logprobs:
             logprobs = _columns(choice, delta.tokens)
-        return {"index": choice.index, **told, "logprobs": logprobs, "finish_reason": delta.finish or None}
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": delta.finish or None}
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """A prompt counts once, however many answers it has."""
+    """The counts of tokens. A prompt counts once, regardless of the number of its answers."""
     prompts = {id(choice.prompt): choice.answer for choice in choices}.values()
     prompt, generated = sum(a.prompt_tokens for a in prompts), sum(c.answer.generated_tokens for c in choices)
     cached = sum(a.cached_tokens for a in prompts)
@@ -176,7 +178,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def _call(call: CallPart) -> dict[str, Any]:
-    """The first part of a call says what it is."""
+    """A part of a call; the first one has its name and id."""
     if not call.name:
         return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -192,7 +194,7 @@ def _entry(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
 
 
 def _columns(choice: Choice, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Tokens of a completion, in columns. text_offset: where each begins in the text of tokens."""
+    """The tokens of a completion, in columns. text_offset: the start of each token in the text."""
     name: Callable[[int], str] = choice.tokenizer.token
     texts, offsets = [name(token.id) for token in tokens], list[int]()
     for text in texts:

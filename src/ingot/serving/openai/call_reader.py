@@ -1,9 +1,9 @@
-"""Finds calls of tools in an answer that comes in parts.
+"""A streaming parser of tool calls in an answer that comes in parts.
 
-    CallReader(form, tools).push(text)      ->  what is content, and parts of calls
+    CallReader(form, tools).push(text)      ->  (content, parts of calls)
 
-A call that is none, as it is no JSON or names no tool, stays part of the content. Where a grammar sees to it that calls
-are right, arguments are told as they come; else a call is told when it is complete.
+An invalid call, which is not JSON or names no tool, stays part of the content. If a grammar guarantees valid calls,
+arguments are reported as they come; otherwise a call is reported when it is complete.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ingot.serving.openai.calls import ANY_ID, ByName, CallForm
 from ingot.serving.openai.protocol import Tool
 from ingot.support.dataclass import dataclass
 
-_ID = string.ascii_letters + string.digits  # nine of these are what Mistral's templates take
+_ID = string.ascii_letters + string.digits  # Mistral's templates require nine of these
 _NAME, _KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}"), re.compile(r"[\w.$-]+")
 _DECODER = json.JSONDecoder()
 _PYTHON_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _PYTHON_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_DEEPEST = 64  # lists in lists
-_MORE = -1  # in place of a position: the text ends too early to say
+_MAX_DEPTH = 64  # of nested lists
+_INCOMPLETE = -1  # in place of a position: the text ends before it can be determined
 
 
 @dataclass(frozen=True)
 class CallPart:
-    """Of call number `index`. arguments: the next part of its JSON. name, id: in the first part, else ""."""
+    """A part of call number `index`. arguments: the next part of their JSON. name, id: in the first part, else ""."""
 
     index: int
     arguments: str
@@ -42,7 +42,7 @@ class CallPart:
 
 @dataclass(frozen=True)
 class _Call:
-    """As far as it is there. end: where the text goes on behind it; None: it is not complete."""
+    """A call, as far as it was received. end: its end in the text; None: it is not complete."""
 
     name: str
     arguments: str
@@ -50,29 +50,30 @@ class _Call:
 
 
 class CallReader:
-    """Of a text with special tokens in it. is_guarded: a grammar sees to it that what begins as a call is one."""
+    """Reads the calls in a text with special tokens. is_guarded: a grammar guarantees that the beginning of a call is
+    followed by a valid one."""
 
     def __init__(self, form: CallForm, tools: Sequence[Tool], *, is_guarded: bool = False) -> None:
         self._form, self._is_guarded = form, is_guarded
         self._properties = {tool.function.name: _properties(tool) for tool in tools}
         self._kept, self._is_inside = "", False
-        self._is_behind = False  # a call: spaces there are no content
-        self._first = 0  # of the calls that the kept text begins with
-        self._told: list[int] = []  # characters of each call's arguments
+        self._is_behind = False  # whether a call precedes: spaces after it are not content
+        self._first = 0  # the index of the first call in the kept text
+        self._told: list[int] = []  # the number of reported characters of each call's arguments
 
     @property
     def has_calls(self) -> bool:
         return bool(self._told)
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
-        """(what is certain and content, parts of calls)."""
+        """(text that is certainly content, parts of calls)."""
         self._kept += text
         trigger = self._form.trigger
-        if not trigger:  # of an answer that is no call nothing need be kept
+        if not trigger:  # an answer that is not a call as a whole is content as it comes
             if self._is_guarded:
                 return "", self._parts(self._read(self._kept)[0])
-            begins, openings = self._kept.lstrip(), self._openings()
-            is_open = any(o.startswith(begins[: len(o)]) for o in openings)
+            beginning, openings = self._kept.lstrip(), self._openings()
+            is_open = any(o.startswith(beginning[: len(o)]) for o in openings)
             return ("" if is_open else self._take(len(self._kept))), []
         content, parts = "", list[CallPart]()
         while True:
@@ -91,7 +92,7 @@ class CallReader:
             self._is_inside, self._is_behind = False, True
 
     def finish(self) -> tuple[str, list[CallPart]]:
-        """The rest. Some models leave out what stands after calls."""
+        """The rest. Some models omit the mark after calls."""
         rest, self._kept = self._kept, ""
         if self._form.trigger and not self._is_inside:
             return "" if self._is_behind and not rest.strip() else rest, []
@@ -99,12 +100,12 @@ class CallReader:
         return ("" if calls else rest), self._parts(calls)
 
     def _openings(self) -> list[str]:
-        """What an answer that is a call begins with."""
+        """The possible beginnings of an answer that is a call."""
         form = self._form
         return [form.before + "{"] if form.keys else [form.before + name for name in self._properties]
 
     def _parts(self, calls: Sequence[_Call]) -> list[CallPart]:
-        """What has not been told of calls."""
+        """The parts of calls that were not reported yet."""
         parts: list[CallPart] = []
         for index, call in enumerate(calls, self._first):
             if index == len(self._told):
@@ -117,72 +118,74 @@ class CallReader:
         return parts
 
     def _read(self, text: str) -> tuple[list[_Call], int | None]:
-        """(the calls that a text begins with, where it goes on behind all of them; None where that is not there)."""
+        """(the calls at the beginning of a text, the end of all of them; None if that was not received yet)."""
         form, calls = self._form, list[_Call]()
-        at = _skipped(text, 0, form.before)
-        while at is not None and at != _MORE:
+        at = _after(text, 0, form.before)
+        while at is not None and at != _INCOMPLETE:
             call = self._call(text, at)
             if call is None or (call.end is None and not self._is_guarded):
                 return calls, None
             calls.append(call)
             if call.end is None:
                 return calls, None
-            following = None if form.between is None else _skipped(text, call.end, form.between)
-            if form.by_name and following is None and _skipped(text, call.end, form.after) is None:
-                return calls[:-1], None  # something else stands in its place
-            if following in (None, _MORE) or not text[following:].strip():
-                end = _skipped(text, call.end, form.after)
-                return calls, None if end == _MORE else end
+            following = None if form.between is None else _after(text, call.end, form.between)
+            if form.by_name and following is None and _after(text, call.end, form.after) is None:
+                return calls[:-1], None  # another text follows it
+            if following in (None, _INCOMPLETE) or not text[following:].strip():
+                end = _after(text, call.end, form.after)
+                return calls, None if end == _INCOMPLETE else end
             at = following
         return calls, None
 
     def _call(self, text: str, at: int) -> _Call | None:
-        """None where there is none, or not enough of it to have a name."""
-        form, at = self._form, _behind_spaces(text, at)
+        """The call at a position; None if there is none, or its name is not complete."""
+        form, at = self._form, _after_spaces(text, at)
         if form.keys:
             return self._of_keys(text, at)
-        # a name may end as the middle begins, and begin as another one
+        # a name may be a prefix of another one, and end with characters that also begin the middle
         names = sorted(self._properties, key=len, reverse=True)
         name = _NAME.match(text, at) and next((n for n in names if text.startswith(n, at)), None)
         if not name:
             return None
         at += len(name)
         if form.by_name is not None:
-            found = _ByNameReader(form.by_name, form.middle, self._properties[name], text).read(at)
-            return None if found is None else _Call(name, *found)
-        after_name = _skipped(text, at, form.middle)
+            arguments = _ByNameReader(form.by_name, form.middle, self._properties[name], text).read(at)
+            return None if arguments is None else _Call(name, *arguments)
+        after_name = _after(text, at, form.middle)
         if after_name is None:
             return None
-        return _Call(name, *(("", None) if after_name == _MORE else _object(text, _behind_spaces(text, after_name))))
+        return _Call(
+            name, *(("", None) if after_name == _INCOMPLETE else _object(text, _after_spaces(text, after_name)))
+        )
 
     def _of_keys(self, text: str, at: int) -> _Call | None:
-        """An object with a name and arguments."""
+        """A call that is a JSON object with a name and arguments."""
         form, name = self._form, ""
         if text[at : at + 1] != "{":
             return None
-        whole, end = _decoded(text, at)
+        document, end = _decoded(text, at)
         if end is not None:
-            name = whole.get(form.name_key)
+            name = document.get(form.name_key)
             if not isinstance(name, str) or name not in self._properties:
                 return None
-            arguments = whole.get(form.arguments_key, {})
+            arguments = document.get(form.arguments_key, {})
             if isinstance(arguments, str):
                 return _Call(name, arguments, end)
         place: int | None = at + 1
         while place is not None:  # a key and its value
-            key, place = _decoded(text, _behind_spaces(text, place))
+            key, place = _decoded(text, _after_spaces(text, place))
             if place is None or not isinstance(key, str):
                 break
-            place = _behind(text, place, ": \n".__contains__)
+            place = _end_of_run(text, place, ": \n".__contains__)
             if key == form.arguments_key and name in self._properties:
                 return _Call(name, _object(text, place)[0], end)
             value, place = _decoded(text, place)
             name = value if key == form.name_key and isinstance(value, str) else name
-            place = None if place is None else _behind(text, place, ", \n".__contains__)
+            place = None if place is None else _end_of_run(text, place, ", \n".__contains__)
         return None if end is None else _Call(name, "{}", end)
 
     def _content(self, count: int) -> str:
-        """So much of what is kept, but for spaces behind a call, which stay."""
+        """Take `count` characters of the kept text; spaces after a call stay in it."""
         if self._is_behind and not self._kept[:count].strip():
             return ""
         self._is_behind &= not count
@@ -194,23 +197,23 @@ class CallReader:
 
 
 class _ByNameReader:
-    """Arguments by name as JSON."""
+    """Reads arguments by name, as JSON."""
 
     def __init__(self, form: ByName, middle: str, properties: Mapping[str, Any], text: str) -> None:
         self._form, self._middle, self._properties, self._text = form, middle, properties, text
 
     def read(self, at: int) -> tuple[str, int | None] | None:
-        """(the JSON as far as it is certain, its end or None); None where there are no arguments."""
+        """(the JSON as far as it is certain, its end or None); None if there are no valid arguments."""
         form, text = self._form, self._text
-        place = _skipped(text, at, self._middle)
+        place = _after(text, at, self._middle)
         if place is None:
-            place = None if form.empty is None else _skipped(text, at, form.empty)
-            return None if place is None else ("{}", place) if place != _MORE else ("", None)
+            place = None if form.empty is None else _after(text, at, form.empty)
+            return None if place is None else ("{}", place) if place != _INCOMPLETE else ("", None)
         json_text = "{"
-        while place != _MORE:
-            key = _KEY.match(text, _behind_spaces(text, place))
+        while place != _INCOMPLETE:
+            key = _KEY.match(text, _after_spaces(text, place))
             if key is None or key.end() == len(text):
-                # all arguments may have been left out
+                # all arguments may have been omitted
                 is_empty = json_text == "{" and form.empty == self._middle
                 return ("{}", place) if is_empty and place < len(text) else (json_text, None)
             value = self._value(key.group(), key.end())
@@ -219,30 +222,30 @@ class _ByNameReader:
             json_text += f"{json.dumps(key.group())}: {value[0]}"
             if value[1] is None:
                 return json_text, None
-            place = _skipped(text, value[1], form.following)
+            place = _after(text, value[1], form.following)
             if place is None:
                 return json_text + "}", value[1]
-            json_text += ", " if place != _MORE else ""
+            json_text += ", " if place != _INCOMPLETE else ""
         return (json_text if json_text != "{" else ""), None
 
     def _value(self, key: str, at: int) -> tuple[str, int | None] | None:
         form, text = self._form, self._text
-        of_text, of_other = (_skipped(text, at, mark) for mark in (form.text_value, form.other_value))
+        of_text, of_other = (_after(text, at, mark) for mark in (form.text_value, form.other_value))
         if of_text is None and of_other is None:
             return None
-        if (of_text in (None, _MORE)) and (of_other in (None, _MORE)):
+        if (of_text in (None, _INCOMPLETE)) and (of_other in (None, _INCOMPLETE)):
             return "", None
         if form.is_python:
             assert of_other is not None
             try:
                 value, end = _literal(text, of_other)
-            except _NotThere:
+            except _IncompleteError:
                 return "", None
             except ValueError:
                 return None
             return json.dumps(value), end
         kind = self._kind(key)
-        is_text = of_other in (None, _MORE) or (of_text not in (None, _MORE) and kind == "string")
+        is_text = of_other in (None, _INCOMPLETE) or (of_text not in (None, _INCOMPLETE) and kind == "string")
         start, mark, opening = (
             (of_text, form.text_end, form.text_value) if is_text else (of_other, form.other_end, form.other_value)
         )
@@ -251,11 +254,11 @@ class _ByNameReader:
         lead = opening[len(opening.rstrip()) :]
         start += len(lead) if lead and text.startswith(lead, start) else 0
         end = text.find(tail, start)
-        own = text[start : len(text) - overlap(text[start:], tail) if end < 0 else end]
-        if end < 0:  # spaces may be those in front of the mark
-            return (json.dumps(own.rstrip() if space else own)[:-1] if is_text else ""), None
-        own = own.removesuffix(space)
-        return (json.dumps(own) if is_text else _as_json(own, kind)), end + len(tail)
+        value_text = text[start : len(text) - overlap(text[start:], tail) if end < 0 else end]
+        if end < 0:  # spaces at the end may belong to the mark
+            return (json.dumps(value_text.rstrip() if space else value_text)[:-1] if is_text else ""), None
+        value_text = value_text.removesuffix(space)
+        return (json.dumps(value_text) if is_text else _as_json(value_text, kind)), end + len(tail)
 
     def _kind(self, key: str) -> str:
         schema = self._properties.get(key)
@@ -263,7 +266,7 @@ class _ByNameReader:
 
 
 def _as_json(text: str, kind: str) -> str:
-    """Of a value whose type the schema does not tell, a text that is no JSON is one."""
+    """A value as JSON; a text that is not JSON becomes a string."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -271,35 +274,36 @@ def _as_json(text: str, kind: str) -> str:
     return text.strip()
 
 
-class _NotThere(Exception):
+class _IncompleteError(Exception):
     """The text ends within a value."""
 
 
-def _literal(text: str, at: int, depth: int = 0) -> tuple[Any, int]:
-    """(a value as Python writes it, where it ends). Raises ValueError where there is none, _NotThere."""
-    at = _behind_spaces(text, at)
-    if at == len(text):
-        raise _NotThere
-    if text[at] in "'\"":
-        found = _PYTHON_TEXT.match(text, at)
-        if found is None:
-            raise _NotThere
-        return ast.literal_eval(found.group().replace("\n", "\\n")), found.end()
-    if text[at] in "[{":
-        if depth == _DEEPEST:
+def _literal(text: str, position: int, depth: int = 0) -> tuple[Any, int]:
+    """(a value in Python's notation, its end). Raises ValueError if there is none, _IncompleteError if the text ends
+    within it."""
+    position = _after_spaces(text, position)
+    if position == len(text):
+        raise _IncompleteError
+    if text[position] in "'\"":
+        match = _PYTHON_TEXT.match(text, position)
+        if match is None:
+            raise _IncompleteError
+        return ast.literal_eval(match.group().replace("\n", "\\n")), match.end()
+    if text[position] in "[{":
+        if depth == _MAX_DEPTH:
             raise ValueError("lists in lists")
-        return _collection(text, at, depth + 1)
-    end = _behind(text, at, lambda c: c.isalnum() or c in "+-._")
+        return _collection(text, position, depth + 1)
+    end = _end_of_run(text, position, lambda c: c.isalnum() or c in "+-._")
     if end == len(text):
-        raise _NotThere
-    word = text[at:end]
+        raise _IncompleteError
+    word = text[position:end]
     return (_PYTHON_WORDS[word] if word in _PYTHON_WORDS else json.loads(word)), end
 
 
 def _collection(text: str, at: int, depth: int) -> tuple[Any, int]:
     is_list, close = text[at] == "[", "]" if text[at] == "[" else "}"
     items: list[Any] = []
-    at = _behind_spaces(text, at + 1)
+    at = _after_spaces(text, at + 1)
     while not text.startswith(close, at):
         if items:
             at = _expected(text, at, ",")
@@ -310,17 +314,17 @@ def _collection(text: str, at: int, depth: int) -> tuple[Any, int]:
             value, at = _literal(text, _expected(text, at, ":"), depth)
             item = str(item), value
         items.append(item)
-        at = _behind_spaces(text, at)
+        at = _after_spaces(text, at)
     return (items if is_list else dict(items)), at + 1
 
 
 def _expected(text: str, at: int, mark: str) -> int:
-    at = _behind_spaces(text, at)
+    at = _after_spaces(text, at)
     if at == len(text):
-        raise _NotThere
+        raise _IncompleteError
     if text[at] != mark:
         raise ValueError(mark)
-    return _behind_spaces(text, at + 1)
+    return _after_spaces(text, at + 1)
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int | None]:
@@ -331,40 +335,40 @@ def _decoded(text: str, at: int) -> tuple[Any, int | None]:
 
 
 def _object(text: str, at: int) -> tuple[str, int | None]:
-    """(a JSON object as far as it is there, its end or None)."""
+    """(a JSON object as far as it was received, its end or None)."""
     value, end = _decoded(text, at)
     return text[at:end] if end is None or isinstance(value, Mapping) else "", end
 
 
 def _properties(tool: Tool) -> Mapping[str, Any]:
-    given = (tool.function.parameters or {}).get("properties")
-    return given if isinstance(given, Mapping) else {}
+    properties = (tool.function.parameters or {}).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
 
 
-def _skipped(text: str, at: int, expected: str) -> int | None:
-    """The place behind `expected`; spaces may stand anywhere or be left out, numbers and ids are any. None where
-    something else stands, _MORE where the text ends before."""
+def _after(text: str, at: int, expected: str) -> int | None:
+    """The position after `expected`, in which spaces are optional and numbers and ids match any. None if the text
+    differs, _INCOMPLETE if it ends too early."""
     i = 0
     while True:
-        i = _behind_spaces(expected, i)
+        i = _after_spaces(expected, i)
         if i == len(expected):
             return at
-        at = _behind_spaces(text, at)
+        at = _after_spaces(text, at)
         if at == len(text):
-            return _MORE
+            return _INCOMPLETE
         if expected[i] == ANY_ID and text[at].isalnum():
-            at, i = _behind(text, at, str.isalnum), i + 1
+            at, i = _end_of_run(text, at, str.isalnum), i + 1
         elif expected[i].isdigit() and text[at].isdigit():
-            at, i = _behind(text, at, str.isdigit), _behind(expected, i, str.isdigit)
+            at, i = _end_of_run(text, at, str.isdigit), _end_of_run(expected, i, str.isdigit)
         elif expected[i] == text[at]:
             at, i = at + 1, i + 1
         else:
             return None
 
 
-def _behind(text: str, at: int, belongs: Callable[[str], bool]) -> int:
+def _end_of_run(text: str, at: int, belongs: Callable[[str], bool]) -> int:
     return next((i for i in range(at, len(text)) if not belongs(text[i])), len(text))
 
 
-def _behind_spaces(text: str, at: int) -> int:
-    return _behind(text, at, str.isspace)
+def _after_spaces(text: str, at: int) -> int:
+    return _end_of_run(text, at, str.isspace)

@@ -1,4 +1,4 @@
-"""A language model that is served: its requests as prompts of ids, its engine, its embedder."""
+"""A served language model: requests as prompts of ids, its engine, and embeddings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ingot.serving.openai.protocol import (
 from ingot.serving.openai.reasoning import Reasoning, reasoning_of
 from ingot.support.dataclass import dataclass
 
-_COMPLETION_TOKENS = 16  # of OpenAI's completions, where a request does not say
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """ids: of the prompt. constraint: what the answer keeps to, as the arguments of `LanguageModel.request`. calls: how
-    calls of `tools` are written, reasoning: how thoughts are; None: nobody looks for them. is_thinking: the prompt has
-    begun a thought."""
+    """ids: of the prompt. constraint: of the answer, as arguments of `LanguageModel.request`. calls: the form of calls
+    of `tools`; None: they are not parsed. reasoning: the marks of thoughts; None: they are not separated. is_thinking:
+    whether the prompt has begun a thought."""
 
     ids: list[int]
     constraint: Mapping[str, Any]
@@ -46,17 +46,17 @@ class Prompt:
 
 
 class ServedLanguageModel:
-    """sequences: answers that are computed at a time, by default as many as the model was compiled for. queue: requests
-    that may wait for that. A model that embeds alone has no engine.
+    """sequences: the number of concurrent answers, by default the number that the model was compiled for. queue: the
+    number of requests that may wait. A model for embeddings only has no engine.
 
-    Raises ImportModelError for a model without a tokenizer: answers are texts."""
+    Raises ImportModelError for a model without a tokenizer, as answers are texts."""
 
     def __init__(self, name: str, model: LanguageModel, *, sequences: int | None = None, queue: int = 64) -> None:
         self.name, self.model, self.created = name, model, int(time.time())
         if not model.is_encoder:
             model.tokenizer  # noqa: B018  now, not at the first request
         self._engine = None if model.is_encoder else model.engine(sequences=sequences, queue=queue)
-        self._template = threading.Lock()  # a template counts its steps
+        self._template = threading.Lock()  # a template has a counter of its steps
         self._forms: dict[str | None, CallForm | OpenAIError] = {}
         self._thoughts: dict[str, Reasoning | None] = {}
 
@@ -74,7 +74,7 @@ class ServedLanguageModel:
     # --- prompts
 
     def completion(self, asked: CompletionRequest) -> list[Prompt]:
-        self.engine  # noqa: B018  # before anything else is said about the prompt
+        self.engine  # noqa: B018  # raises before any error about the prompt
         return [Prompt(self._checked(self._ids(p), "prompt"), {}) for p in asked.prompts]
 
     def chat(self, asked: ChatRequest) -> Prompt:
@@ -87,8 +87,8 @@ class ServedLanguageModel:
         messages = [_message(message, i) for i, message in enumerate(asked.messages)]
         if any("tool_calls" in message for message in messages) and not self._takes_text():
             _read_arguments(messages)
-        given = [tool.model_dump(exclude_none=True) for tool in tools]
-        text = self._rendered(messages, given or None, **(asked.chat_template_kwargs or {}))
+        tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
+        text = self._rendered(messages, tool_objects or None, **(asked.chat_template_kwargs or {}))
         reasoning = None if asked.reasoning_format == "none" else self._reasoning()
         is_thinking = reasoning is not None and reasoning.is_begun(text)
         calls, constraint = self._constraint(asked, chosen, reasoning, is_thinking=is_thinking)
@@ -98,7 +98,7 @@ class ServedLanguageModel:
     def _constraint(
         self, asked: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
     ) -> tuple[CallForm | None, Mapping[str, Any]]:
-        """How calls are written, and what the answer keeps to."""
+        """(the form of calls, the constraint of the answer)."""
         schema, tokenizer = self._schema(asked), self.model.tokenizer
         if tools:
             calls = self._call_form()
@@ -147,8 +147,8 @@ class ServedLanguageModel:
         match asked.response_format:
             case JsonFormat():
                 return _OBJECT
-            case SchemaFormat(json_schema=given):
-                return given.schema_
+            case SchemaFormat(json_schema=schema_format):
+                return schema_format.schema_
             case _:
                 return None
 
@@ -200,7 +200,7 @@ class ServedLanguageModel:
         return rows
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
-        """f32[width] of a text."""
+        """The embedding of a text: f32[width]."""
         return self.model.embed(ids)
 
 
@@ -226,27 +226,28 @@ class LanguageModels:
 
 
 def most_tokens(asked: CompletionRequest | ChatRequest) -> int | None:
-    """None: until the model ends the answer or the context is full."""
+    """The maximum number of tokens; None: until the model ends the answer or the context is full."""
     if isinstance(asked, ChatRequest):
         return asked.most_tokens
     return _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
-    """As chat templates read it: texts alone. Raises OpenAIError (400) for arguments of calls that are no objects."""
+    """A message for a chat template, as text only. Raises OpenAIError (400) for arguments of calls that are not
+    objects."""
     role = "system" if message.role == "developer" else message.role
-    given: dict[str, Any] = {"role": role, "content": message.text}
-    given |= {name: value for name in ("name", "reasoning_content", "tool_call_id")
+    fields: dict[str, Any] = {"role": role, "content": message.text}
+    fields |= {name: value for name in ("name", "reasoning_content", "tool_call_id")
               if (value := getattr(message, name)) is not None}  # fmt: skip
     if message.tool_calls:
-        given["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        for call in given["tool_calls"]:
+        fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        for call in fields["tool_calls"]:
             _arguments(call["function"]["arguments"], index)
-    return given
+    return fields
 
 
 def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
-    """Objects for their texts."""
+    """Replace the arguments of calls, which are JSON texts, by objects."""
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
@@ -264,5 +265,5 @@ def _arguments(text: str, index: int) -> Any:
 
 
 def _wrapped(seed: int) -> int:
-    """In 64 bits."""
+    """The seed wrapped to 64 bits."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -78,16 +78,16 @@ class _Sampled(_Body):
     @property
     def stops(self) -> list[str]:
         """The texts that end an answer. An empty one ends none."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [text for text in given if text]
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in texts if text]
 
     @property
     def sampling(self) -> dict[str, Any]:
         """As the arguments of `LanguageModel.generate`."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-        given = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
+        options = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
         bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
-        return {**given, "stop": self.stops, "logit_bias": bias or None, "ignore_ends": self.ignore_eos}
+        return {**options, "stop": self.stops, "logit_bias": bias or None, "ignore_ends": self.ignore_eos}
 
 
 class CompletionRequest(_Sampled):

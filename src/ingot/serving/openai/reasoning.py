@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, apart from the answer.
+"""Separation of a model's thoughts from its answer.
 
 <think>\nIs it?\n</think>\n\nIt is.      ->      reasoning_content "Is it?", content "It is."
 """
@@ -14,8 +14,8 @@ from ingot.support.errors import InputError
 
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z]+\]")
 _THOUGHT, _ANSWER = "probe thought", "probe answer"
-# of templates that leave thoughts out of the history, but know them
-_KNOWN = (
+# marks in templates that omit thoughts from the history
+_KNOWN_MARKS = (
     ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<seed:think>", "</seed:think>"),
 )  # fmt: skip
@@ -29,12 +29,12 @@ class Reasoning:
     end: str
 
     def is_begun(self, prompt: str) -> bool:
-        """Whether an answer to the prompt begins within a thought."""
+        """Whether the prompt ends with the beginning of a thought."""
         return prompt.rstrip().endswith(self.begin)
 
 
 def reasoning_of(render: Callable[..., str], source: str) -> Reasoning | None:
-    """The marks that a chat template, of this source, writes around a thought; None for a model without thoughts."""
+    """The marks that a chat template with this source writes around a thought; None for a model without thoughts."""
     user = {"role": "user", "content": "probe"}
     try:
         answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
@@ -43,14 +43,14 @@ def reasoning_of(render: Callable[..., str], source: str) -> Reasoning | None:
         text = ""
     before, is_told, rest = text.partition(_THOUGHT)
     between, is_answered, _ = rest.partition(_ANSWER)
-    begins, ends = _MARK.findall(before), _MARK.findall(between)
-    if is_told and is_answered and len(ends) == 1 and begins and before.rstrip().endswith(begins[-1]):
-        return Reasoning(begins[-1], ends[0])
-    return next((Reasoning(*pair) for pair in _KNOWN if pair[0] in source and pair[1] in source), None)
+    begin_marks, end_marks = _MARK.findall(before), _MARK.findall(between)
+    if is_told and is_answered and len(end_marks) == 1 and begin_marks and before.rstrip().endswith(begin_marks[-1]):
+        return Reasoning(begin_marks[-1], end_marks[0])
+    return next((Reasoning(*pair) for pair in _KNOWN_MARKS if pair[0] in source and pair[1] in source), None)
 
 
 class ReasoningReader:
-    """Divides a text that comes in parts. is_begun: it begins within a thought."""
+    """Divides a text that comes in parts into thought and answer. is_begun: whether it begins within a thought."""
 
     def __init__(self, form: Reasoning, *, is_begun: bool) -> None:
         self._form, self._kept = form, ""
@@ -58,14 +58,14 @@ class ReasoningReader:
         self._has_thought = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """(what is certain of the thought, of the answer)."""
+        """(new text of the thought, new text of the answer), as far as they are certain."""
         self._kept += text
         thought = ""
         if self._place == "start":
-            own = self._kept.lstrip()
-            if own.startswith(self._form.begin):
-                self._place, self._kept = "thought", own[len(self._form.begin) :]
-            elif self._form.begin.startswith(own):
+            beginning = self._kept.lstrip()
+            if beginning.startswith(self._form.begin):
+                self._place, self._kept = "thought", beginning[len(self._form.begin) :]
+            elif self._form.begin.startswith(beginning):
                 return "", ""
             else:
                 self._place = "answer"
@@ -76,7 +76,7 @@ class ReasoningReader:
             else:
                 certain = thought[: len(thought) - overlap(thought, self._form.end)].rstrip()
                 thought, self._kept = certain, thought[len(certain) :]
-            if not self._has_thought:  # line breaks in front of it are no part
+            if not self._has_thought:  # line breaks before the thought are not part of it
                 thought = thought.lstrip()
             self._has_thought |= bool(thought)
         if self._place == "behind":

@@ -38,7 +38,7 @@ _EMBEDDINGS_WAITING = 64
 
 
 def routes(models: LanguageModels, limits: RequestLimits, metrics: Metrics) -> list[BaseRoute]:
-    """For `application`. Errors under /v1 have OpenAI's form."""
+    """The routes for `application`. Errors under /v1 have OpenAI's format."""
     endpoints = _Endpoints(models, limits, metrics)
     get, post = ["GET"], ["POST"]
     inner = Starlette(
@@ -59,7 +59,7 @@ class _Endpoints:
     def __init__(self, models: LanguageModels, limits: RequestLimits, metrics: Metrics) -> None:
         self._models, self._limits, self._metrics = models, limits, metrics
         self._language_metrics = LanguageMetrics(metrics.registry, models)
-        self._embedding = asyncio.Lock()  # a text takes all threads
+        self._embedding = asyncio.Lock()  # a call uses all threads
         self._embeddings = 0
 
     async def health(self, request: Request) -> Response:
@@ -84,50 +84,50 @@ class _Endpoints:
         since = time.perf_counter()
         with ExitStack() as stack:
             async with body_of(request, self._limits) as body:
-                asked = await asyncio.to_thread(parse, kind, body)
-                model = self._models.find(asked.model)
+                parsed = await asyncio.to_thread(parse, kind, body)
+                model = self._models.find(parsed.model)
                 outcome = stack.enter_context(self._metrics.request(model.name, _VERSION))
-                prompts = await asyncio.to_thread(_prompts, model, asked)
-                logprobs = asked.alternatives if isinstance(asked, ChatRequest) else asked.logprobs
-                answers = await asyncio.to_thread(model.submit, prompts, asked, most_tokens(asked), logprobs)
+                prompts = await asyncio.to_thread(_prompts, model, parsed)
+                logprobs = parsed.alternatives if isinstance(parsed, ChatRequest) else parsed.logprobs
+                answers = await asyncio.to_thread(model.submit, prompts, parsed, most_tokens(parsed), logprobs)
             for answer_ in answers:
                 stack.callback(answer_.cancel)
             for prompt in prompts:
                 self._language_metrics.count_prompt(model.name, len(prompt.ids))
-            of_answer = [prompt for prompt in prompts for _ in range(asked.choices)]
+            prompt_of_answer = [prompt for prompt in prompts for _ in range(parsed.choices)]
             tokenizer, metrics = model.model.tokenizer, self._language_metrics
             choices = [
-                Choice(i, a, of_answer[i], tokenizer, metrics.pace(model.name, since), asked.stops)
+                Choice(i, a, prompt_of_answer[i], tokenizer, metrics.pace(model.name, since), parsed.stops)
                 for i, a in enumerate(answers)
             ]
             form = Form(
-                model.name, is_chat=isinstance(asked, ChatRequest), has_logprobs=logprobs is not None,
-                includes_usage=asked.includes_usage,
+                model.name, is_chat=isinstance(parsed, ChatRequest), has_logprobs=logprobs is not None,
+                includes_usage=parsed.includes_usage,
             )  # fmt: skip
-            if asked.stream:
-                events = _events(form, choices, outcome, asked)
+            if parsed.stream:
+                events = _events(form, choices, outcome, parsed)
                 return EventStream(request, events, self._limits, stack.pop_all().close)
-            sums = await answer(request, _collected(choices), self._limits)
+            results = await answer(request, _collected(choices), self._limits)
             outcome.is_success = True
-            return JSONResponse(form.whole(choices, sums))
+            return JSONResponse(form.whole(choices, results))
 
     async def _embedded(self, request: Request) -> Response:
         async with body_of(request, self._limits) as body:
-            asked = await asyncio.to_thread(parse, EmbeddingRequest, body)
-            model = self._models.find(asked.model)
+            parsed = await asyncio.to_thread(parse, EmbeddingRequest, body)
+            model = self._models.find(parsed.model)
             with self._metrics.request(model.name, _VERSION) as outcome:
-                ids = await asyncio.to_thread(model.embedding_ids, asked.texts)
+                ids = await asyncio.to_thread(model.embedding_ids, parsed.texts)
                 if self._embeddings >= _EMBEDDINGS_WAITING:
                     raise BusyError("the queue of embeddings is full", fix="try again later")
                 self._embeddings += 1
                 try:
-                    rows = await answer(request, self._rows(model, ids, asked.dimensions), self._limits)
+                    rows = await answer(request, self._rows(model, ids, parsed.dimensions), self._limits)
                 finally:
                     self._embeddings -= 1
                 outcome.is_success = True
         tokens = sum(map(len, ids))
         self._language_metrics.count_prompt(model.name, tokens)
-        is_base64 = asked.encoding_format == "base64"
+        is_base64 = parsed.encoding_format == "base64"
         data = [
             {"object": "embedding", "index": i, "embedding": _base64(row) if is_base64 else row.tolist()}
             for i, row in enumerate(rows)
@@ -136,11 +136,11 @@ class _Endpoints:
         return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
     async def _rows(self, model: ServedLanguageModel, ids: list[list[int]], dimensions: int | None) -> list[np.ndarray]:
-        """A text at a time, so that a client that goes away leaves at most one behind."""
+        """The embeddings, one text at a time, so that after a disconnect at most one more is computed."""
         rows: list[np.ndarray] = []
-        for own in ids:
+        for text_ids in ids:
             async with self._embedding:
-                row = await asyncio.to_thread(model.embed, own)
+                row = await asyncio.to_thread(model.embed, text_ids)
             if dimensions not in (None, len(row)):
                 raise OpenAIError(400, "dimensions", expected=f"{len(row)}, the model's", got=dimensions,
                                   param="dimensions", code="unsupported_parameter")  # fmt: skip
@@ -149,7 +149,7 @@ class _Endpoints:
 
 
 async def _answered(response: Coroutine[Any, Any, Response]) -> Response:
-    """Starlette logs errors that nobody expected once more, unless they are answered here."""
+    """The response. Unexpected errors are answered here, as Starlette would log them again."""
     try:
         return await response
     except (IngotError, HTTPException, ClientDisconnect):
@@ -158,10 +158,10 @@ async def _answered(response: Coroutine[Any, Any, Response]) -> Response:
         return error_response(error)
 
 
-def _prompts(model: ServedLanguageModel, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
-    prompts = [model.chat(asked)] if isinstance(asked, ChatRequest) else model.completion(asked)
-    if len(prompts) * asked.choices > MOST_CHOICES:
-        got = len(prompts) * asked.choices
+def _prompts(model: ServedLanguageModel, parsed: CompletionRequest | ChatRequest) -> list[Prompt]:
+    prompts = [model.chat(parsed)] if isinstance(parsed, ChatRequest) else model.completion(parsed)
+    if len(prompts) * parsed.choices > MOST_CHOICES:
+        got = len(prompts) * parsed.choices
         raise OpenAIError(400, "prompts times n", expected=f"at most {MOST_CHOICES}", got=got, param="n")
     return prompts
 
@@ -170,25 +170,25 @@ async def _collected(choices: Sequence[Choice]) -> list[Delta]:
     parts: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
     async for choice, delta in deltas(choices):
         parts[choice.index].append(delta)
-    return [Delta.joined(own) for own in parts.values()]
+    return [Delta.joined(choice_parts) for choice_parts in parts.values()]
 
 
 async def _events(
-    form: Form, choices: Sequence[Choice], outcome: Outcome, asked: CompletionRequest | ChatRequest
+    form: Form, choices: Sequence[Choice], outcome: Outcome, parsed: CompletionRequest | ChatRequest
 ) -> AsyncIterator[dict[str, Any]]:
-    if isinstance(asked, ChatRequest):
+    if isinstance(parsed, ChatRequest):
         for choice in choices:
             yield form.opening(choice)
     async for choice, delta in deltas(choices):
         if form.is_told(delta):
             yield form.chunk(choice, delta)
-    if asked.includes_usage:
+    if parsed.includes_usage:
         yield form.usage(choices)
     outcome.is_success = True
 
 
 def _base64(row: np.ndarray) -> str:
-    """Of f32, the first byte the lowest."""
+    """The base64 of little-endian f32."""
     return base64.b64encode(row.astype("<f4").tobytes()).decode()
 
 

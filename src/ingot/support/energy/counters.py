@@ -23,7 +23,7 @@ _READ_BYTES = 64
 
 
 class Counter(ABC):
-    """Joules since some moment. name: of the hardware that it counts."""
+    """Joules since some point in time. name: the hardware that it measures."""
 
     name: str
 
@@ -33,7 +33,7 @@ class Counter(ABC):
 
 
 class FileCounter(Counter):
-    """A file of microjoules, which starts again at 0 behind `limit` microjoules."""
+    """A file of microjoules, which wraps around to 0 after `limit` microjoules."""
 
     def __init__(self, name: str, path: Path, limit: int | None) -> None:
         self.name, self._path, self._limit = name, path, limit
@@ -50,7 +50,7 @@ class FileCounter(Counter):
 
 
 class PowerSensor(Counter):
-    """The integral of a power that is read now and then, by trapezoids. watts: the power now."""
+    """The integral of a sampled power, by the trapezoidal rule. watts: reads the current power."""
 
     def __init__(self, name: str, watts: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self._watts, self._clock = name, watts, clock
@@ -82,32 +82,32 @@ class GpuCounter(Counter):
 
 @dataclass(frozen=True)
 class Found:
-    """The counters that can be read, and why others cannot."""
+    """The counters that can be read, and the reasons why others cannot."""
 
     counters: tuple[Counter, ...]
     reasons: tuple[str, ...]
 
 
 def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callable[[], Nvml] = Nvml) -> Found:
-    """The counters of the processors, or where there are none the sensors of the board; and of a GPU.
+    """The counters of the processors, or else the sensors of the board; and the counter of a GPU.
 
-    gpu: its PCI bus id; None: no GPU takes part. Domains of which others are parts are counted once.
+    gpu: its PCI bus id; None: no GPU is used. Nested domains are counted once.
     """
     reasons: list[str] = []
-    found = [*_rapl(sysfs / "class/powercap", reasons)]
-    found = found or [*_hwmon_energy(sysfs / "class/hwmon", reasons)]
-    found = found or [*_board(sysfs / "class/hwmon", reasons)]
+    counters = [*_rapl(sysfs / "class/powercap", reasons)]
+    counters = counters or [*_hwmon_energy(sysfs / "class/hwmon", reasons)]
+    counters = counters or [*_board(sysfs / "class/hwmon", reasons)]
     if gpu is not None:
         try:
             nvml = load_nvml()
-            found.append(GpuCounter(nvml, nvml.device(gpu)))
+            counters.append(GpuCounter(nvml, nvml.device(gpu)))
         except (OSError, NvmlError) as error:
             reasons.append(f"NVML: {error}")
-    return Found(tuple(found), tuple(reasons))
+    return Found(tuple(counters), tuple(reasons))
 
 
 def _rapl(folder: Path, reasons: list[str]) -> Iterator[Counter]:
-    """Packages, and the memory beside them; their cores are parts of them, the platform is more than the processor."""
+    """Packages and memory. Cores are parts of packages, and the platform is more than the processor."""
     for zone in sorted(folder.glob("intel-rapl:*")):
         name = _text(zone / "name")
         if not (name.startswith("package") or name == "dram"):
@@ -123,7 +123,7 @@ def _rapl(folder: Path, reasons: list[str]) -> Iterator[Counter]:
 
 
 def _hwmon_energy(folder: Path, reasons: list[str]) -> Iterator[Counter]:
-    """Counters such as amd_energy's: of sockets where there are such, else all."""
+    """Counters such as amd_energy's: those of sockets if there are any, else all."""
     paths = [p for p in sorted(folder.glob("*/energy*_input"))]
     labels = {p: _text(p.with_name(p.name.replace("_input", "_label"))) or p.name for p in paths}
     sockets = [p for p in paths if labels[p].startswith("Esocket")]
@@ -135,7 +135,7 @@ def _hwmon_energy(folder: Path, reasons: list[str]) -> Iterator[Counter]:
 
 
 def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
-    """Rails that INA sensors measure: the one that feeds all, else each."""
+    """The rails that INA sensors measure: the one that feeds all others, else each."""
     rails: dict[str, Callable[[], float]] = {}
     for chip in sorted(folder.glob("*")):
         if not _text(chip / "name").startswith("ina"):
@@ -148,8 +148,8 @@ def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
             amperes, label = chip / f"curr{channel}_input", _text(chip / f"in{channel}_label")
             if amperes.is_file() and label and label not in rails:
                 rails[label] = _product(label, volts, amperes)
-    whole = [label for label in _WHOLE_BOARD if label in rails]
-    for label in whole or rails:
+    board_rails = [label for label in _WHOLE_BOARD if label in rails]
+    for label in board_rails or rails:
         try:
             yield PowerSensor(f"{label} (board)", rails[label])
         except DeviceError as error:
@@ -192,7 +192,7 @@ def _reason(path: Path, error: Exception) -> str:
 
 @contextmanager
 def sampled(counters: Sequence[Counter]) -> Iterator[None]:
-    """Sample power sensors in a thread meanwhile."""
+    """Sample power sensors in a thread inside the block."""
     sensors = [c for c in counters if isinstance(c, PowerSensor)]
     if not sensors:
         yield

@@ -22,8 +22,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class CounterEnergy:
-    """Of one counter. joules: of a call, the median over the windows. spread: the largest less the smallest over the
-    median. idle_watts: without calls. idle_joules: the part of a call's joules that the machine would take idle."""
+    """The energy by one counter. joules: of a call, the median over the windows. spread: (largest - smallest) / median.
+    idle_watts: without calls. idle_joules: the part of a call's joules that the idle machine would use."""
 
     name: str
     joules: float
@@ -46,11 +46,11 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Of a call, over all counters; None without a counter."""
+        """The joules of a call, over all counters; None without a counter."""
         return sum(c.joules for c in self.counters) if self.counters else None
 
     def cost_of_million(self, price_per_kwh: float) -> float | None:
-        """Of a million calls, in the currency of the price."""
+        """The cost of a million calls, in the currency of the price."""
         return None if self.joules is None else 1e6 * self.joules / _JOULES_PER_KWH * price_per_kwh
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Energy:
 
 
 class Profile(list[tuple[str, float]]):
-    """(label, seconds) of each step, in order. energy: of a call, where it was asked for."""
+    """(label, seconds) of each step, in order. energy: of a call, if requested."""
 
     energy: Energy | None = None
 
@@ -91,11 +91,11 @@ def measure(
     sleep: Callable[[float], None] = time.sleep,
     unit: str = "call",
 ) -> Energy:
-    """The energy of a call, without an estimate of any kind: without counters nothing runs.
+    """The measured energy of a call; nothing is estimated, and without counters nothing runs.
 
-    Each window waits for a step of every counter, makes calls for `seconds`, and waits for their next steps, as some
-    count in steps of 100 ms; what the machine takes idle while it waits is subtracted. The idle power is the mean of
-    windows before and behind the others. Raises InputError for windows below 3 s, DeviceError from the counters.
+    Each window waits for a step of every counter, makes calls for `seconds`, and waits for the counters' next steps, as
+    some advance in steps of 100 ms; the idle energy of the wait is subtracted. The idle power is the mean of windows
+    before and after the others. Raises InputError for windows below 3 s, DeviceError from the counters.
     """
     check_number("windows", windows, "at least 1", lambda n: n >= 1, whole=True)
     check_number("the seconds of a window", seconds, f"at least {MIN_SECONDS:g}", lambda s: MIN_SECONDS <= s < 1e6)
@@ -106,16 +106,18 @@ def measure(
         window(0.0)  # warms up
         idle = [_idle_watts(counters, seconds, clock, sleep)]
         rows: list[tuple[int, float, list[tuple[float, float]]]] = []
-        for turn in range(windows):
-            progress.report("measure energy", turn, windows)
+        for number in range(windows):
+            progress.report("measure energy", number, windows)
             before = _steps(counters, clock, sleep)
             begin = clock()
             calls = window(seconds)
-            busy = clock() - begin
+            busy_seconds = clock() - begin
             after = _steps(counters, clock, sleep)
-            rows.append((calls, busy, [(t1 - t0, j1 - j0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)]))
+            rows.append(
+                (calls, busy_seconds, [(t1 - t0, j1 - j0) for (t0, j0), (t1, j1) in zip(before, after, strict=True)])
+            )
         idle.append(_idle_watts(counters, seconds, clock, sleep))
-    call_seconds = statistics.median(busy / calls for calls, busy, _ in rows)
+    call_seconds = statistics.median(busy_seconds / calls for calls, busy_seconds, _ in rows)
     results: list[CounterEnergy] = []
     reasons = list(found.reasons)
     for n, counter in enumerate(counters):
@@ -123,7 +125,7 @@ def measure(
             reasons.append(f"{counter.name} does not advance")
             continue
         watts = statistics.mean(powers[n] for powers in idle)
-        joules = [(total[n][1] - watts * (total[n][0] - busy)) / calls for calls, busy, total in rows]
+        joules = [(total[n][1] - watts * (total[n][0] - busy_seconds)) / calls for calls, busy_seconds, total in rows]
         median = statistics.median(joules)
         spread = (max(joules) - min(joules)) / abs(median) if median else 0.0
         results.append(CounterEnergy(counter.name, median, spread, watts, watts * call_seconds))
@@ -154,7 +156,7 @@ def _idle_watts(
 
 def _steps(counters: Sequence[Counter], clock: Clock, sleep: Callable[[float], None]) -> list[tuple[float, float]]:
     """(time, joules) at each counter's next step, or after half a second without one."""
-    found: list[tuple[float, float]] = []
+    steps: list[tuple[float, float]] = []
     for counter in counters:
         first, end = counter.joules(), clock() + _STEP_SECONDS
         now, joules = clock(), first
@@ -162,5 +164,5 @@ def _steps(counters: Sequence[Counter], clock: Clock, sleep: Callable[[float], N
             sleep(_POLL_SECONDS)
             joules = counter.joules()
             now = clock()
-        found.append((now, joules))
-    return found
+        steps.append((now, joules))
+    return steps

@@ -34,10 +34,10 @@ class Ranges:
         """Return the range of a scalar; None: not known, or of another type."""
         if e.dtype not in (i64, u64, boolean) or e.lanes != 1:
             return None
-        known = self._known.get(id(e))
-        if known is None:
-            known = self._known[id(e)] = e, self._range(e)
-        return known[1]
+        entry = self._known.get(id(e))
+        if entry is None:
+            entry = self._known[id(e)] = e, self._range(e)
+        return entry[1]
 
     def constant(self, e: Expr) -> int | None:
         """Return the only value that `e` can have, None if there are several."""

@@ -45,11 +45,11 @@ def vector_types(code: str) -> str:
 
 
 def _pair_products(lanes: str) -> str:
-    """A macro that adds products of pairs of 16 bits to a vector of sums. Functions of vectors that the machine has no
-    registers for are a warning."""
+    """A macro that adds products of pairs of 16-bit integers to a vector of sums. It is not a function, as compilers
+    warn of vector parameters for which the machine has no registers."""
     name, (feature, builtin) = f"IG_PAIRS_{lanes}(r, a, b)", _PAIR_PRODUCTS.get(lanes, ("", ""))
-    each = "r[l] += a[2 * l] * b[2 * l] + a[2 * l + 1] * b[2 * l + 1]"
-    plain = f"#define {name} for (int l = 0; l < {lanes}; l++) {each}"
+    statement = "r[l] += a[2 * l] * b[2 * l] + a[2 * l + 1] * b[2 * l + 1]"
+    plain = f"#define {name} for (int l = 0; l < {lanes}; l++) {statement}"
     if not feature:
         return plain
     return f"#if defined({feature})\n#define {name} r = r + __builtin_ia32_{builtin}(a, b)\n#else\n{plain}\n#endif"

@@ -44,8 +44,8 @@ _AARCH64 = {
 
 @dataclass(frozen=True)
 class Memory:
-    """The zeroed memory of `c_run`, by offset: its arena with scratch, state, a flag that it has begun, and one that
-    the processor was found fit."""
+    """The layout of the zeroed memory of `c_run`: the arena with scratch, then, at these offsets, the state, a flag
+    `begun` that it was initialized, and a flag `fit` that the processor has the required features."""
 
     state: int
     begun: int
@@ -64,7 +64,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def helpers(features: Features) -> tuple[bytes, dict[str, int]]:
-    """Machine code that the entry calls and that LLVM has no words for, and the offsets of its functions."""
+    """Machine code of functions that the entry calls and that LLVM IR cannot express, and their offsets."""
     if features.arch != "x86_64":
         return b"", {}
     return _CPUID.ljust(32, b"\xcc") + _XGETBV.ljust(16, b"\xcc"), {"cpuid": 0, "xgetbv0": 32}
@@ -74,7 +74,7 @@ def entry_ir(plan: Plan, features: Features) -> str:
     """LLVM IR of `c_run_in`, `c_run` and, for a program with state, `c_reset`; kernels are declared."""
     tensors = len(plan.inputs) + len(plan.outputs)
     names = [*(f"%i{i}" for i in range(len(plan.inputs))), *(f"%o{i}" for i in range(len(plan.outputs)))]
-    given = [*(["%state"] if plan.state else []), *names]
+    arguments = [*(["%state"] if plan.state else []), *names]
     kernels = sorted({c.kernel for c in plan.calls if c.target is None})
     return "\n".join([
         f"@{WEIGHTS} = constant i64 0",
@@ -83,13 +83,13 @@ def entry_ir(plan: Plan, features: Features) -> str:
         _COMMON,
         _steps(plan),
         _fit(features, Memory.of(plan).fit),
-        f"define internal i32 @checked({_typed(['%arena', *given])}, i1 %fill) nounwind {{",
+        f"define internal i32 @checked({_typed(['%arena', *arguments])}, i1 %fill) nounwind {{",
         "  %fit = call i1 @fit()",
         "  br i1 %fit, label %able, label %unfit",
         "unfit:",
         "  ret i32 3",
         "able:",
-        *_any_null(["%arena", *given]),
+        *_any_null(["%arena", *arguments]),
         "null:",
         "  ret i32 1",
         "given:",
@@ -104,8 +104,8 @@ def entry_ir(plan: Plan, features: Features) -> str:
         *_state_copies(plan),
         "  ret i32 0",
         "}",
-        f"define i32 @{RUN_IN}({_typed(['%arena', *given])}) nounwind {{",
-        f"  %r = call i32 @checked({_typed(['%arena', *given])}, i1 1)",
+        f"define i32 @{RUN_IN}({_typed(['%arena', *arguments])}) nounwind {{",
+        f"  %r = call i32 @checked({_typed(['%arena', *arguments])}, i1 1)",
         "  ret i32 %r",
         "}",
         *_run(plan, names),
@@ -197,7 +197,7 @@ def _stores(names: Sequence[str]) -> list[str]:
 
 
 def _steps(plan: Plan) -> str:
-    """The function that fills halos and runs the steps; its table has base and offset of each argument, then dims."""
+    """The function that fills halos and runs the steps. Its table has base and offset of each argument, then dims."""
     index = {"arena": 0, "weights": 1, "state": 2}
     index |= {f"input{i}": 3 + i for i in range(len(plan.inputs))}
     index |= {f"output{i}": 3 + len(plan.inputs) + i for i in range(len(plan.outputs))}
@@ -265,11 +265,11 @@ def _state_copies(plan: Plan) -> list[str]:
 
 
 def _run(plan: Plan, names: Sequence[str]) -> list[str]:
-    """`c_run`: in memory of its own, whose halos are filled and whose state is set once."""
+    """`c_run`, which uses static memory, whose halos and state are initialized once."""
     memory = Memory.of(plan)
     reset = ["  %r0 = call i32 @c_reset(ptr null)"] if plan.state else []
     state = [f"  %state = getelementptr i8, ptr %arena, i64 {memory.state}"] if plan.state else []
-    given = ["%arena", *(["%state"] if plan.state else []), *names]
+    arguments = ["%arena", *(["%state"] if plan.state else []), *names]
     return [
         f"define i32 @{RUN}({_typed(names)}) nounwind {{",
         f"  %arena = call ptr @at(ptr @{MEMORY})",
@@ -282,7 +282,7 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
         *reset,
         "  br label %run",
         "run:",
-        f"  %r = call i32 @checked({_typed(given)}, i1 %fresh)",
+        f"  %r = call i32 @checked({_typed(arguments)}, i1 %fresh)",
         "  %ok = icmp eq i32 %r, 0",
         "  %done = zext i1 %ok to i64",
         "  %either = or i64 %begun, %done",
@@ -293,7 +293,7 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 def state_begins_at(plan: Plan) -> int:
-    """Where the state's first bytes are, from the weights on."""
+    """The offset of the state's initial bytes from the start of the weights."""
     return _aligned(len(plan.weights))
 
 
@@ -326,10 +326,11 @@ def _reset(plan: Plan) -> list[str]:
 
 
 def _fit(features: Features, flag: int) -> str:
-    """Whether this processor has the instructions of the code; asked once, as `cpuid` traps in virtual machines."""
-    asked = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
+    """The function `fit`: whether this processor has the code's features. The result is kept, as `cpuid` traps in
+    virtual machines."""
+    query = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
     return "\n".join([
-        *asked,
+        *query,
         "define internal i1 @fit() nounwind {",
         f"  %memory = call ptr @at(ptr @{MEMORY})",
         f"  %fit.at = getelementptr i8, ptr %memory, i64 {flag}",

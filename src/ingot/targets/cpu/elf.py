@@ -185,7 +185,7 @@ def relocatable(library: Library) -> list[Part]:
 
 
 def _file(arch: str, kind: int, segments: bytes, count: int, sections: list[_Section]) -> list[Part]:
-    """Lay sections out and write their headers behind them. In a file with segments, offsets are addresses."""
+    """Lay out sections, followed by their headers. In a file with segments, offsets are addresses."""
     names = _Strings()
     sections = [_Section("", _NULL, 0, [], 0), *sections, _Section(".shstrtab", _STRTAB, 0, [], 1)]
     texts = [names.add(section.name) if section.name else 0 for section in sections]

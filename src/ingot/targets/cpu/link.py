@@ -108,8 +108,8 @@ def _place(section: _Section, blob: bytearray) -> None:
     blob.extend(section.data if section.kind == _SHT_PROGBITS else bytes(section.size))
 
 
-def _globals(objects: Sequence[_Object], known: Mapping[str, int]) -> dict[str, int]:
-    strong: dict[str, int] = dict(known)
+def _globals(objects: Sequence[_Object], prior_symbols: Mapping[str, int]) -> dict[str, int]:
+    strong: dict[str, int] = dict(prior_symbols)
     weak: dict[str, int] = {}
     for obj in objects:
         for symbol in obj.symbols:

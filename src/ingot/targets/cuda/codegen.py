@@ -124,7 +124,7 @@ def split_packed_halves(ptx: str) -> str:
 
 
 def _matrices(source: Source, descriptors: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
-    """Return how the bulk copy engine copies tiles of the matrices, in the layout that Triton's code expects."""
+    """Return the descriptors by which the bulk copy engine copies tiles, in the layout that Triton's code expects."""
     parameters = [(i, type_) for i, (_, type_, *_) in enumerate(source.parameters) if type_.startswith("tensordesc")]
     matrices: list[MatrixCode] = []
     for (index, type_), numbers, meta in zip(parameters, source.matrices, descriptors, strict=True):

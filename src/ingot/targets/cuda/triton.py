@@ -467,8 +467,8 @@ def _truncated(e: k.Cast, a: str) -> str:
     bits = 64 if e.dtype in (i64, u32, u64) else 32
     limit = float(1 << (bits - 1))
     wide = a if e.a.dtype in (f32, f64) else f"({a}).to(tl.float32)"
-    fits = f"({wide} >= {-limit!r}) & ({wide} < {limit!r})"
-    signed = f"tl.where({fits}, {wide}, {-limit!r}).to(tl.int{bits})"
+    is_in_range = f"({wide} >= {-limit!r}) & ({wide} < {limit!r})"
+    signed = f"tl.where({is_in_range}, {wide}, {-limit!r}).to(tl.int{bits})"
     if e.dtype != u64:
         return f"{signed}.to(tl.{type_name(e.dtype)})"
     high = f"tl.where({wide} < {2 * limit!r}, {wide}, 0.0).to(tl.uint64)"

@@ -1,4 +1,4 @@
-"""A network as a Verilog module: memories of activations, the modules of its nests one after another, streams.
+"""A network as a Verilog module: memories of activations, the modules of its nests in sequence, and streams.
 
 in_data, one element a cycle -> [memory] -> nest 0 -> [memory] -> nest 1 -> ... -> out_data, one element a cycle
 """
@@ -19,8 +19,8 @@ from ingot.targets.verilog.ranges import Range, width
 
 @dataclass
 class Memory:
-    """Elements of one buffer of activations. fill: what it holds at first. held: the range of what it gets. itemsize:
-    bytes of an element in the program."""
+    """The memory of one buffer of activations. count: its elements. fill: their initial value. held: the range of the
+    values that are written. itemsize: the bytes of an element in the program."""
 
     count: int
     fill: int
@@ -38,7 +38,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Circuit:
-    """files: by their names. cycles: from the first element of the input to the last one of the output."""
+    """files: the texts by file name. cycles: from the first element of the input to the last one of the output."""
 
     files: Mapping[str, str]
     cycles: int

@@ -40,8 +40,8 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": 
 
 @dataclass(frozen=True)
 class Module:
-    """text: Verilog. reads: the ports of params in memories outside. memories: the words of each file of constants, in
-    hexadecimal. stored: the range of what it writes. cycles: of a run."""
+    """text: Verilog. reads: the params in external memories, each of which has a port. memories: the words of each file
+    of constants, in hexadecimal. stored: the range of the values that it writes. cycles: of a run."""
 
     text: str
     reads: tuple[int, ...]
@@ -51,15 +51,15 @@ class Module:
 
 
 def clog2(count: int) -> int:
-    """Bits of a counter below `count`, at least 1."""
+    """The bits of a counter from 0 to `count` - 1, at least 1."""
     return max(1, (count - 1).bit_length())
 
 
 def print_module(
     name: str, nest: Nest, constants: Mapping[int, NDArray[np.int64]], held: Mapping[int, Range], lanes: int
 ) -> Module:
-    """Print a nest. constants: the elements of params that are constants. held: the ranges of the others. lanes: at
-    most so many. Raises CompileError for a nest that reads a memory twice in one cycle."""
+    """Print a nest. constants: the elements of params that are constants. held: the ranges of the others. lanes: the
+    maximum number. Raises CompileError for a nest that reads a memory twice in one cycle."""
     return _Printer(name, nest, constants, held, lanes).module()
 
 
@@ -118,7 +118,7 @@ class _Printer:
         return max(n for n in range(1, self.most + 1) if nest.outer[-1] % n == 0)
 
     def _memories(self) -> None:
-        """Memories of constants: in the order of use for terms of several lanes, else as they are."""
+        """The memories of constants: reordered by use for terms of several lanes, else unchanged."""
         nest = self.nest
         for i in sorted(self.term_loads | self.end_loads):
             param, address = nest.values[i][2:]
@@ -152,7 +152,7 @@ class _Printer:
         return [int(w) for w in words]
 
     def _address(self, load: int) -> str:
-        """The wire of a param's address: of the term in the inner state, else of the epilogue."""
+        """The wire of a param's address: that of the term in the inner loops' state, else that of the epilogue."""
         nest = self.nest
         param = nest.values[load][2]
         other = [i for i in self.term_loads | self.end_loads if nest.values[i][2] == param]
@@ -199,8 +199,8 @@ class _Printer:
         return _literal(value, width((value, value)))
 
     def _value(self, number: int, stage: str, lane: int) -> str:
-        """The wire of a value. stage: t or e for a term or the epilogue, then a while addresses are issued or d when
-        their data is there."""
+        """The wire of a value. stage: "t" for a term or "e" for the epilogue, then "a" for the cycle of addresses or
+        "d" for that of their data."""
         key = number, stage, lane
         if key in self.wires:
             return self.wires[key]
@@ -287,7 +287,7 @@ class _Printer:
         return f"$signed({{1'b0, {wire}[{bits - 1}:0]}})" if low == 0 else f"$signed({wire}[{bits - 1}:0])"
 
     def _lookup(self, param: int, bits: int, address: str) -> str:
-        """Read a table without a clock."""
+        """A combinational table lookup."""
         if param not in self.constants:
             raise CompileError("a circuit", expected="lookups in constants", got=self.nest.name)
         label = f"table_{param}"

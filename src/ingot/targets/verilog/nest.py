@@ -1,4 +1,4 @@
-"""A kernel of one loop nest as plain data: counters, a list of values, and what is accumulated and stored.
+"""A kernel of one loop nest as plain data: counters, a list of values, the accumulation and the store.
 
 for i: for j: acc = 0; for r: acc = acc + x[..]*w[..]; out[i*4+j] = f(acc)   ->   outer (4, 4), inner (8), values ...
 
@@ -22,7 +22,7 @@ Value = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Nest:
-    """name. params: (name, dtype). outer, inner: the extents of the loops. values: in an order of evaluation;
+    """params: (name, dtype). outer, inner: the extents of the loops. values: in order of evaluation;
     ("counter", dtype, number) counts the outer loops first, ("load", dtype, param, address) reads a param, ("literal",
     dtype, value), ("acc", dtype) is the register. initial, update: the numbers of the register's first and next
     value, None without inner loops. store: param, address, value.
@@ -51,20 +51,20 @@ class Nest:
 
 
 def merged(nest: Nest, places: Mapping[int, tuple[int, int]]) -> Nest:
-    """Let params in one memory be read as the first of them, as a memory has one port to read. places: (memory, offset
-    in elements) of params in memories."""
+    """Replace params in the same memory by the first of them, as a memory has one read port. places: (memory, offset in
+    elements) of params in memories."""
     first: dict[int, int] = {}
     for param, (memory, _) in places.items():
         first.setdefault(memory, param)
     values: list[Value] = []
-    known: dict[Value, int] = {}
+    number_of: dict[Value, int] = {}
     numbers: list[int] = []
 
     def add(value: Value) -> int:
-        if value not in known:
-            known[value] = len(values)
+        if value not in number_of:
+            number_of[value] = len(values)
             values.append(value)
-        return known[value]
+        return number_of[value]
 
     for fn, dtype, *rest in nest.values:
         if fn == "load":
@@ -86,7 +86,7 @@ def merged(nest: Nest, places: Mapping[int, tuple[int, int]]) -> Nest:
 
 
 def nest_of(kernel: Kernel) -> Nest:
-    """Read a kernel. Raises CompileError where it is not a single nest."""
+    """Convert a kernel. Raises CompileError if it is not a single nest."""
     return _Reader(kernel).nest()
 
 

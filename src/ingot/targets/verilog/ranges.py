@@ -1,6 +1,6 @@
-"""The range of each value of a nest, which decides the width of its wires; and values as numbers, for addresses.
+"""The range of each value of a nest, which determines the width of its wire; and the evaluation of addresses.
 
-A range is (lowest, highest). Arithmetic is exact on ranges; where a result may leave its type, it wraps.
+A range is (lowest, highest). Arithmetic on ranges is exact; a result that may exceed its type wraps.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def range_of(dtype: str) -> Range:
 
 
 def width(r: Range) -> int:
-    """Bits of a signed wire that holds the range."""
+    """The bits of a signed wire for the range."""
     return 1 + max(r[1].bit_length(), (~r[0]).bit_length() if r[0] < 0 else 0)
 
 
 def ranges(nest: Nest, params: Sequence[Range]) -> list[Range]:
-    """The range of each value. params: of the elements that each param holds."""
-    found: list[Range] = []
+    """The range of each value. params: the ranges of each param's elements."""
+    value_ranges: list[Range] = []
     for number, value in enumerate(nest.values):
         fn, dtype, *rest = value
         match fn:
@@ -44,21 +44,21 @@ def ranges(nest: Nest, params: Sequence[Range]) -> list[Range]:
             case "acc":
                 r = range_of(dtype)
             case _:
-                r = _result(fn, dtype, [found[i] for i in rest])
-        found.append(r)
+                r = _result(fn, dtype, [value_ranges[i] for i in rest])
+        value_ranges.append(r)
         if number == nest.update:
-            _narrow_register(nest, found)
-    return found
+            _narrow_register(nest, value_ranges)
+    return value_ranges
 
 
-def _narrow_register(nest: Nest, found: list[Range]) -> None:
-    """The range of a sum of so many terms, or of an extremum, instead of the type's."""
+def _narrow_register(nest: Nest, value_ranges: list[Range]) -> None:
+    """Replace the accumulator's type range by that of its sum or extremum."""
     assert nest.update is not None and nest.initial is not None
     fn, _, *operands = nest.values[nest.update]
     terms = [i for i in operands if nest.values[i][0] != "acc"]
     if len(terms) != 1 or fn not in ("add", "max", "min"):
         return
-    (low, high), (first, last) = found[terms[0]], found[nest.initial]
+    (low, high), (first, last) = value_ranges[terms[0]], value_ranges[nest.initial]
     if fn == "add":
         count, type_range = prod(nest.inner), range_of(nest.values[nest.update][1])
         total = first + min(0, count * low), last + max(0, count * high)
@@ -66,10 +66,10 @@ def _narrow_register(nest: Nest, found: list[Range]) -> None:
             return
     else:
         total = min(first, low), max(last, high)
-    found[nest.update] = total
+    value_ranges[nest.update] = total
     for i, value in enumerate(nest.values[: nest.update]):
         if value[0] == "acc":
-            found[i] = total
+            value_ranges[i] = total
 
 
 def _result(fn: str, dtype: str, operands: list[Range]) -> Range:
@@ -122,7 +122,7 @@ def exact(fn: str, r: list[Range], dtype: str) -> Range:
 
 
 def numbers(nest: Nest, number: int, counters: Mapping[tuple[bool, int], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """An address for arrays of its counters."""
+    """The values of an address, given arrays with the values of its counters."""
     fn, _, *rest = nest.values[number]
     if fn == "counter":
         return counters[bool(rest[0][0]), rest[0][1]]
@@ -136,22 +136,22 @@ def numbers(nest: Nest, number: int, counters: Mapping[tuple[bool, int], NDArray
 
 def counters_in(nest: Nest, number: int) -> set[tuple[bool, int]]:
     """The counters that a value depends on."""
-    seen: set[int] = set()
-    found: set[tuple[bool, int]] = set()
+    visited: set[int] = set()
+    counters: set[tuple[bool, int]] = set()
     todo = [number]
     while todo:
         i = todo.pop()
-        if i in seen:
+        if i in visited:
             continue
-        seen.add(i)
+        visited.add(i)
         fn, _, *rest = nest.values[i]
         if fn == "counter":
-            found.add((bool(rest[0][0]), rest[0][1]))
+            counters.add((bool(rest[0][0]), rest[0][1]))
         elif fn == "load":
             todo.append(rest[1])
         elif fn not in ("literal", "acc"):
             todo += rest
-    return found
+    return counters
 
 
 def is_lookup(nest: Nest, number: int) -> bool:
@@ -160,18 +160,18 @@ def is_lookup(nest: Nest, number: int) -> bool:
 
 
 def loads_in(nest: Nest, number: int) -> set[int]:
-    """The numbers of the loads that a value depends on, with those of addresses in the place of lookups."""
-    seen: set[int] = set()
+    """The numbers of the loads that a value depends on; a lookup is replaced by the loads of its address."""
+    visited: set[int] = set()
     todo = [number]
     while todo:
         i = todo.pop()
-        if i in seen:
+        if i in visited:
             continue
-        seen.add(i)
+        visited.add(i)
         fn, _, *rest = nest.values[i]
         if fn == "load":
             todo.append(rest[1])
         elif fn not in ("literal", "acc", "counter"):
             todo += rest
-    loads = {i for i in seen if nest.values[i][0] == "load"}
+    loads = {i for i in visited if nest.values[i][0] == "load"}
     return {i for i in loads if not is_lookup(nest, i)}

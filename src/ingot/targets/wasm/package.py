@@ -98,8 +98,8 @@ def _types(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
             for name, dtype, shape in tensors
         )
 
-    given = lines(inputs, "{0} | Tensor<{0}>")
-    return _TYPES.replace("OUTPUTS", lines(outputs, "Tensor<{0}>")).replace("INPUTS", given)
+    input_lines = lines(inputs, "{0} | Tensor<{0}>")
+    return _TYPES.replace("OUTPUTS", lines(outputs, "Tensor<{0}>")).replace("INPUTS", input_lines)
 
 
 def _comment(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Equal forms of a small graph: terms over its inputs, from the bottom up, of which equal ones are kept once.
+"""Equal forms of a small graph, from terms over its inputs that are enumerated bottom-up and deduplicated.
 
     (x, c0, c1) -> dot(dot(x, c0), c1)      gives      (x, c0, c1) -> dot(x, dot(c0, c1))
 
-As in TASO (Jia et al. 2019, section 3) terms are told apart by their values at a random point, of which those of the
-same values are one. Here the values are of a finite field, at sizes that are small primes, so that a form costs
-microseconds; what is found is proved at the model's own sizes. Left out are terms that cost more than the graph, and
-those that multiply what the graph does not: each product of inputs must divide one of the graph's.
+As in TASO (Jia et al. 2019, section 3), terms are compared by their values at a random point: terms of equal values
+count as equal. Here the values are in a finite field and sizes are small primes, so that a term costs microseconds;
+forms are then proved at the model's own sizes. Terms are pruned if they cost more than the graph, or if they multiply
+inputs that the graph does not: each product of inputs must divide one of the graph's.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ingot.passes.core.rewrites.equality import PRIME
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError, ShapeError
 
-_SMALL = (2, 3, 5, 7, 11, 13, 17, 19)
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 MAX_TERMS = 2000
-MAX_FREE_OPS = 3  # of terms that need not have the type of the graph
+MAX_FREE_OPS = 3  # of terms whose type may differ from the graph's
 MIN_OPS = 2
-# a model of costs, to leave out what is hopeless: measurements decide
+# a cost model that only prunes; measurements decide
 _SECONDS_PER_FLOP, _SECONDS_PER_BYTE, _SECONDS_PER_OP = 1 / 50e9, 1 / 20e9, 1e-6
 
 
-# The products of inputs that a polynomial is a sum of: of each, how often it has each input
+# The monomials of a polynomial, each as the exponents of the inputs
 Products = frozenset[tuple[int, ...]]
 
 
-def _products(multiplied: bool, operands: Sequence[Products]) -> Products:
-    if multiplied:
+def _products(is_product: bool, operands: Sequence[Products]) -> Products:
+    if is_product:
         a, b = operands
         return frozenset(tuple(map(sum, zip(p, q, strict=True))) for p in a for q in b)
     return frozenset[tuple[int, ...]]().union(*operands)
@@ -46,8 +46,8 @@ def _products(multiplied: bool, operands: Sequence[Products]) -> Products:
 
 @dataclass(frozen=True)
 class Term:
-    """node: over the inputs of the graph, at its own sizes. value: at small sizes, over the field. parts: the nodes
-    that cost time: all that are not of constants alone. products: see `Products`."""
+    """node: over the inputs of the graph, at its own sizes. value: at small sizes, in the field. parts: the nodes that
+    cost time: all that do not depend on constants alone. products: see `Products`."""
 
     node: Node
     value: np.ndarray = field(compare=False)
@@ -66,18 +66,18 @@ def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time
 
 
 def _small_sizes(before: Graph) -> Mapping[int, int] | None:
-    """A small prime for each size; sizes of images stay. None if the graph has no such form."""
-    kept: set[int] = set()
+    """A small prime for each size, except the spatial sizes of images. None if the graph cannot be shrunk so."""
+    fixed_sizes: set[int] = set()
     for n in before.nodes():
         if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
             return None
         if isinstance(n.op, ops.Convolution):
             layouts = zip((n.op.lhs_layout, n.op.rhs_layout, n.op.out_layout), (*n.inputs, n), strict=True)
-            kept |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}  # type: ignore[misc]
-            kept |= {n.op.feature_groups, n.op.batch_groups}
-    sizes = sorted({d for n in before.nodes() for d in n.shape if isinstance(d, int) and d > 1} - kept)
+            fixed_sizes |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}  # type: ignore[misc]
+            fixed_sizes |= {n.op.feature_groups, n.op.batch_groups}
+    sizes = sorted({d for n in before.nodes() for d in n.shape if isinstance(d, int) and d > 1} - fixed_sizes)
     sums = _sums(before)
-    primes, small = iter(_SMALL), dict[int, int]()
+    primes, small = iter(_PRIMES), dict[int, int]()
     for size in sizes:
         parts = next((p for total, p in sums if total == size and all(d in small for d in p)), None)
         prime = sum(small[d] for d in parts) if parts else next(primes, None)
@@ -96,7 +96,7 @@ def _small_sizes(before: Graph) -> Mapping[int, int] | None:
 
 
 def _sums(before: Graph) -> list[tuple[int, list[int]]]:
-    """Sizes that are sums of others: of concats, and the limits of slices."""
+    """(size, parts) for sizes that are sums of others: results of concats, and limits of slices."""
     sums: list[tuple[int, list[int]]] = []
     for n in before.nodes():
         if isinstance(n.op, ops.Concat):
@@ -143,18 +143,18 @@ class _Search:
         self.before, self.small, self.deadline, self.clock = before, small, deadline, clock
         self.target = before.outputs[0]
         self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
-        # less than what it costs: of equal costs the model's own form stays
+        # slightly below the graph's own cost: at equal costs its own form stays
         self.limit = sum(map(_seconds, _parts(before))) * (1 - 1e-3)
         self.products_of: dict[Node, Products] = {}
         for i, n in enumerate(before.inputs):
             self.products_of[n] = frozenset([tuple(int(i == j) for j in range(len(before.inputs)))])
         for n in before.nodes():
             if n not in self.products_of:
-                none = frozenset([(0,) * len(before.inputs)])  # of a literal
+                constant_products = frozenset([(0,) * len(before.inputs)])  # of a literal
                 self.products_of[n] = (
                     _products(isinstance(n.op, equality.PRODUCTS), [self.products_of[i] for i in n.inputs])
                     if n.inputs
-                    else none
+                    else constant_products
                 )
         self.known_products: dict[tuple[bool, tuple[Products, ...]], Products] = {}
         self.wanted = self.products_of[self.target]
@@ -167,17 +167,17 @@ class _Search:
         self.views = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Reshape | ops.BroadcastInDim)))
         self.cuts = sorted({cut for n in nodes if isinstance(n.op, ops.Slice) for cut in _cuts(n.op, n.inputs[0])})
         self.elementwise = [ops.Add(), *dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Sub))]
-        multiplied = (n for n in nodes if isinstance(n.op, ops.Mul))
-        if any(all(splat_of(i) is None for i in n.inputs) for n in multiplied):
+        muls = (n for n in nodes if isinstance(n.op, ops.Mul))
+        if any(all(splat_of(i) is None for i in n.inputs) for n in muls):
             self.elementwise.append(ops.Mul())
 
     def run(self) -> list[Graph]:
-        """Terms of 1, 2, 3... ops; of more than MAX_FREE_OPS those of the graph's own type."""
+        """Enumerate terms of 1, 2, 3... ops; terms of more than MAX_FREE_OPS only if they have the graph's type."""
         for n, value in zip(self.before.inputs, _points(self.before, self.small), strict=True):
             self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
         by_size = [list(self.terms.values())]
-        most = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.before.nodes())
-        for size in range(1, max(most, MIN_OPS) + 1):
+        max_ops = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.before.nodes())
+        for size in range(1, max(max_ops, MIN_OPS) + 1):
             count = len(self.terms)
             self.grow(by_size, size, last=size > MAX_FREE_OPS)
             by_size.append(list(self.terms.values())[count:])
@@ -185,15 +185,16 @@ class _Search:
         return [Graph(self.before.inputs, (n,)) for n in ranked]
 
     def grow(self, by_size: list[list[Term]], size: int, last: bool) -> None:
-        """Add the terms of one op of terms that have `size` - 1 ops together. last: only those of the graph's type."""
+        """Add the terms with an op on smaller terms that have `size` - 1 ops in total. last: only those of the graph's
+        type."""
         for t in by_size[size - 1]:
             for op in self.unary(t, last or size == 1):
                 self.apply(op, (t,), last)
             for s in self.scales:
                 self.scale(t, s, last)
-        for left in range(size):
-            for a in by_size[left]:
-                for b in by_size[size - 1 - left]:
+        for left_size in range(size):
+            for a in by_size[left_size]:
+                for b in by_size[size - 1 - left_size]:
                     if not (self.allowed(True, a.products, b.products) or self.allowed(False, a.products, b.products)):
                         continue
                     for op in self.binary(a.node, b.node):
@@ -216,10 +217,10 @@ class _Search:
                 yield ops.Slice(tuple(start), tuple(limit), (1,) * rank)
         for op in self.views:
             if isinstance(op, ops.BroadcastInDim):
-                fits = len(op.dims) == rank
+                is_applicable = len(op.dims) == rank
             else:
-                fits = op.shape != t.node.shape
-            if fits:
+                is_applicable = op.shape != t.node.shape
+            if is_applicable:
                 yield op
 
     def binary(self, a: Node, b: Node) -> Iterator[Op]:
@@ -227,8 +228,8 @@ class _Search:
         if p == q:
             yield from self.elementwise
         if len(p) == len(q):
-            apart = [d for d in range(len(p)) if p[d] != q[d]]
-            yield from (ops.Concat(d) for d in range(len(p)) if apart in ([], [d]))
+            differing_axes = [d for d in range(len(p)) if p[d] != q[d]]
+            yield from (ops.Concat(d) for d in range(len(p)) if differing_axes in ([], [d]))
         yield from (op for op in self.products if isinstance(op, ops.Convolution) and len(p) == len(q))
         for op in self.dots(len(p), len(q)):
             pairs = [*zip(*op.batch, strict=True), *zip(*op.contract, strict=True)]
@@ -236,14 +237,15 @@ class _Search:
                 yield op
 
     def dots(self, p: int, q: int) -> list[ops.DotGeneral]:
-        """Products of values of ranks p and q: over the last axes of both or any but the first, and the graph's own."""
-        own = [op for op in self.products if isinstance(op, ops.DotGeneral)]
+        """The products to try for values of ranks p and q: the graph's own, and those that contract one of the last
+        axes of each operand."""
+        dots = [op for op in self.products if isinstance(op, ops.DotGeneral)]
         if p >= 2 and q == 2:
-            own += [ops.DotGeneral(contract=((i,), (j,))) for i in ((1, 0) if p == 2 else (p - 1,)) for j in (0, 1)]
+            dots += [ops.DotGeneral(contract=((i,), (j,))) for i in ((1, 0) if p == 2 else (p - 1,)) for j in (0, 1)]
         elif p == q and p > 2:
             batch = tuple(range(p - 2))
-            own += [ops.DotGeneral((batch, batch), ((i,), (j,))) for i in (p - 1, p - 2) for j in (p - 1, p - 2)]
-        return list(dict.fromkeys(own))
+            dots += [ops.DotGeneral((batch, batch), ((i,), (j,))) for i in (p - 1, p - 2) for j in (p - 1, p - 2)]
+        return list(dict.fromkeys(dots))
 
     def scale(self, t: Term, s: float, last: bool) -> None:
         node = ops.mul(t.node, s)
@@ -272,13 +274,13 @@ class _Search:
             return
         self.add(node, value, constant, parts, products)
 
-    def allowed(self, multiplied: bool, *operands: Products) -> Products:
-        """Of a term; none if one of them divides none of the graph's."""
-        key = (multiplied, operands)
+    def allowed(self, is_product: bool, *operands: Products) -> Products:
+        """The products of a term; none if one of them divides none of the graph's."""
+        key = (is_product, operands)
         if key not in self.known_products:
-            found = _products(multiplied, operands)
-            divide = all(any(all(map(int.__le__, p, q)) for q in self.wanted) for p in found)
-            self.known_products[key] = found if divide else frozenset()
+            products = _products(is_product, operands)
+            divide = all(any(all(map(int.__le__, p, q)) for q in self.wanted) for p in products)
+            self.known_products[key] = products if divide else frozenset()
         return self.known_products[key]
 
     def cost(self, parts: frozenset[Node]) -> float:
@@ -291,34 +293,34 @@ class _Search:
         key = (node.shape, value.tobytes())
         if key == self.key and node is not self.target and cost < self.limit:
             self.found[node] = min(cost, self.found.get(node, cost))
-        known = self.terms.get(key)
-        if cost <= self.limit and (known is None or cost < self.cost(known.parts)):
+        previous = self.terms.get(key)
+        if cost <= self.limit and (previous is None or cost < self.cost(previous.parts)):
             self.terms[key] = Term(node, value, constant, parts, products)
 
 
 def _cuts(op: ops.Slice, x: Node) -> list[tuple[int, int, int]]:
-    """(size, low, high) of each axis that a slice cuts."""
+    """(size, low, high) for each axis that a slice cuts."""
     bounds = zip(x.shape, op.start, op.limit, op.strides, strict=True)
     return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]  # type: ignore[misc]
 
 
 def _parts(before: Graph) -> set[Node]:
-    """The nodes of a graph that depend on values, not on constants alone."""
-    moving: set[Node] = set()
+    """The nodes of a graph that do not depend on constants alone."""
+    varying: set[Node] = set()
     for n in before.nodes():
         is_value = not n.op.computes and getattr(n.op, "label", "c").startswith("x")
-        if is_value or any(i in moving for i in n.inputs):
-            moving.add(n)
-    return {n for n in moving if n.op.computes}
+        if is_value or any(i in varying for i in n.inputs):
+            varying.add(n)
+    return {n for n in varying if n.op.computes}
 
 
 def _seconds(n: Node) -> float:
-    """What a node may cost by itself."""
+    """The estimated seconds of a node by itself."""
     if isinstance(n.op, ops.Reshape | ops.BroadcastInDim):
         return 0.0
     flops = n.op.flops(*(i.type for i in n.inputs))
     sizes = [x.type.size for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)]
     assert isinstance(flops, int) and all(isinstance(s, int) for s in sizes)
-    fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # into what computes their operands
+    fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # with the producers of their operands
     nbytes = 4 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
     return flops * _SECONDS_PER_FLOP + nbytes * _SECONDS_PER_BYTE + _SECONDS_PER_OP

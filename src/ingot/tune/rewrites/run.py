@@ -1,6 +1,6 @@
-"""Search for rewrites of a model's own subgraphs that are faster on this machine, and keep what wins.
+"""Search for rewrites of a model's own subgraphs that are faster on this machine, and keep the faster ones.
 
-subgraphs  ->  forms of each  ->  proof at the model's sizes  ->  measurement by turns  ->  the whole model by turns
+subgraphs  ->  forms of each  ->  proof at the model's sizes  ->  interleaved measurement, also of the whole model
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.tune.rewrites.forms import forms
 from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
 from ingot.tune.run import HELD_UP
 
-# a rewrite is kept if the median of paired ratios says so much, and the best runs, too
+# the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
 FORMS_MEASURED = 3
 SECONDS_PER_SUBGRAPH = 5.0  # to enumerate forms
@@ -34,9 +34,9 @@ _ROUNDS, _RUN_SECONDS = 15, 0.02
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a subgraph. text: one form -> the best other one. count: how often the model has it. forms: cheaper
-    ones by the model of costs. state: "kept", "slower", "needs fast math", "wrong" (a form that is not equal: a bug),
-    or "no cheaper form"."""
+    """The result for a subgraph. text: its form -> the best other one. count: its occurrences in the model. forms: the
+    number of forms that are cheaper by the cost model. state: "kept", "slower", "needs fast math", "wrong" (a form that
+    is not equal: a bug), or "no cheaper form"."""
 
     text: str
     count: int
@@ -47,8 +47,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """rewrites: kept. gain: of a call of the whole model, the median of paired ratios; 1 without rewrites. withdrawn:
-    what was faster alone and did not make calls faster."""
+    """rewrites: those that are kept. gain: of a call of the whole model, the median of paired ratios; 1 without
+    rewrites. withdrawn: the number of rewrites that were faster in isolation, but did not make calls faster."""
 
     machine: str
     database: str
@@ -69,10 +69,10 @@ def find_rewrites(
     precision: str = "float32",
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
-    """Search for about `budget` seconds and add what makes calls with `feeds` faster to `database`.
+    """Search for about `budget` seconds, and add the rewrites that make calls with `feeds` faster to `database`.
 
-    Without `fast_math` only forms that round the same sums of the same products are kept. Raises what compiling raises,
-    ArtifactError for a database that cannot be written, and InputError for a model with open sizes.
+    Without `fast_math`, only forms with the same roundings are kept. Raises what compiling raises, ArtifactError for a
+    database that cannot be written, and InputError for a model with open sizes.
     """
     tuning.add(database, ())
     symbols = sorted(graph.symbols())
@@ -80,36 +80,38 @@ def find_rewrites(
         fix = f"fix them: {' '.join(f'--dim {s}=SIZE' for s in symbols)}"
         raise InputError("a model to rewrite", expected="fixed sizes", got=f"open {', '.join(symbols)}", fix=fix)
     watch("compile", 0.0)
-    made = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
-    machine = tuning.machine_name(made.features, threads)
-    began = time.monotonic()  # compiling is no search
+    baseline = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
+    machine = tuning.machine_name(baseline.features, threads)
+    began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
     wins: list[tuning.Rewritten] = []
-    for number, subgraph in enumerate(found := subgraphs(made.after("crop"))):
+    for number, subgraph in enumerate(candidates := subgraphs(baseline.after("crop"))):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
-        watch(f"subgraph {number + 1} of {len(found)}", seconds)
+        watch(f"subgraph {number + 1} of {len(candidates)}", seconds)
         row, win = _searched(subgraph, machine, threads, fast_math)
         rows.append(row)
         wins += [win] if win else []
     watch("the whole model", time.monotonic() - began)
-    kept = tuple(w.rewrite for w in wins)
+    rewrites = tuple(w.rewrite for w in wins)
     gain = 1.0
-    if kept:
+    if rewrites:
         models = [
             CompiledModel(
-                build_program(graph, made.features, threads, fast_math=fast_math, precision=precision, rewrites=chosen),
+                build_program(
+                    graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=model_rewrites
+                ),
                 threads=threads,
             )
-            for chosen in ((), kept)
+            for model_rewrites in ((), rewrites)
         ]
         gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
     withdrawn = len(wins) if gain < HELD_UP else 0
     if withdrawn:
-        kept, gain, wins = (), 1.0, []
+        rewrites, gain, wins = (), 1.0, []
     tuning.add(database, wins)
-    return Report(machine, str(database), tuple(rows), tuple(map(str, kept)), gain, withdrawn)
+    return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
 
 
 def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
@@ -127,17 +129,17 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
             state = "needs fast math"
             text = str(rewrite)
             continue
-        both = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
-        models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in both]
-        gain, (over, seconds) = _compared(models, _random_feeds(subgraph.before))
+        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
+        models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
+        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.before))
         if best is None or gain > best[0]:
-            best = gain, over, seconds, rewrite
+            best = gain, original_seconds, seconds, rewrite
     if best is None:
         return Row(text, count, len(candidates), 1.0, state), None
-    gain, over, seconds, rewrite = best
-    if min(gain, over / seconds) < NEEDED_GAIN:
+    gain, original_seconds, seconds, rewrite = best
+    if min(gain, original_seconds / seconds) < NEEDED_GAIN:
         return Row(str(rewrite), count, len(candidates), gain, "slower"), None
-    win = tuning.Rewritten(machine, rewrite, seconds, over)
+    win = tuning.Rewritten(machine, rewrite, seconds, original_seconds)
     return Row(str(rewrite), count, len(candidates), gain, "kept"), win
 
 
@@ -164,12 +166,12 @@ def _random_feeds(g: Graph) -> dict[str, np.ndarray]:
 def _compared(
     models: Sequence[CompiledModel], feeds: Feeds, rounds: int = _ROUNDS
 ) -> tuple[float, tuple[float, float]]:
-    """(how much faster the second model is, by the median of paired ratios; the best seconds of each)."""
+    """(the gain of the second model, as the median of paired ratios; the best seconds of each)."""
     for m in models:
         m(**feeds)
-    once = time.perf_counter()
+    start_time = time.perf_counter()
     models[0](**feeds)
-    repeats = max(1, int(_RUN_SECONDS / max(time.perf_counter() - once, 1e-6)))
+    repeats = max(1, int(_RUN_SECONDS / max(time.perf_counter() - start_time, 1e-6)))
     times = np.empty((rounds, 2))
     for r in range(rounds):
         for i in (0, 1) if r % 2 else (1, 0):

@@ -1,4 +1,4 @@
-"""A model's subgraphs of up to six sums, products and views around a product: where rewrites are sought."""
+"""The subgraphs of a model in which rewrites are searched: up to six sums, products and views around a product."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A subgraph with inputs in place of what it reads: x0, x1... for values, c0, c1... for constants.
+    """A subgraph whose operands are inputs: x0, x1... for values, c0, c1... for constants.
 
-    count: how often the model has it. constants: the values of c0, c1... of the first one. flops: of all.
+    count: its occurrences in the model. constants: the values of c0, c1... in the first one. flops: of all occurrences.
     """
 
     before: Graph
@@ -34,19 +34,19 @@ class Subgraph:
 
 
 def subgraphs(graph: Graph) -> list[Subgraph]:
-    """The subgraphs of a CORE graph, those of most floating-point operations first."""
+    """The subgraphs of a CORE graph, by decreasing number of floating-point operations."""
     readers = reader_counts(graph)
-    found: dict[str, Subgraph] = {}
+    by_text: dict[str, Subgraph] = {}
     for root in graph.nodes():
         for members in _members(root, readers):
             subgraph = _subgraph(root, members)
             if not equality.is_small(subgraph.before):
                 continue
-            old = found.get(show(subgraph.before))
+            old = by_text.get(show(subgraph.before))
             if old is not None:
                 subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
-            found[show(subgraph.before)] = subgraph
-    return sorted(found.values(), key=lambda s: -s.flops)
+            by_text[show(subgraph.before)] = subgraph
+    return sorted(by_text.values(), key=lambda s: -s.flops)
 
 
 def _is_member(n: Node) -> bool:
@@ -54,13 +54,16 @@ def _is_member(n: Node) -> bool:
 
 
 def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ...]]:
-    """Sets of nodes that end in `root` and whose other nodes only they read: operands of the nearest nodes first."""
+    """Growing sets of nodes with the result `root`, whose other nodes have readers in the set only. They grow
+    breadth-first."""
     if not _is_member(root):
         return
     members = [root]
     while len(members) < MAX_OPS:
-        read = Counter(i for n in members for i in n.inputs)
-        chosen = next((i for i in read if i not in members and _is_member(i) and read[i] == readers[i]), None)
+        read_counts = Counter(i for n in members for i in n.inputs)
+        chosen = next(
+            (i for i in read_counts if i not in members and _is_member(i) and read_counts[i] == readers[i]), None
+        )
         if chosen is None:
             return
         members.append(chosen)
@@ -89,5 +92,5 @@ def _subgraph(root: Node, members: tuple[Node, ...]) -> Subgraph:
 
 
 def _is_literal(n: Node) -> bool:
-    """Whether a scalar stays in the pattern: a scaling."""
+    """Whether a constant scalar, such as a scaling factor, stays part of the pattern."""
     return n.constant is not None and n.type.rank == 0 and splat_of(n) is not None and equality.is_polynomial(n)

@@ -85,10 +85,10 @@ class SuppressOverlaps(Op):
         invariant_values = (*corners, area, threshold)
         start = (first_box, b.broadcast_to(max_kept, (p,)), candidates, *invariant_values)
         state = tuple(Input(f"v{i}", x.type)() for i, x in enumerate(start))
-        current, remaining, kept, *invariants = state
+        current, remaining, is_kept, *invariants = state
         active = b.and_(b.compare("LT", current, b.scalar(n, i64)), b.compare("GT", remaining, 0))
         later = b.and_(b.compare("GT", position, b.expand_dims(current, 1)), b.expand_dims(active, 1))
-        next_kept = b.and_(kept, Not()(b.and_(later, self._overlaps(b.expand_dims(current, 1), *invariants))))
+        next_kept = b.and_(is_kept, Not()(b.and_(later, self._overlaps(b.expand_dims(current, 1), *invariants))))
         next_box = b.reduce_min(b.where(b.and_(next_kept, later), position, b.scalar(n, i64)), 1)
         next_state = (b.where(active, next_box, current), b.sub(remaining, b.cast(active, i64)), next_kept, *invariants)
         results = While(Graph(state, (b.reduce("or", active),)), Graph(state, next_state))(*start).results

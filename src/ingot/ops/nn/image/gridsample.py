@@ -41,8 +41,10 @@ class GridSample(Op):
         choices = ("zeros", "border", "reflection")
         self.expect(self.padding in choices, f"padding: expected one of {' '.join(choices)}, got {self.padding}")
         self.expect(x.dtype.is_float and grid.dtype.is_float, f"expected float operands, got {x} and {grid}")
-        fits = x.rank >= 3 and grid.rank == x.rank and grid.shape[-1] == x.rank - 2 and x.shape[0] == grid.shape[0]
-        self.expect(fits, f"expected x [N,C,*S] and a grid [N,*T,{x.rank - 2}], got {x} and {grid}")
+        is_matching = (
+            x.rank >= 3 and grid.rank == x.rank and grid.shape[-1] == x.rank - 2 and x.shape[0] == grid.shape[0]
+        )
+        self.expect(is_matching, f"expected x [N,C,*S] and a grid [N,*T,{x.rank - 2}], got {x} and {grid}")
         self.expect_constraints(*inputs)
         return x.with_shape((*x.shape[:2], *grid.shape[1:-1]))
 

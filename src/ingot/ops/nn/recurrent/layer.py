@@ -191,8 +191,8 @@ class Recurrent(Op):
         self.expect(x.dtype.is_float, f"expected float operands, got {x}")
         if self.has_lengths:
             lengths = remaining[self.states]
-            fits = lengths.dtype.is_integer and lengths.shape == (batch,)
-            self.expect(fits, f"lengths: expected integers [{batch}], got {lengths}")
+            is_matching = lengths.dtype.is_integer and lengths.shape == (batch,)
+            self.expect(is_matching, f"lengths: expected integers [{batch}], got {lengths}")
         final_state = x.with_shape(state)
         return x.with_shape((steps, passes, batch, h)), *(final_state for _ in range(self.states))
 

@@ -67,8 +67,8 @@ def _int_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) ->
 def low_bits(b: Builder, x: str, dtype: DType, lanes: int) -> str:
     """Sign- or zero-extend the low bits of bytes, which hold a sub-byte `dtype`."""
     kind, by = vector_of("i8", lanes), b.splat(str(8 - dtype.bits), "i8", lanes)
-    up = b.emit(f"shl {kind} {x}, {by}", (x,))
-    return b.emit(f"{'ashr' if dtype.kind == 'i' else 'lshr'} {kind} {up}, {by}", (up,))
+    shifted = b.emit(f"shl {kind} {x}, {by}", (x,))
+    return b.emit(f"{'ashr' if dtype.kind == 'i' else 'lshr'} {kind} {shifted}, {by}", (shifted,))
 
 
 def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
@@ -119,10 +119,12 @@ def _truncate(b: Builder, x: str, source: DType, bits: int, lanes: int) -> str:
         return join(b, [b.call(call, words, ((floats, y), *mask_operands)) for y in parts], f"i{bits}", width)
     limit = 1 << (bits - 1)
     magnitude = b.call(f"llvm.fabs.{mangle(scalar, lanes)}", kind, ((kind, x),))
-    fits = b.emit(f"fcmp olt {kind} {magnitude}, {b.splat(literal(float(limit), source), scalar, lanes)}", (magnitude,))
+    is_in_range = b.emit(
+        f"fcmp olt {kind} {magnitude}, {b.splat(literal(float(limit), source), scalar, lanes)}", (magnitude,)
+    )
     y = _op(b, "fptosi", x, scalar, f"i{bits}", lanes)
     lowest = b.splat(str(-limit), f"i{bits}", lanes)
-    return b.emit(f"select {vector_of('i1', lanes)} {fits}, {ints} {y}, {ints} {lowest}", (fits, y))
+    return b.emit(f"select {vector_of('i1', lanes)} {is_in_range}, {ints} {y}, {ints} {lowest}", (is_in_range, y))
 
 
 def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
@@ -279,11 +281,11 @@ def _round_to_odd(b: Builder, x: str, lanes: int) -> str:
     a, c = (_op(b, "bitcast", v, "double", "i64", lanes) for v in (widened, x))
     top = b.splat(str((1 << 63) - 1), "i64", lanes)
     a, c = (b.emit(f"and {longs} {v}, {top}", (v,)) for v in (a, c))
-    over = b.emit(f"icmp ugt {longs} {a}, {c}", (a, c))
-    step = b.emit(f"sext {flags} {over} to {ints}", (over,))
-    down = b.emit(f"add {ints} {bits}, {step}", (bits, step))
+    is_overshoot = b.emit(f"icmp ugt {longs} {a}, {c}", (a, c))
+    step = b.emit(f"sext {flags} {is_overshoot} to {ints}", (is_overshoot,))
+    toward_zero = b.emit(f"add {ints} {bits}, {step}", (bits, step))
     is_exact = b.emit(f"fcmp ueq {doubles} {widened}, {x}", (widened, x))
-    odd = b.emit(f"or {ints} {down}, {b.splat('1', 'i32', lanes)}", (down,))
+    odd = b.emit(f"or {ints} {toward_zero}, {b.splat('1', 'i32', lanes)}", (toward_zero,))
     result = b.emit(f"select {flags} {is_exact}, {ints} {bits}, {ints} {odd}", (is_exact, bits, odd))
     return _op(b, "bitcast", result, "i32", "float", lanes)
 
@@ -340,12 +342,12 @@ def _bfloat_bits(b: Builder, x: str, lanes: int) -> str:
     high = b.emit(f"lshr {ints} {bits}, {sixteen}", (bits,))
     last_bit = b.emit(f"and {ints} {high}, {b.splat('1', 'i32', lanes)}", (high,))
     half = b.emit(f"add {ints} {last_bit}, {b.splat('32767', 'i32', lanes)}", (last_bit,))
-    up = b.emit(f"add {ints} {bits}, {half}", (bits, half))
+    rounded = b.emit(f"add {ints} {bits}, {half}", (bits, half))
     nan = b.emit(f"fcmp uno {floats} {x}, {x}", (x,))
     quiet = b.emit(f"or {ints} {bits}, {b.splat('4194304', 'i32', lanes)}", (bits,))
-    result_bits = b.emit(f"select {flags} {nan}, {ints} {quiet}, {ints} {up}", (nan, quiet, up))
-    down = b.emit(f"lshr {ints} {result_bits}, {sixteen}", (result_bits,))
-    return _op(b, "trunc", down, "i32", "i16", lanes)
+    result_bits = b.emit(f"select {flags} {nan}, {ints} {quiet}, {ints} {rounded}", (nan, quiet, rounded))
+    upper_half = b.emit(f"lshr {ints} {result_bits}, {sixteen}", (result_bits,))
+    return _op(b, "trunc", upper_half, "i32", "i16", lanes)
 
 
 def _narrow_bits(b: Builder, x: str, target: DType, lanes: int) -> str:

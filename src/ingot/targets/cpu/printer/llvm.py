@@ -324,7 +324,7 @@ class _Function(Expressions):
         def branch(body: Body) -> None:
             self._body(body)
             after.append(self.registers)
-            self.registers = {buffer: dict(held) for buffer, held in before.items()}
+            self.registers = {buffer: dict(slots) for buffer, slots in before.items()}
 
         then, orelse = b.branch(condition, partial(branch, s.then), partial(branch, s.orelse))
         then_registers, else_registers = after

@@ -251,8 +251,8 @@ def _counts_words(b: Builder, lanes: int) -> bool:
 def _popcount_by_bytes(b: Builder, x: str, lanes: int) -> str:
     """The bits of each byte, summed in pairs and pairs of pairs."""
     kind, pairs, quads = vector_of("i32", lanes), f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
-    each = b.emit(f"bitcast {kind} {x} to {quads}", (x,))
-    counts = b.call(f"llvm.ctpop.v{4 * lanes}i8", quads, ((quads, each),))
+    word_bytes = b.emit(f"bitcast {kind} {x} to {quads}", (x,))
+    counts = b.call(f"llvm.ctpop.v{4 * lanes}i8", quads, ((quads, word_bytes),))
     halves = b.call(_PAIR_SUMS[lanes][0], pairs, ((quads, counts), (quads, b.splat("1", "i8", 4 * lanes))))
     return b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, halves), (pairs, b.splat("1", "i16", 2 * lanes))))
 
