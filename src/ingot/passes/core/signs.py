@@ -190,8 +190,9 @@ def _levels(w: np.ndarray, out_axis: int) -> tuple[np.ndarray, np.ndarray] | Non
 
 def _split_zero_border(x: Node, op: ops.Convolution) -> tuple[Node, tuple[tuple[int, int], ...] | None]:
     """(the images without a border of zeros, the size of the border at both ends of each axis or None)"""
-    is_zeros = isinstance(x.op, ops.Pad) and splat_of(x.inputs[1]) == 0 and not any(x.op.interior)
-    if is_zeros and is_static((*x.op.low, *x.op.high)):
+    if not isinstance(x.op, ops.Pad) or splat_of(x.inputs[1]) != 0 or any(x.op.interior):
+        return x, None
+    if is_static((*x.op.low, *x.op.high)):
         border = tuple(zip(static_shape(x.op.low), static_shape(x.op.high), strict=True))
         is_spatial = all(c not in "NC" or pair == (0, 0) for c, pair in zip(op.lhs_layout, border, strict=True))
         if is_spatial and all(v >= 0 for pair in border for v in pair):
@@ -323,12 +324,8 @@ def _false_and_true_values(x: Node, steps: int) -> tuple[float, float] | None:
             operand_ends = [_false_and_true_values(i, steps - 1) for i in x.inputs]
             if any(f is None for f in operand_ends):
                 return None
-            low, high = (
-                x.op.reference(
-                    *(np.asarray(f[end], i.dtype.numpy) for f, i in zip(operand_ends, x.inputs, strict=True))
-                )  # type: ignore[index]
-                for end in (0, 1)
-            )
+            pairs = [(f, i.dtype.numpy) for f, i in zip(operand_ends, x.inputs, strict=True) if f is not None]
+            low, high = (x.op.reference(*(np.asarray(f[end], dtype) for f, dtype in pairs)) for end in (0, 1))
             return float(low), float(high)  # type: ignore[arg-type]
     return None
 
