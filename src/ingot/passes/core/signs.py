@@ -310,22 +310,20 @@ def _false_and_true_values(x: Node, steps: int) -> tuple[float, float] | None:
         return float(value), float(value)
     match x.op:
         case ops.Select():
-            operand_ends = tuple(splat_of(i) for i in x.inputs[1:])
-            if any(v is None for v in operand_ends):
+            values = tuple(splat_of(i) for i in x.inputs[1:])
+            if any(v is None for v in values):
                 return None
-            return float(operand_ends[1]), float(operand_ends[0])  # type: ignore[arg-type]
+            return float(values[1]), float(values[0])  # type: ignore[arg-type]
         case ops.Convert() if x.inputs[0].dtype == boolean:
             return 0.0, 1.0
         case ops.Add() | ops.Sub() | ops.Mul() | ops.Neg() | ops.Convert() if x.dtype == f32:
             if sum(splat_of(i) is None for i in x.inputs) != 1:
                 return None  # of several booleans
-            operand_ends = [_false_and_true_values(i, steps - 1) for i in x.inputs]
-            if any(f is None for f in operand_ends):
+            values = [_false_and_true_values(i, steps - 1) for i in x.inputs]
+            if any(f is None for f in values):
                 return None
             low, high = (
-                x.op.reference(
-                    *(np.asarray(f[end], i.dtype.numpy) for f, i in zip(operand_ends, x.inputs, strict=True))
-                )  # type: ignore[index]
+                x.op.reference(*(np.asarray(f[end], i.dtype.numpy) for f, i in zip(values, x.inputs, strict=True)))  # type: ignore[index]
                 for end in (0, 1)
             )
             return float(low), float(high)  # type: ignore[arg-type]
