@@ -251,7 +251,7 @@ def _transpose_b(g: ContractionGroup) -> tuple[Step, Layout]:
 
 
 def _column_dim(anchor: Node) -> int:
-    """The dimension of B that vectors run along."""
+    """The dimension of B along which vectors run."""
     op = anchor.op
     a, b = anchor.inputs
     if isinstance(op, ops.DotGeneral):

@@ -64,7 +64,7 @@ def scratch_loops(loops: Loops, a: Node) -> Loops:
 
 @dataclass(frozen=True)
 class Factor:
-    """Zeros, or a factor of scales or minima: [panel][rows][columns], or one value for all. Each row is of
+    """Zeros, or a factor of scales or minima: [panel][rows][columns], or one value for all. Each row is shared by
     `blocks` neighbouring blocks of the reduction."""
 
     values: Buffer | Lit
@@ -103,15 +103,15 @@ class BlockQuantized:
         return self.words
 
     def word_rows(self, block: int) -> list[int]:
-        """The words that a block of so many levels has in each plane."""
+        """The number of words of a block of `block` levels in each plane."""
         return [-(-block // (32 // bits)) for bits in self.planes]
 
     def level(self, words: Sequence[Expr], h: int) -> Expr:
-        """The h-th level of the words of all planes, as a u32."""
+        """Level h of the words of all planes, as a u32."""
         return self._bits(words, h // 4, h % 4 * 8, 1)
 
     def quad(self, words: Sequence[Expr], q: int) -> Expr:
-        """The levels 4 q to 4 q + 3 of the words of all planes, a byte each, as a u32."""
+        """Levels 4 q to 4 q + 3 of the words of all planes, one byte each, as a u32."""
         return self._bits(words, q, 0, 0x01010101)
 
     def _bits(self, words: Sequence[Expr], q: int, first: int, ones: int) -> Expr:
@@ -130,7 +130,7 @@ class BlockQuantized:
 
 
 def write_scalars(block: Block, index: Index, n: Expr, value: Expr, columns: DimLike, write: Write) -> None:
-    """Write the vector at column `n`, which may reach beyond the last column, through memory and one column at a time.
+    """Write the vector at column `n`, which may extend past the last column, through memory and one column at a time.
     For machines without mask registers."""
     spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
     block.store(spill, ZERO, value)

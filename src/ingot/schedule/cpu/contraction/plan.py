@@ -86,20 +86,21 @@ def needs_transpose(c: Contraction) -> bool:
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 
-# of a panel of levels, by registers. Measured: a single row is as fast with 4 vectors as with 8, many rows with 4 as
-# with 2; with AVX2's registers 3 are within 4% of the best for both.
+# vectors of a panel of levels, by the number of registers. Measured: a single row is as fast with 4 vectors as with 8,
+# many rows with 4 as with 2; with AVX2's registers, 3 are within 4% of the best for both.
 _LEVEL_VECTORS = {32: 4, 16: 3}
 _MAX_SHARED_VECTORS = 4
 
 
 def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
-    """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows, and other
-    constants those of the kernel that reads them first: a program for one row and one for many share them."""
+    """The numbers of vectors of columns that a panel may have. Levels have panels of one width for any number of rows.
+    Other constants have the panels of the kernel that reads them first, so that programs for one row and for many
+    share them."""
     if c.has_quantized_b:
         return (level_vectors(estimate(c.cols[-1].extent), machine),)
     lanes = machine.lanes(c.acc)
     vectors, rest = divmod(c.panel, lanes)
-    # a single row reads any panels at the speed of memory; several need panels that leave registers for rows
+    # a single row reads panels of any width at memory speed; several need panels that leave registers for rows
     is_fit = vectors and not rest and (vectors <= _MAX_SHARED_VECTORS or product(x.extent for x in c.rows) == 1)
     has_columns = vectors == 1 or (vectors - 1) * lanes < estimate(c.cols[-1].extent)
     return (vectors,) if is_fit and has_columns else range(1, machine.registers)
