@@ -24,7 +24,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., A
     """
     if fn is None:
         return functools.partial(jit, **options)
-    from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
+    from ingot.driver.compile import Options  # imported here, as `ingot.load` works without the compiler
 
     dynamic, weights = options.pop("dynamic", None), options.pop("weights", None)
     settings = Options(**{**options, "threads": thread_count(options.get("threads"))})

@@ -78,8 +78,8 @@ class WithFallback:
 
 
 def _levels(graph: fx.Graph, refused: Collection[str]) -> dict[str, int]:
-    """The part of each node: programs have even numbers, eager parts odd ones. A node reads parts of its own number
-    and of lower ones only, and what writes inputs is the last part."""
+    """The number of each node's part: even for programs, odd for eager parts. A node only reads nodes of the same or
+    lower numbers, and nodes that write inputs are in the last part."""
     levels: dict[str, int] = {}
     writes: list[str] = []
     for node in graph.nodes:
@@ -134,7 +134,7 @@ class _Compiled(torch.nn.Module):
 
 @contextmanager
 def reported() -> Iterator[list[str]]:
-    """What programs and eager parts tell of themselves meanwhile."""
+    """Collect the explanations of programs and eager parts that run inside the block."""
     report: list[str] = []
     token = _report.set(report)
     try:
@@ -150,7 +150,7 @@ def tell(run: Any, args: Sequence[Any]) -> None:
 
 
 def has_fallback(options: Mapping[str, Any]) -> bool:
-    """Whether torch.compile's options ask for it. Raises InputError for a value that is not known."""
+    """Whether torch.compile's options request the fallback. Raises InputError for an unknown value."""
     fallback = options.get("fallback")
     if fallback not in (None, "eager"):
         raise InputError("fallback", expected="'eager', or None for an error", got=repr(fallback))
@@ -158,9 +158,9 @@ def has_fallback(options: Mapping[str, Any]) -> bool:
 
 
 def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Call what `torch.compile(..., backend="ingot")` returned, and tell what ran, in order: the steps of each program
-    with their times (`CompiledModel.explain`), and what ran in eager PyTorch between them."""
-    model(*args, **kwargs)  # compiles what is not yet
+    """Call a result of `torch.compile(..., backend="ingot")`, and report what ran, in order: the steps of each program
+    with their times (`CompiledModel.explain`), and the ops in eager PyTorch between them."""
+    model(*args, **kwargs)  # compiles what is not compiled yet
     with reported() as report:
         model(*args, **kwargs)
     return "\n\n".join(report)

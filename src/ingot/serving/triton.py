@@ -1,4 +1,4 @@
-"""NVIDIA Triton: a model repository with compiled models for its Python backend, and its server where it is installed.
+"""NVIDIA Triton: a model repository with compiled models for its Python backend, and its server, if installed.
 
 REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/VERSION/model.ingot, model.py
@@ -49,8 +49,8 @@ def write_model(
 ) -> Path:
     """Write one version of a model; its configuration is that of all versions. Returns the folder of the model.
 
-    timeout: seconds that a request may wait. source: the folder that the backend imports Ingot from; None: where it is
-    installed. Raises InputError for a model that is several programs, keeps state, or has tensors of types that
+    timeout: the seconds that a request may wait. source: the folder from which the backend imports Ingot; None: its
+    installation. Raises InputError for a model that is several programs, has state, or has tensors of types that
     Triton's Python backend lacks.
     """
     check_name(name)
@@ -105,7 +105,7 @@ class Triton:
 
 
 def find_triton() -> Triton:
-    """`tritonserver` of the path, or of the wheel nvidia-pytriton. Raises DeviceError where neither is."""
+    """`tritonserver` on the path, or of the wheel nvidia-pytriton. Raises DeviceError if there is neither."""
     on_path = shutil.which("tritonserver")
     if on_path is not None:
         return Triton(Path(on_path), None, {"PATH": _path()})
@@ -132,7 +132,7 @@ def find_triton() -> Triton:
 
 
 def _path() -> str:
-    """The backend's processes ignore PYTHONPATH: they belong to the first Python of the path."""
+    """A PATH with this Python first: the backend's processes use the first Python on it, and ignore PYTHONPATH."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

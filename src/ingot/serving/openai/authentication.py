@@ -1,4 +1,4 @@
-"""A key that requests must show: `Authorization: Bearer KEY`."""
+"""Authentication of requests by a key: `Authorization: Bearer KEY`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OPEN = ("/health", "/v2/health/live", "/v2/health/ready")
 
 
 class KeyRequired:
-    """An application that answers those alone who have the key. Keys are compared in constant time, by their hashes, so
-    that not even the length of the key is told."""
+    """An application that only answers requests with the key. Keys are compared in constant time, by their hashes, so
+    that not even the length of the key leaks."""
 
     def __init__(self, application: ASGIApp, key: str) -> None:
         self._application, self._hash = application, _hash(key)

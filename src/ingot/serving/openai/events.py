@@ -1,5 +1,5 @@
-"""A stream of server-sent events, each a JSON object, as https://html.spec.whatwg.org/multipage/server-sent-events.html
-has them, and OpenAI's last word."""
+"""A stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), each a JSON object,
+with OpenAI's end marker."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ERROR_SECONDS = 1.0  # to send an error to a client that may not read any more
 
 
 class EventStream(Response):
-    """events: ends early when the client goes away. An error of theirs, or no end in time, is the last event. close:
-    called in the end."""
+    """events: stopped when the client disconnects. If they raise an error or take too long, that is reported as the
+    last event. close: called at the end."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""What language models count, in the server's registry."""
+"""The metrics of language models, in the server's registry."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class LanguageMetrics:
         self._prompt.labels(model).inc(tokens)
 
     def pace(self, model: str, since: float) -> Pace:
-        """Of an answer to a request that came at `since`, as `time.perf_counter` has it."""
+        """The pace of an answer to a request that arrived at `since`, in the time of `time.perf_counter`."""
         return Pace(self._first.labels(model), self._between.labels(model), self._generated.labels(model), since)
 
 
 class Pace:
-    """Told the tokens of one answer as they come."""
+    """Receives the tokens of one answer as they come."""
 
     def __init__(self, first: Histogram, between: Histogram, generated: Counter, since: float) -> None:
         self._first, self._between, self._generated, self._last = first, between, generated, since
         self._is_first = True
 
     def tokens(self, count: int) -> None:
-        """Several at a time share the time since the last ones."""
+        """Count new tokens, which divide the time since the last ones equally."""
         if not count:
             return
         now = time.perf_counter()

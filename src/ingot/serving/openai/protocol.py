@@ -1,9 +1,9 @@
-"""The bodies of requests, by `pydantic`: typed, bounded, and refused where they ask for what is not there.
+"""The bodies of requests, as `pydantic` models: typed, bounded, and refused if they use unsupported features.
 
 parse(ChatRequest, b'{"model": "m", "messages": [...]}')  ->  ChatRequest
 
-Fields of OpenAI's that change nothing here (`user`, `metadata`) are taken; all others that are not below are errors
-that name them. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `chat_template_kwargs` and `reasoning_format` are
+Fields of OpenAI that have no effect here (`user`, `metadata`) are accepted; any other unknown field is an error that
+names it. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `chat_template_kwargs` and `reasoning_format` are
 those of llama.cpp and vLLM.
 """
 
@@ -34,7 +34,7 @@ class StreamOptions(_Body):
 
 
 class _Sampled(_Body):
-    """What completions and chats share."""
+    """The common fields of completions and chats."""
 
     model: Annotated[str, Field(max_length=200)]
     max_tokens: Count | None = None
@@ -77,13 +77,13 @@ class _Sampled(_Body):
 
     @property
     def stops(self) -> list[str]:
-        """The texts that end an answer. An empty one ends none."""
+        """The texts that end an answer, without empty ones."""
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in texts if text]
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """As the arguments of `LanguageModel.generate`."""
+        """The options, as arguments of `LanguageModel.generate`."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
         options = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
         bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
@@ -231,7 +231,7 @@ class ChatRequest(_Sampled):
 
     @property
     def alternatives(self) -> int | None:
-        """Of each token; None: no logprobs."""
+        """The number of alternatives of each token; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -252,13 +252,13 @@ class EmbeddingRequest(_Body):
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Raises OpenAIError (400), which names the first field that is wrong."""
+    """Parse a body. Raises OpenAIError (400), which names the first invalid field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         names = {*kind.model_fields}
-        # of the alternatives of a union, the field alone is told
+        # for a union, report only the field, not the alternative
         place = [str(part) for part in first["loc"]]
         param = ".".join(place)[:_SHOWN] or None
         if first["type"] == "extra_forbidden":
