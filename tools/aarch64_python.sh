@@ -6,6 +6,7 @@ set -euo pipefail
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 python=$(command -v "${2:-python3}")
+[[ $python == /* ]] || python=$PWD/$python
 cd "$folder"
 mkdir -p debs/partial state/lists/partial cache/archives/partial
 options=(-o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State="$folder/state"

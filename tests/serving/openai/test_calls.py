@@ -214,7 +214,7 @@ def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: b
 
 @pytest.mark.parametrize("form", [HERMES, SPLIT, CODER, TYPED])
 def test_arguments_are_told_as_they_come(form: CallForm):
-    values = {"city": "a long name of a city"}
+    values: dict[str, object] = {"city": "a long name of a city"}
     text = by_name(form, values) if form.by_name else hermes({"name": "search", "arguments": values})
     text = f"[TOOL_CALLS]search[ARGS]{json.dumps(values)}" if form is SPLIT else text
     reader = CallReader(form, [SEARCH], is_guarded=True)

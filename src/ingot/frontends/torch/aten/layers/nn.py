@@ -167,8 +167,10 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
 
 def _max_pool_backward(n: int) -> Callable[..., Node]:
     def backward(c: Context, grad: Node, x: Node, *window_and_indices: Any) -> Node:
-        """The gradient of pools that `decompositions.backward.maximum_pool` keeps: it passes maxima for indices."""
-        *window, maxima = window_and_indices
+        """The gradient by the windows' maxima, which `decompositions.backward.maximum_pool` passes for their indices;
+        of a graph that has indices, by the maxima computed again."""
+        *window, indices = window_and_indices
+        maxima = indices if indices.dtype == x.dtype else None
         return pullback(lambda v: _max_pool(n)(c, v, *window), x, grad, maxima)
 
     return backward
