@@ -65,17 +65,21 @@ class BlockFormat:
             return values.astype(np.float32)
         grouped = values.astype(np.float32).reshape(len(blocks), -1, self.group) - np.float32(self.zero)
         with np.errstate(all="ignore"):  # a damaged block may hold infinities
-            terms = [reduce(np.multiply, (x.astype(np.float32) for x in own)) for own in self.scales(blocks) if own]
-            out = grouped * terms[0][..., None]
-            return (out if len(terms) == 1 else out + terms[1][..., None]).reshape(len(blocks), -1)
+            terms = [
+                reduce(np.multiply, (x.astype(np.float32) for x in group_factors))
+                for group_factors in self.scales(blocks)
+                if group_factors
+            ]
+            scaled_levels = grouped * terms[0][..., None]
+            return (scaled_levels if len(terms) == 1 else scaled_levels + terms[1][..., None]).reshape(len(blocks), -1)
 
 
 def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, width: int, dtype: np.dtype) -> np.ndarray:
-    out = np.empty((len(blocks), width), dtype)
+    decoded = np.empty((len(blocks), width), dtype)
     step = max(1, _CHUNK_BLOCKS * 32 // width)
     for i in range(0, len(blocks), step):
-        out[i : i + step] = decode(blocks[i : i + step])
-    return out
+        decoded[i : i + step] = decode(blocks[i : i + step])
+    return decoded
 
 
 # --- fields of bits
@@ -92,13 +96,13 @@ def _fields(packed: np.ndarray, bits: int, line: int) -> np.ndarray:
     word = np.dtype(np.uint64 if packed.shape[1] % 8 == 0 else np.uint8)
     mask = word.type(((1 << bits) - 1) * (0x0101010101010101 if word.itemsize == 8 else 1))
     words, lines = packed.view(word), np.dtype((np.void, line))  # lines are copied as wholes
-    out = np.empty((len(packed), packed.shape[1] // line, 8 // bits, line), np.uint8)
-    by_shift = out.view(lines)[..., 0]
+    unpacked = np.empty((len(packed), packed.shape[1] // line, 8 // bits, line), np.uint8)
+    by_shift = unpacked.view(lines)[..., 0]
     for i, shift in enumerate(range(0, 8, bits)):
         fields = words >> word.type(shift) if shift else words.copy()
         fields &= mask
         by_shift[:, :, i] = fields.view(np.uint8).view(lines)
-    return out.reshape(len(packed), -1)
+    return unpacked.reshape(len(packed), -1)
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
@@ -149,8 +153,8 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scales_q2(b: np.ndarray) -> Factors:
-    both = b[:, :16]
-    return (both & 15, _float16(b[:, 80:82])), (both >> 4, -_float16(b[:, 82:84]))
+    packed = b[:, :16]
+    return (packed & 15, _float16(b[:, 80:82])), (packed >> 4, -_float16(b[:, 82:84]))
 
 
 def _levels_q3(b: np.ndarray) -> np.ndarray:

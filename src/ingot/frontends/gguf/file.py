@@ -193,24 +193,24 @@ class _Parser:
             raise self.malformed("its first bytes", expected=repr(MAGIC), got=repr(self.data[:4]))
         self.at = 4
         version = self.u32("the version")
-        known = " or ".join(map(str, VERSIONS))
+        versions = " or ".join(map(str, VERSIONS))
         if version not in VERSIONS and version & 0xFFFF == 0:
             got, fix = "big-endian", "convert the model for a little-endian machine"
             raise self.refused("the byte order", expected="little-endian", got=got, fix=fix)
         if version not in VERSIONS:
             fix = "convert the model again, with a current llama.cpp"
-            raise self.refused("the version", expected=known, got=version, fix=fix)
+            raise self.refused("the version", expected=versions, got=version, fix=fix)
         tensors = self.count("the number of tensors", 24, _MAX_ITEMS)
         return version, tensors, self.count("the number of metadata keys", 13, _MAX_ITEMS)
 
     def metadata(self, count: int) -> dict[str, Value]:
-        out: dict[str, Value] = {}
+        metadata: dict[str, Value] = {}
         for _ in range(count):
             key = self.name("a metadata key")
-            if key in out:
+            if key in metadata:
                 raise self.malformed("metadata", expected="each key once", got=f"{key!r} twice")
-            out[key] = self.value(self.u32(key), key, 0)
-        return out
+            metadata[key] = self.value(self.u32(key), key, 0)
+        return metadata
 
     def value(self, kind: int, key: str, depth: int) -> Value:
         what = f"the value of {key!r}"
@@ -244,17 +244,17 @@ class _Parser:
     def strings(self, count: int, what: str) -> tuple[str, ...]:
         self.strings_left -= count
         data, at, size, length_of = self.data, self.at, self.size, _U64.unpack_from
-        out: list[str] = []
+        strings: list[str] = []
         for _ in range(count):  # a vocabulary: no calls but these
             end = at + 8
             if end <= size:
                 end += length_of(data, at)[0]
             if end > size:
                 raise self.malformed(what, expected=f"a string at byte {at}", got=f"the end of the file, byte {size}")
-            out.append(data[at + 8 : end].decode(errors="surrogateescape"))
+            strings.append(data[at + 8 : end].decode(errors="surrogateescape"))
             at = end
         self.at = at
-        return tuple(out)
+        return tuple(strings)
 
     def tensors(self, count: int, metadata: Mapping[str, Value]) -> dict[str, Tensor]:
         entries = [self.tensor() for _ in range(count)]
@@ -269,20 +269,20 @@ class _Parser:
             raise self.malformed("general.alignment", expected=expected, got=repr(alignment))
         assert isinstance(alignment, int)
         data = -(-self.at // alignment) * alignment
-        out: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         places: list[tuple[int, int, str]] = []
         for name, shape, code, offset in entries:
-            if name in out:
+            if name in tensors:
                 raise self.malformed("tensors", expected="each name once", got=f"{name!r} twice")
             if offset % alignment:
                 raise self.malformed(f"tensor {name!r}", expected=f"an offset that {alignment} divides", got=offset)
-            out[name] = tensor = self.view(name, FORMATS[code], shape, data + offset)
+            tensors[name] = tensor = self.view(name, FORMATS[code], shape, data + offset)
             places.append((offset, offset + tensor.data.nbytes, name))
         places.sort()
         for (_, end, first), (start, _, second) in pairwise(places):
             if start < end:
                 raise self.malformed("tensors", expected="places of their own", got=f"{first!r} and {second!r} in one")
-        return out
+        return tensors
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, the format's number and the offset."""

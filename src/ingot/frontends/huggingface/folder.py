@@ -70,21 +70,21 @@ def _sharded(folder: Path) -> dict[str, np.ndarray]:
         if file != os.path.basename(file) or file in ("", ".", "..") or "\0" in file or "\\" in file:
             expected = "the name of a file in this folder"
             raise ImportModelError("the index of shards", expected=expected, got=repr(file), where=where)
-    out: dict[str, np.ndarray] = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in sorted(files):
         for name, array in safetensors.read(folder / file).items():
-            if name in out:
+            if name in tensors:
                 got = f"{name!r} in {by_name.get(name)} and {file}"
                 raise ImportModelError("shards", expected="each tensor once", got=got, where=where)
             if by_name.get(name, file) != file:
                 got = f"it in {file}"
                 raise ImportModelError(f"shard of {name!r}", expected=by_name[name], got=got, where=where)
-            out[name] = array
-    if lacking := [name for name in by_name if name not in out]:
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        expected = f"{lacking[0]!r} in {by_name[lacking[0]]}{more}"
+            tensors[name] = array
+    if lacking := [name for name in by_name if name not in tensors]:
+        ellipsis = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        expected = f"{lacking[0]!r} in {by_name[lacking[0]]}{ellipsis}"
         raise ImportModelError("shards", expected=expected, got="no such tensor", where=where)
-    return out
+    return tensors
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:

@@ -81,10 +81,10 @@ def packed_of(folder: Folder) -> tuple[dict[str, Packed], set[str]]:
 _Found: TypeAlias = dict[str, tuple[Packed, tuple[str, ...]]]
 
 
-def _option(config: Mapping[str, Any], name: str, known: tuple[object, ...], default: object, where: str) -> Any:
+def _option(config: Mapping[str, Any], name: str, choices: tuple[object, ...], default: object, where: str) -> Any:
     value = config.get(name, default)
-    if not any(value == k and type(value) is type(k) for k in known):
-        expected = f"one of {', '.join(map(repr, known))}"
+    if not any(value == k and type(value) is type(k) for k in choices):
+        expected = f"one of {', '.join(map(repr, choices))}"
         raise ImportModelError(f"quantization_config: {name}", expected=expected, got=repr(value), where=where)
     return value
 
@@ -100,7 +100,7 @@ def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     # as stored, the zeros of the first format are less by one
     version = "gptq" if is_awq else _option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq", where)
     added = 0 if is_awq or version == "gptq_v2" else 1
-    out: _Found = {}
+    layers: _Found = {}
     for name in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
         parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
         if lacking := [part for part in parts if part not in tensors]:
@@ -110,8 +110,8 @@ def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
         layer = _Layer(name, bits, added, is_awq, weight, zeros, scales, index)
         if index is not None:
             parts.append(f"{name}.g_idx")
-        out[f"{name}.weight"] = Packed(layer.checked(where), layer.open), tuple(parts)
-    return out
+        layers[f"{name}.weight"] = Packed(layer.checked(where), layer.open), tuple(parts)
+    return layers
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class _Layer:
             inputs, outputs = (rows, columns * fields) if self.is_awq else (rows * fields, columns)
             groups = self.scales.shape[0]
             is_whole = groups and inputs % groups == 0 and outputs % fields == 0
-            fitting = self.scales.shape[1] == outputs and self.zeros.shape == (groups, outputs // fields)
-            if is_whole and fitting and (self.index is None or self.index.shape == (inputs,)):
+            is_consistent = self.scales.shape[1] == outputs and self.zeros.shape == (groups, outputs // fields)
+            if is_whole and is_consistent and (self.index is None or self.index.shape == (inputs,)):
                 return outputs, inputs
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*integers, self.scales))
         expected = f"packed int32 of {self.bits} bits with zeros and float scales for each group of inputs"
@@ -204,7 +204,7 @@ def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     ):
         expected = "two positive numbers, or none"
         raise ImportModelError("quantization_config: weight_block_size", expected=expected, got=repr(tile), where=where)
-    out: _Found = {}
+    layers: _Found = {}
     for name, weight in tensors.items():
         if not name.endswith(".weight") or not (dtype_of(weight).is_float and dtype_of(weight).bits == 8):
             continue
@@ -217,8 +217,8 @@ def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
             expected = "one, one a row, or one for each tile of weight_block_size"
             got = f"{scale.dtype}{list(scale.shape)} for {list(weight.shape)}"
             raise ImportModelError(f"scales of {name!r}", expected=expected, got=got, where=where)
-        out[name] = _of_tiles(name, weight, scale, *sizes), (name, scales[0])
-    return out
+        layers[name] = _of_tiles(name, weight, scale, *sizes), (name, scales[0])
+    return layers
 
 
 def _tile_of(weight: np.ndarray, scale: np.ndarray, tile: list[int] | None) -> tuple[int, int] | None:

@@ -200,9 +200,9 @@ def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
         state_before, state_after = (
             tree_util.tree_leaves_with_path(nnx.state(m, constant_state)) for m in (owner, copy)
         )
-        known = {tree_util.keystr(path): value for path, value in state_before}
+        before = {tree_util.keystr(path): value for path, value in state_before}
         now = [(tree_util.keystr(path), value) for path, value in state_after]
-        if changed := [path for path, value in now if known.get(path) is not value]:
+        if changed := [path for path, value in now if before.get(path) is not value]:
             fix = "call .eval() on it, or compile a function that takes and returns the state of nnx.split"
             raise ImportModelError(f"the module sets {', '.join(changed[:4])} when it is called", fix=fix)
         return result
@@ -257,17 +257,17 @@ def _chosen(
     weights: Sequence[Any] | Mapping[Any, Any], names: list[str], kwargs: Mapping[str, Any]
 ) -> dict[Any, int | str]:
     """Of each weight asked for, its position, or its name among the named arguments."""
-    out: dict[Any, int | str] = {}
+    positions: dict[Any, int | str] = {}
     for key in (weights,) if isinstance(weights, int | str) else weights:
         if isinstance(key, int) and -len(names) <= key < len(names):
-            out[key] = key % len(names)
+            positions[key] = key % len(names)
         elif key in names:
-            out[key] = names.index(key)
+            positions[key] = names.index(key)
         elif key in kwargs:
-            out[key] = key
+            positions[key] = key
         else:
             raise InputError("weights", expected=f"indices or names of {[*names, *kwargs]}", got=repr(key))
-    return out
+    return positions
 
 
 def _root(path: Sequence[Any]) -> int | str:

@@ -66,8 +66,8 @@ def _with_own(primitive: Any) -> Any:
         def whole(*xs: Any) -> list[Any]:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
                 remaining = iter(parts)
-                every = (x if i in silent else _joined(x, remaining) for i, x in enumerate(xs))
-                ys = _bind(primitive, every, params)
+                operands_ = (x if i in silent else _joined(x, remaining) for i, x in enumerate(xs))
+                ys = _bind(primitive, operands_, params)
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
@@ -118,9 +118,9 @@ def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) ->
 def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """The computation of a program whose functions lose their custom gradients: nothing here is
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
+    environment = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
-        values = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        values = [v.val if isinstance(v, Literal) else environment[v] for v in eqn.invars]
         inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
         if inner is not None:
             ys = _without_own(inner.jaxpr, inner.consts, values)
@@ -129,8 +129,8 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
             params = {name: _without_gradients(p) for name, p in eqn.params.items()}
             ys = _bind(value, values, params)
             ys = ys if value.multiple_results else [ys]
-        known.update(zip(eqn.outvars, ys, strict=True))
-    return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
+        environment.update(zip(eqn.outvars, ys, strict=True))
+    return [v.val if isinstance(v, Literal) else environment[v] for v in jaxpr.outvars]
 
 
 def _without_gradients(parameter: Any) -> Any:

@@ -57,12 +57,12 @@ def import_trainable(
 
     def stepped(learned: Sequence[Any], *rest: Any) -> Any:
         count = len(rest) - len(read)
-        out = fn(joined(learned), *rest[:count])
+        results = fn(joined(learned), *rest[:count])
         if loss is None:
-            return out
-        value = loss(out, *rest[count:])
+            return results
+        value = loss(results, *rest[count:])
         check_loss(value, jax.Array, "array")
-        return value, out
+        return value, results
 
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
@@ -75,8 +75,8 @@ def import_trainable(
     own_inputs = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
 
     def flatten(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        every = imported.flatten((first, *arguments), named)
-        return [every[i] for i in own_inputs]
+        arrays = imported.flatten((first, *arguments), named)
+        return [arrays[i] for i in own_inputs]
 
     def restore(values: Mapping[str, np.ndarray]) -> Any:
         return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])

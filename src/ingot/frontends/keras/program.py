@@ -46,8 +46,8 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
 
     def run(first: list[Any], rest: list[Any], arguments: list[Any]) -> list[Any]:
         inputs = arguments[0] if len(arguments) == 1 else arguments
-        out, _ = model.stateless_call(first, rest, inputs, **inferring)
-        return jax.tree_util.tree_leaves(out)
+        results, _ = model.stateless_call(first, rest, inputs, **inferring)
+        return jax.tree_util.tree_leaves(results)
 
     exported = exported_program(run, variable_specs(trainable, others), specs)
     labels = variable_labels((*trainable, *others))

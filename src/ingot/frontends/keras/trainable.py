@@ -58,13 +58,13 @@ def import_trainable(
 
     def called(first: list[Any], rest: list[Any], inputs: list[Any]) -> tuple[list[Any], Any, list[Any]]:
         model_inputs = inputs[0] if count == 1 else inputs[:count]
-        out, next_values, losses = model.stateless_call(
+        model_outputs, next_values, losses = model.stateless_call(
             first, rest, model_inputs, return_losses=True, **in_training(model, True)
         )
         updated.update(i for i, (a, b) in enumerate(zip(rest, next_values, strict=True)) if a is not b)
-        results = jax.tree_util.tree_leaves(out)
+        results = jax.tree_util.tree_leaves(model_outputs)
         if loss is not None:
-            value = loss(out, *inputs[count:])
+            value = loss(model_outputs, *inputs[count:])
             check_loss(value, jax.Array, "array")
             results = [value, *results]
         return [next_values[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results

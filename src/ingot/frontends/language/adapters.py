@@ -43,11 +43,11 @@ def in_gguf(adapter: Mapping[str, LowRank], weights: Weights, architecture: Arch
 
     def image(name: str, part: LowRank) -> tuple[str, LowRank]:
         for role, place in roles_of(name):
-            own = names.get(role, "").format(*place)
-            if own in weights:
+            gguf_name = names.get(role, "").format(*place)
+            if gguf_name in weights:
                 part = replace(part, transposed=False)
-                is_paired = architecture.family in PAIRED and role in heads and part.shape == weights.shape(own)
-                return own, part.reordered(heads[role]) if is_paired else part
+                is_paired = architecture.family in PAIRED and role in heads and part.shape == weights.shape(gguf_name)
+                return gguf_name, part.reordered(heads[role]) if is_paired else part
         return name, part
 
     return dict(image(name, part) for name, part in adapter.items())
@@ -77,9 +77,9 @@ def _of_folder(path: Path, scale: float) -> Mapping[str, LowRank]:
     s = Settings(config, str(path / "adapter_config.json"))
     if s.text("peft_type", default="none") != "LORA":
         raise s.error("peft_type", "'LORA'", s.get("peft_type"))
-    for key, off in _OFF.items():
-        if s.get(key) not in (None, off, []):
-            raise s.error(key, repr(off), s.get(key))
+    for key, off_value in _OFF.items():
+        if s.get(key) not in (None, off_value, []):
+            raise s.error(key, repr(off_value), s.get(key))
     if s.get("alpha_pattern") or s.get("rank_pattern"):
         raise s.error("alpha_pattern, rank_pattern", "none", [s.get("alpha_pattern"), s.get("rank_pattern")])
     alpha, is_stable, transposed = s.number("lora_alpha"), s.flag("use_rslora"), s.flag("fan_in_fan_out")

@@ -109,8 +109,8 @@ def language_graph(
     facts["vocabulary"] = network.vocabulary
     if isinstance(what, Steps):
         form = pool(what, file.architecture, network.context, CACHES[cache])
-        own = {"kind": "steps", "cache_bytes": form.nbytes, "pages": form.pages, "sequences": what.sequences}
-        return step(network, form), {**own, **facts}
+        pool_facts = {"kind": "steps", "cache_bytes": form.nbytes, "pages": form.pages, "sequences": what.sequences}
+        return step(network, form), {**pool_facts, **facts}
     form = CacheForm.of(file.architecture, 1, network.context, CACHES[cache])
     match what:
         case "embed":
@@ -134,5 +134,5 @@ def _pooling_of_metadata(metadata: Mapping[str, Any], architecture: Architecture
 def _pooling_of_folder(path: Path) -> str:
     config = json_of(path / "1_Pooling" / "config.json")
     names = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}
-    asked = [pooling for pooling in POOLINGS if config.get(names[pooling]) is True]
-    return asked[0] if len(asked) == 1 else "mean"
+    requested = [pooling for pooling in POOLINGS if config.get(names[pooling]) is True]
+    return requested[0] if len(requested) == 1 else "mean"

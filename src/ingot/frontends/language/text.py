@@ -23,8 +23,8 @@ def text_of_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     key = "tokenizer.chat_template"
     templates = {"default": s.text(key)} if s.get(key) is not None else {}
     templates |= {k.removeprefix(f"{key}."): s.text(k) for k in metadata if k.startswith(f"{key}.")}
-    own = "general.sampling."
-    sampling = {name: s.number(own + old) for name, old in _SAMPLING.items() if s.get(own + old) is not None}
+    prefix = "general.sampling."
+    sampling = {name: s.number(prefix + old) for name, old in _SAMPLING.items() if s.get(prefix + old) is not None}
     tokenizer = _tokenizer(lambda: Tokenizer.from_metadata(metadata)) if has_vocabulary(metadata) else {}
     end = "tokenizer.ggml.eos_token_id"
     ends = [] if s.get(end) is None else [s.count(end, least=0)]
@@ -35,12 +35,12 @@ def text_of_folder(folder: Folder) -> dict[str, Any]:
     path = folder.path
     config, generation = (json_of(path / f"{name}_config.json") for name in ("tokenizer", "generation"))
     templates: dict[str, str] = {}
-    given = config.get("chat_template")
-    if isinstance(given, str):
-        templates["default"] = given
-    elif isinstance(given, list):
+    template = config.get("chat_template")
+    if isinstance(template, str):
+        templates["default"] = template
+    elif isinstance(template, list):
         templates |= {
-            t["name"]: t["template"] for t in given if isinstance(t, dict) and {"name", "template"} <= t.keys()
+            t["name"]: t["template"] for t in template if isinstance(t, dict) and {"name", "template"} <= t.keys()
         }
     if (path / "chat_template.jinja").is_file():
         templates["default"] = _read(path / "chat_template.jinja")

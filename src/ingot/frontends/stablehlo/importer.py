@@ -36,7 +36,7 @@ from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
 
-# functions that call each other twice each grow without bound
+# bounds inlining: functions that each call the next one twice grow exponentially
 _MAX_OPERATIONS = 2_000_000
 _MAX_CALL_DEPTH = 64
 TENSOR, COMPLEX = "tensor", "complex"
@@ -53,7 +53,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Imported:
-    """A program as a graph, and what its arguments and results are to a caller."""
+    """A program as a graph, with the caller's view of its arguments and results."""
 
     graph: Graph
     inputs: tuple[Leaf, ...]
@@ -62,7 +62,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of main beside its type: its name, the sizes that the type leaves open, a value."""
+    """What is known of an argument of main besides its type: its name, open sizes, a value."""
 
     name: str
     shape: tuple[DimLike, ...] | None = None
@@ -100,7 +100,7 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
 
 
 def _annotated(values: Sequence[AnyValue], attributes: Sequence[Mapping[str, Attribute]]) -> list[AnyValue]:
-    """Values with the shardings that main's signature gives them."""
+    """Values with the shardings of main's signature."""
     return [annotated(v, attributes[i]) if i < len(attributes) else v for i, v in enumerate(values)]
 
 
@@ -158,7 +158,7 @@ def _constant(argument: Argument, type: Tensor, shape: tuple[DimLike, ...]) -> A
 
 
 def _output_names(main: Function) -> list[str]:
-    """jax.result_info of each result where it is a name of its own, else output_0, output_1, ..."""
+    """jax.result_info of each result where it is a distinct name, else output_0, output_1, ..."""
     names: list[str] = []
     for i in range(len(main.result_types)):
         info = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
@@ -191,20 +191,20 @@ class Importer:
     count: int = 0
     depth: int = 0
     draws: int = 0
-    caller: str = ""  # the place of the call whose function is walked over
-    rank: Node | None = None  # of the device, inside of a computation of each device
+    caller: str = ""  # the location of the call whose function is being inlined
+    rank: Node | None = None  # of the device, inside a per-device computation
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
         self._places: dict[tuple[str, str], str] = {}
 
     def random_key(self) -> Node:
-        """The key of a new draw of random numbers."""
+        """A fresh random key."""
         self.draws += 1
         return ops.RandomKey(self.draws - 1)()
 
     def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]:
-        """Its results for these arguments; caller: the place of the call."""
+        """The function's results for these arguments; caller: the location of the call."""
         if not function.body.operations:
             raise ImportModelError(f"function @{function.name} has no body", where=self.where or None)
         if len(arguments) != len(function.body.arguments):
@@ -268,7 +268,7 @@ class Importer:
                 raise Unsupported(f"{len(op.results)} results, its row gives {len(results)}")
             return [_checked(value, type, op.name) for value, type in zip(results, call.types, strict=True)]
         except Unsupported as e:
-            # a refusal without a reason is that of an operation inside, which is listed already
+            # a refusal without a reason comes from an inner operation, which is listed already
             if str(e):
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
             return [Missing()] * len(op.results)
@@ -287,7 +287,7 @@ def _type(text: str) -> Tensor | None:
 
 
 def _checked(value: AnyValue, type: Tensor | None, what: str) -> AnyValue:
-    """`value`, whose type is the declared one of `what`; a size that only the declaration knows is taken from it."""
+    """`value`, checked against the declared type of `what`; sizes that only the declaration fixes are taken from it."""
     if type is None or not isinstance(value, Node | Complex | Quantized):
         return value
     nodes = parts(value)
@@ -317,7 +317,7 @@ def _fit(node: Node, type: Tensor, what: str) -> Node:
 # --- rows
 
 
-# what moves or adds elements does so to the real and to the imaginary parts
+# ops that move or add elements, applied to the real and the imaginary parts
 _PARTWISE = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -351,7 +351,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
     return results if isinstance(results, tuple) else () if results is None else (results,)
 
 
-# these take values of any kind
+# ops that take values of any kind
 _OPS_OF_ANY_VALUES = frozenset((
     "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.map", "stablehlo.reduce", "stablehlo.sort",
     "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "func.call", "stablehlo.composite",

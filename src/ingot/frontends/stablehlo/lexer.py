@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ingot.support.errors import ImportModelError
 
-# what stands in angle brackets, five deep; possessive, so that no text takes more than linear time
+# the contents of angle brackets, up to five deep; possessive, so that matching takes linear time
 _PIECE = r'(?:[^<>"-]++|->|-|"[^"]*+"'
 _NESTED = _PIECE + ")*+"
 for _ in range(4):

@@ -15,7 +15,7 @@ from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
 
 _ITEM = re.compile(r"-?0x[0-9A-Fa-f]+|-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|true|false|-?(?:nan|inf)")
-_MAX_INLINE_ELEMENTS = 8  # elements that are written out
+_MAX_INLINE_ELEMENTS = 8  # the most elements written as numbers
 
 
 def arrays(dense: Dense, resources: Mapping[str, str]) -> tuple[np.ndarray, ...]:
@@ -75,12 +75,12 @@ def _of_bytes(raw: bytes, type: Tensor, dense: Dense) -> tuple[np.ndarray, ...]:
 def _of_items(items: list[str], type: Tensor, dense: Dense) -> tuple[np.ndarray, ...]:
     shape = tuple(d or 0 for d in type.shape)
     count = math.prod(shape)
-    each = 2 if type.complex else 1
-    if len(items) not in (each, count * each) or (not items and count):
-        raise _unfit(dense, f"{count * each} numbers")
+    numbers_per_element = 2 if type.complex else 1
+    if len(items) not in (numbers_per_element, count * numbers_per_element) or (not items and count):
+        raise _unfit(dense, f"{count * numbers_per_element} numbers")
     flat = _numbers(items, type.dtype, dense)
-    if flat.size != count * each:
-        flat = np.resize(flat, count * each)
+    if flat.size != count * numbers_per_element:
+        flat = np.resize(flat, count * numbers_per_element)
     if type.complex:
         pairs = flat.reshape(*shape, 2)
         return pairs[..., 0].copy(), pairs[..., 1].copy()
@@ -101,20 +101,20 @@ def _numbers(items: list[str], dtype: DType, dense: Dense) -> np.ndarray:
             return np.array(wrapped, np.uint64 if dtype.kind == "u" else np.int64).astype(dtype.numpy)
         if not any(v.startswith(("0x", "-0x")) for v in items):
             return np.array(items, np.float64).astype(dtype.numpy)
-        out = np.empty(len(items), dtype.numpy)
-        bits = out.view(f"u{dtype.nbytes}")
+        numbers = np.empty(len(items), dtype.numpy)
+        bits = numbers.view(f"u{dtype.nbytes}")
         for i, v in enumerate(items):
             if v.startswith("0x"):
                 bits[i] = int(v, 16)
             else:
-                out[i] = float(v)
-        return out
+                numbers[i] = float(v)
+        return numbers
     except (ValueError, OverflowError):
         raise _unfit(dense, f"numbers of {dtype}") from None
 
 
 def dense(array: np.ndarray, type: str) -> Dense:
-    """A literal that keeps every bit: numbers where they are few, else hexadecimal digits."""
+    """A literal that preserves every bit: numbers if there are few, else hexadecimal digits."""
     if array.size == 0:
         return Dense("", type)
     if array.dtype == bool:

@@ -1,4 +1,4 @@
-"""The place in the user's program that an operation comes from, read from MLIR's location texts.
+"""The location in the user's program that an operation comes from, read from MLIR's location texts.
 
 callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
 """
@@ -14,10 +14,9 @@ _NAME = re.compile(r'"([^"]*)" \(')
 
 
 def describe(text: str, aliases: Mapping[str, str], caller: str = "") -> str:
-    """The first file and line that `text` leads to, rather one of no installed package, behind the name that it gives;
-    "" for an unknown place.
+    """The name in `text` and the first file and line, preferably not of an installed package; "" if unknown.
 
-    caller: the place of the call of the function that it stands in, where `text` leads to no file: JAX drops those of
+    caller: the location of the call of the enclosing function, for a `text` without a file: JAX drops the locations of
     functions that it traced before.
     """
     expanded = text

@@ -1,4 +1,4 @@
-"""A StableHLO file or text: what is asked for about its arguments, and the way from a caller's arrays to the graph."""
+"""A StableHLO file or text: the caller's requests about arguments, and the adapters of a caller's arrays."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ingot.support.errors import ImportModelError, InputError
 BYTECODE = b"ML\xefR"
 _READER_CODE = "from ingot.frontends.stablehlo.model import main; main()"
 _READER_SECONDS = 300
-_READER_MEMORY_BYTES = 4 << 30  # of addresses: jaxlib alone takes one GB
-_MAX_MEMORY_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
+_READER_MEMORY_BYTES = 4 << 30  # of address space: jaxlib alone takes one GB
+_MAX_MEMORY_RATIO = 64  # of memory to bytecode: constants are copied several times, and become text
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A program as a graph, and the way between a caller's arrays and it."""
+    """A program as a graph, with the adapters of a caller's arrays to it."""
 
     graph: Graph
     inputs: tuple[Leaf, ...]
@@ -44,7 +44,7 @@ class ImportedModel:
 
     @property
     def plain(self) -> bool:
-        """Whether a caller's arrays are the graph's inputs and outputs as they are."""
+        """Whether a caller's arrays are the graph's inputs and outputs without conversion."""
         return all(leaf.kind == "tensor" for leaf in (*self.inputs, *self.outputs))
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -144,7 +144,7 @@ def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tupl
 
 
 def text_of(bytecode: bytes) -> str:
-    """Portable bytecode of JAX's own as text, by jaxlib, which what is damaged can crash. Raises what MLIR raises."""
+    """Trusted portable bytecode as text, by jaxlib, which damaged bytecode can crash. Raises as MLIR does."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
@@ -156,7 +156,7 @@ def text_of(bytecode: bytes) -> str:
 
 
 def text_apart(bytecode: bytes, where: str) -> str:
-    """Anyone's bytecode as text. Raises ImportModelError without jaxlib, and for what it cannot read."""
+    """Untrusted bytecode as text. Raises ImportModelError without jaxlib, and for bytecode that it cannot read."""
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"
         raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
@@ -164,7 +164,7 @@ def text_apart(bytecode: bytes, where: str) -> str:
 
 
 def main() -> None:
-    """In the process: bytecode from stdin, text to stdout."""
+    """The process's entry point: bytecode from stdin, text to stdout."""
     data = sys.stdin.buffer.read()
     limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + _MAX_MEMORY_RATIO * len(data))
     try:
@@ -176,16 +176,16 @@ def main() -> None:
 
 
 def _names(module: Module) -> list[str]:
-    """Of main's arguments: `loc("x")` where there is one, else `%x` as it is written."""
+    """The names of main's arguments: from `loc("x")` where there is one, else from `%x`."""
     assert module.main is not None
     main = module.main
-    out: list[str] = []
+    names: list[str] = []
     for i, (name, _) in enumerate(main.body.arguments):
         text = main.argument_locs[i] if i < len(main.argument_locs) else ""
         text = module.locations.get(text, text)
         quoted = re.fullmatch(r'"([^"]*)"', text)
-        out.append(quoted[1] if quoted and quoted[1] else name.lstrip("%"))
-    return out if len(set(out)) == len(out) else [n.lstrip("%") for n, _ in main.body.arguments]
+        names.append(quoted[1] if quoted and quoted[1] else name.lstrip("%"))
+    return names if len(set(names)) == len(names) else [n.lstrip("%") for n, _ in main.body.arguments]
 
 
 def _declared(text: str, sizes: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:

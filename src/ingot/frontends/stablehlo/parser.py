@@ -1,4 +1,4 @@
-"""From StableHLO text to `syntax.Module`: MLIR's generic form, and through `pretty` the forms that its printers write.
+"""StableHLO text to `syntax.Module`: MLIR's generic form, and, by `pretty`, the short forms that its printers write.
 
 Both occur in one file. Aliases (`#map = ...`) are resolved; locations are kept as text.
 """
@@ -23,14 +23,14 @@ from ingot.frontends.stablehlo.syntax import (
     Symbol,
 )
 
-_MAX_DEPTH = 100  # regions and attributes within each other
+_MAX_DEPTH = 100  # of nested regions and attributes
 _END = ""
 T = TypeVar("T")
 Named = tuple[str, str]
 
 
 class Parser:
-    """One pass over the tokens. Methods read a construct and leave `at` behind it."""
+    """One pass over the tokens. Methods read a construct and leave `at` after it."""
 
     def __init__(self, text: str, where: str = "") -> None:
         self.text, self.where = text, where
@@ -68,17 +68,17 @@ class Parser:
     def many(self, item: Callable[[], T], open: str, close: str) -> list[T]:
         """open item, item, ... close"""
         self.expect(open)
-        out: list[T] = []
+        items: list[T] = []
         if self.accept(close):
-            return out
+            return items
         while True:
-            out.append(item())
+            items.append(item())
             if not self.accept(","):
                 self.expect(close)
-                return out
+                return items
 
     def skip(self) -> str:
-        """<...>: how values are spread over devices, as text."""
+        """<...>, a sharding, as text."""
         self.expect("<")
         tokens, depth = ["<"], 1
         while depth:
@@ -144,7 +144,7 @@ class Parser:
     # --- types
 
     def type(self) -> str:
-        """One type, as text in one spelling."""
+        """One type, as normalized text."""
         token = self.take()
         if token == "(":
             self.at -= 1
@@ -210,7 +210,7 @@ class Parser:
             self.fail(f"{count} result types for {op}", self.at - 1)
         names = [n if k == 1 else f"{n}#{i}" for n, k in results for i in range(k)]
         loc = self.optional_location()
-        # an operation whose results nobody names has them all the same
+        # unnamed results get names
         named = tuple(zip(names or [f"%_{i}" for i in range(len(types))], types, strict=True))
         return Operation(op, tuple(operands), attributes, tuple(regions), named, loc)
 
@@ -229,7 +229,7 @@ class Parser:
         return name, operands, attributes, regions, self.signature()[1]
 
     def pretty(self, name: str, count: int) -> Parts:
-        """An operation in a form of its own; see `pretty`."""
+        """An operation in a short form; see `pretty`."""
         self.fail("an operation in the generic form", self.at - 1)
 
     def region(self, arguments: tuple[Named, ...] = ()) -> Block:
@@ -373,7 +373,7 @@ class Parser:
             self.aliases[token] = self.attribute()
 
     def _mesh(self) -> tuple[str, str]:
-        """sdy.mesh @mesh = <["x"=2]> {...}: its name, and what it is made of, as text."""
+        """sdy.mesh @mesh = <["x"=2]> {...}: its name, and its definition as text."""
         name = symbol_name(self.take())
         self.expect("=")
         text = self.skip()
@@ -384,12 +384,12 @@ class Parser:
 
     def _resources(self) -> dict[str, str]:
         """{-# dialect_resources: { builtin: { name: "0x..." } } #-}"""
-        out: dict[str, str] = {}
+        resources: dict[str, str] = {}
         while (token := self.take()) != "#-}":
             if self.peek() == ":" and self.tokens[self.at + 1][:1] == '"':
                 self.take()
-                out[token.strip('"')] = string(self.take())
-        return out
+                resources[token.strip('"')] = string(self.take())
+        return resources
 
 
 def _dictionaries(value: Attribute) -> list[dict[str, Attribute]]:
@@ -400,7 +400,7 @@ Parts = tuple[str, list[str], dict[str, Attribute], list[Block], list[str]]
 
 
 def symbol_name(token: str) -> str:
-    """@name or @"name" without what marks it."""
+    """The name in @name or @"name"."""
     return token[1:].replace('"', "")
 
 
@@ -409,24 +409,24 @@ def string(token: str) -> str:
     body = token[1:-1]
     if "\\" not in body:
         return body
-    out, at = bytearray(), 0
+    decoded, at = bytearray(), 0
     raw = body.encode()
     short = {ord("n"): 10, ord("t"): 9, ord('"'): 34, ord("\\"): 92}
     while at < len(raw):
         if raw[at] != 92:
-            out.append(raw[at])
+            decoded.append(raw[at])
             at += 1
         elif at + 1 < len(raw) and raw[at + 1] in short:
-            out.append(short[raw[at + 1]])
+            decoded.append(short[raw[at + 1]])
             at += 2
         else:
             try:
-                out.append(int(raw[at + 1 : at + 3], 16))
+                decoded.append(int(raw[at + 1 : at + 3], 16))
             except ValueError:
-                out.append(92)
+                decoded.append(92)
                 at -= 2
             at += 3
-    return out.decode("utf-8", "replace")
+    return decoded.decode("utf-8", "replace")
 
 
 def ints(token: str) -> Attribute:
@@ -443,12 +443,12 @@ def ints(token: str) -> Attribute:
 def fields(text: str) -> Mapping[str, Attribute] | None:
     """`#stablehlo.gather<offset_dims = [0], ...>` by name; None where it holds no such list."""
     parser = Parser(text[text.index("<") + 1 : -1])
-    out: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     while parser.peek() != _END:
         name = parser.take()
         if not parser.accept("="):
             return None
-        out[name] = parser.attribute()
+        attributes[name] = parser.attribute()
         if not parser.accept(","):
             break
-    return out if parser.peek() == _END else None
+    return attributes if parser.peek() == _END else None

@@ -1,7 +1,7 @@
 """The short forms that MLIR's printers write, read into generic form.
 
-One reading serves all of them: behind the name stand operands, words (`LT`), `key = value` pairs, bracketed lists and
-attribute dictionaries, then the types. What a list or a key is called in generic form is in tables.
+One grammar serves all of them: after the name come operands, words (`LT`), `key = value` pairs, bracketed lists and
+attribute dictionaries, then the types. Tables have the generic names of lists and keys.
 
     stablehlo.slice %0 [0:1, 2:8:2] : ...   ->   {start_indices = [0, 2], limit_indices = [1, 8], strides = [1, 2]}
 """
@@ -17,7 +17,7 @@ from ingot.support.dataclass import dataclass
 
 
 def parse(text: str, where: str = "") -> Module:
-    """`text` as a module. Raises ImportModelError with the line and column of what is not as expected."""
+    """`text` as a module. Raises ImportModelError with the line and column of an error."""
     return _TextParser(text, where).module()
 
 
@@ -32,7 +32,7 @@ class _Pieces:
 
     operands: list[str] = field(default_factory=list[str])
     inits: list[str] = field(default_factory=list[str])
-    arguments: list[str] = field(default_factory=list[str])  # names that a loop gives its values
+    arguments: list[str] = field(default_factory=list[str])  # a loop's names of its carried values
     words: list[str] = field(default_factory=list[str])
     lists: list[list[Attribute]] = field(default_factory=list[list[Attribute]])
     named: dict[str, Attribute] = field(default_factory=dict[str, Attribute])
@@ -81,54 +81,54 @@ def _manual_computation(p: Parser, name: str) -> Parts:
 
 
 def _pieces(p: Parser) -> _Pieces:
-    out = _Pieces()
+    pieces = _Pieces()
     tokens = p.tokens
     while True:
         token = tokens[p.at]
         first = token[:1]
         if first == "%":
             p.at += 1
-            out.operands.append(token)
+            pieces.operands.append(token)
         elif token == ",":
             p.at += 1
         elif token == ":" or token == "" or token == "}":
-            return out
+            return pieces
         elif token == "(":
-            _group(p, out)
+            _group(p, pieces)
         elif token == "<":
-            out.attributes["sharding"] = Raw(p.skip())
+            pieces.attributes["sharding"] = Raw(p.skip())
         elif token == "[":
-            out.lists.append(_list(p))
+            pieces.lists.append(_list(p))
         elif token == "{":
-            out.attributes |= p.dictionary()
+            pieces.attributes |= p.dictionary()
         elif first == "@":
-            out.symbols.append(p.attribute())
+            pieces.symbols.append(p.attribute())
         elif first == '"' and tokens[p.at + 1] == "(":
-            # a generic operation begins: this one had neither operands nor types
-            return out
+            # the start of a generic operation: this one had neither operands nor types
+            return pieces
         elif first == '"':
-            out.symbols.append(p.attribute())
+            pieces.symbols.append(p.attribute())
         elif token == "attributes":
             p.at += 1
-            out.attributes |= p.dictionary()
+            pieces.attributes |= p.dictionary()
         elif tokens[p.at + 1] == "=" and first.isalpha():
             p.at += 2
-            out.named[token] = _value(p)
+            pieces.named[token] = _value(p)
         elif first.isalpha() and "<" not in token:
             if token in ("loc", "reducer", "cond"):
-                return out
-            if "." in token and token not in ("chlo", "stablehlo") and out.words[-1:] != ["applies"]:
-                return out
+                return pieces
+            if "." in token and token not in ("chlo", "stablehlo") and pieces.words[-1:] != ["applies"]:
+                return pieces
             p.at += 1
-            out.words.append(token)
+            pieces.words.append(token)
         else:
             # a constant: the literal's type is the result's
-            value = out.attributes["value"] = p.attribute()
-            out.type = value.type if isinstance(value, Dense | Number) else ""
-            return out
+            value = pieces.attributes["value"] = p.attribute()
+            pieces.type = value.type if isinstance(value, Dense | Number) else ""
+            return pieces
 
 
-def _group(p: Parser, out: _Pieces) -> None:
+def _group(p: Parser, pieces: _Pieces) -> None:
     """(%a, %b), (%a init: %b), (%name = %a), (%a, key = value)"""
     p.expect("(")
     while not p.accept(")"):
@@ -137,14 +137,14 @@ def _group(p: Parser, out: _Pieces) -> None:
             continue
         if token == "init":
             p.expect(":")
-            out.inits.append(p.take())
+            pieces.inits.append(p.take())
         elif token[0] == "%" and p.accept("="):
-            out.arguments.append(token)
-            out.operands.append(p.take())
+            pieces.arguments.append(token)
+            pieces.operands.append(p.take())
         elif token[0] == "%":
-            out.operands.append(token)
+            pieces.operands.append(token)
         elif p.accept("="):
-            out.named[token] = _value(p)
+            pieces.named[token] = _value(p)
         else:
             p.fail("an operand", p.at - 1)
 
@@ -179,10 +179,10 @@ def _value(p: Parser) -> Attribute:
         value: list[Attribute] = _list(p)
         if p.peek() not in ("x", "->"):
             return value
-        joined: list[Attribute] = [value]
+        lists: list[Attribute] = [value]
         while p.accept("x") or p.accept("->"):
-            joined.append(_list(p))
-        return {"joined": joined}
+            lists.append(_list(p))
+        return {"joined": lists}
     if token == "{":
         return dict(p.many(lambda: _entry(p), "{", "}"))
     if token == "<":
@@ -191,7 +191,7 @@ def _value(p: Parser) -> Attribute:
         p.at += 1
         return token
     if token[:1].isdigit() or (token[:1] == "-" and len(token) > 1):
-        # the colon behind it begins the operation's types
+        # the colon after it begins the operation's types
         p.at += 1
         return Number(token)
     return p.attribute()
@@ -205,13 +205,13 @@ def _entry(p: Parser) -> tuple[str, Attribute]:
 
 # --- types
 
-# of a type list without an arrow, the last is the result's, unless every operand gives a result
+# in a type list without an arrow, the last is the result's, except for operations with one result per operand
 _TYPE_PER_OPERAND = {"stablehlo.while", "stablehlo.optimization_barrier"}
 _NO_RESULTS = {"return", "func.return", "stablehlo.return", "sdy.return"}
 
 
 def _types(p: Parser, name: str, count: int) -> list[str]:
-    """The result types of the signature behind the colon."""
+    """The result types of the signature after the colon."""
     if p.peek() == "(":
         types = p.many(p.type, "(", ")")
         if p.accept("->"):
@@ -279,7 +279,7 @@ def _element(type: str) -> str:
 
 
 def _ints(value: Attribute) -> Attribute:
-    """A list of numbers as array<i64>; another value stays."""
+    """A list of numbers as array<i64>; other values are unchanged."""
     if isinstance(value, list) and all(isinstance(v, Number) for v in value):
         return Ints(tuple(int(v) for v in value if isinstance(v, Number)))
     if isinstance(value, list) and value and all(isinstance(v, bool) for v in value):
@@ -346,23 +346,23 @@ _FULL_NAMES = {"call": "func.call", "return": "func.return"}
 
 
 def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | None) -> dict[str, Attribute]:
-    out: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     table = rename or {}
     special = _SPECIAL.get(name)
     if special is not None:
-        out |= special(pieces)
+        attributes |= special(pieces)
     for key, value in pieces.named.items():
         generic, make = table.get(key, (key, _ints))
-        out[generic] = make(value)
-    return out | pieces.attributes
+        attributes[generic] = make(value)
+    return attributes | pieces.attributes
 
 
 def _compare(pieces: _Pieces) -> dict[str, Attribute]:
     direction, *kind = pieces.words or [""]
-    out: dict[str, Attribute] = {"comparison_direction": Raw(f"#stablehlo<comparison_direction {direction}>")}
+    attributes: dict[str, Attribute] = {"comparison_direction": Raw(f"#stablehlo<comparison_direction {direction}>")}
     if kind:
-        out["compare_type"] = Raw(f"#stablehlo<comparison_type {kind[0]}>")
-    return out
+        attributes["compare_type"] = Raw(f"#stablehlo<comparison_type {kind[0]}>")
+    return attributes
 
 
 def _chlo_compare(pieces: _Pieces) -> dict[str, Attribute]:
@@ -383,23 +383,25 @@ def _dot(pieces: _Pieces) -> dict[str, Attribute]:
     attributes: dict[str, str] = {}
     for key, kind in (("batching_dims", "batching"), ("contracting_dims", "contracting")):
         value = pieces.named.pop(key, None)
-        joined = value["joined"] if isinstance(value, dict) else [[], []]
-        assert isinstance(joined, list)
-        for side, dims in zip(("lhs", "rhs"), joined, strict=True):
+        lists = value["joined"] if isinstance(value, dict) else [[], []]
+        assert isinstance(lists, list)
+        for side, dims in zip(("lhs", "rhs"), lists, strict=True):
             attributes[f"{side}_{kind}_dimensions"] = _text(dims)
-    shown = ", ".join(f"{k} = {v}" for k, v in attributes.items() if v != "[]")
-    return {"dot_dimension_numbers": Raw(f"#stablehlo.dot<{shown}>")}
+    text = ", ".join(f"{k} = {v}" for k, v in attributes.items() if v != "[]")
+    return {"dot_dimension_numbers": Raw(f"#stablehlo.dot<{text}>")}
 
 
 def _convolution(pieces: _Pieces) -> dict[str, Attribute]:
-    out: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     numbers, window = pieces.named.pop("dim_numbers", None), pieces.named.pop("window", None)
-    if isinstance(numbers, dict) and isinstance(joined := numbers["joined"], list) and len(joined) == 3:
-        x, w, y = (_text(v) for v in joined)
-        out["dimension_numbers"] = Raw(f"#stablehlo.conv<{x}x{w}->{y}>")
+    if isinstance(numbers, dict) and isinstance(layouts := numbers["joined"], list) and len(layouts) == 3:
+        x, w, y = (_text(v) for v in layouts)
+        attributes["dimension_numbers"] = Raw(f"#stablehlo.conv<{x}x{w}->{y}>")
     for key, value in window.items() if isinstance(window, dict) else ():
-        out[_WINDOW[key]] = [_ints(v) for v in value] if key == "pad" and isinstance(value, list) else _ints(value)
-    return out
+        attributes[_WINDOW[key]] = (
+            [_ints(v) for v in value] if key == "pad" and isinstance(value, list) else _ints(value)
+        )
+    return attributes
 
 
 _WINDOW = {

@@ -1,6 +1,6 @@
-"""`syntax.Module` as text in MLIR's generic form, which every reader of StableHLO takes.
+"""`syntax.Module` as text in MLIR's generic form, which every reader of StableHLO accepts.
 
-parse(show(m)) shows the same.
+show(parse(show(m))) == show(m).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _function(f: Function) -> Iterator[str]:
 
 
 def _location(locations: Sequence[str], i: int) -> str:
-    """The names of arguments: of locations, they alone are printed."""
+    """The names of arguments, the only locations that are printed."""
     named = i < len(locations) and re.fullmatch(r'"[^"]*"', locations[i])
     return f" loc({locations[i]})" if named else ""
 
@@ -70,9 +70,9 @@ def _operations(block: Block, types: dict[str, str], pad: str) -> Iterator[str]:
 def _operation(op: Operation, types: dict[str, str], pad: str) -> Iterator[str]:
     signature = f": ({', '.join(types.get(o, '?') for o in op.operands)}) -> ({', '.join(t for _, t in op.results)})"
     types.update(op.results)
-    left = _results(op.results)
+    results = _results(op.results)
     attributes = f" {_dictionary(op.attributes)}" if op.attributes else ""
-    head = f'{pad}{left}"{op.name}"({", ".join(op.operands)})'
+    head = f'{pad}{results}"{op.name}"({", ".join(op.operands)})'
     if not op.regions:
         yield f"{head}{attributes} {signature}"
         return
@@ -88,7 +88,7 @@ def _results(results: tuple[tuple[str, str], ...]) -> str:
     if not results or results[0][0].startswith("%_"):
         return ""
     first, _, index = results[0][0].partition("#")
-    # %0:2 makes %0#0 and %0#1
+    # %0:2 defines %0#0 and %0#1
     grouped = index and all(n == f"{first}#{i}" for i, (n, _) in enumerate(results))
     return f"{first}:{len(results)} = " if grouped else ", ".join(n for n, _ in results) + " = "
 
@@ -128,8 +128,8 @@ def _attribute(value: Attribute) -> str:
             kind, _, name = body.partition("resource ")
             return f"dense_resource<{name}> : {type}" if not kind and name else f"dense<{body}> : {type}"
         case Ints(values, type):
-            shown = [("false", "true")[v] if type == "i1" else str(v) for v in values]
-            return f"array<{type}: {', '.join(shown)}>" if values else f"array<{type}>"
+            texts = [("false", "true")[v] if type == "i1" else str(v) for v in values]
+            return f"array<{type}: {', '.join(texts)}>" if values else f"array<{type}>"
         case list():
             return f"[{', '.join(map(_attribute, value))}]"
         case dict():

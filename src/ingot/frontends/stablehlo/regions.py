@@ -1,7 +1,7 @@
-"""Regions of scalars as functions: recognised by what they compute, or applied to whole tensors.
+"""Regions of scalars as functions: recognised as known combiners, or applied to whole tensors.
 
-A region is built once on inputs of its own. Equal computations are one node, so `out is Add()(a, b)` asks whether it is
-a sum; a region that is nothing known is still elementwise, and is applied to tensors op by op.
+A region is built once on new inputs. Equal computations are one node, so `output is Add()(a, b)` tests whether it is a
+sum; an unknown region is still elementwise, and is applied to tensors op by op.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ class Region:
     def __call__(self, *values: AnyValue) -> tuple[AnyValue, ...]:
         """The region on each element of tensors of one shape."""
         arrays = flatten(values)
-        out = elementwise(self.outputs, dict(zip(self.inputs, arrays, strict=True)), arrays[0].shape)
-        return unflatten(self.results, out)
+        nodes = elementwise(self.outputs, dict(zip(self.inputs, arrays, strict=True)), arrays[0].shape)
+        return unflatten(self.results, nodes)
 
     def combiner(self) -> str | None:
-        """The kind of combination of two scalars: sum prod max min and or, or set, the second alone; None for
-        another."""
+        """The combination of two scalars: sum, prod, max, min, and, or; set for the second one; None for others."""
         if len(self.inputs) != 2 or len(self.outputs) != 1:
             return None
-        (a, b), (out,) = self.inputs, self.outputs
-        if out is b:
+        (a, b), (output,) = self.inputs, self.outputs
+        if output is b:
             return "set"
         for kind, op in _COMBINERS.items():
-            if _is_defined_on(op, a) and (out is op(a, b) or out is op(b, a)):
+            if _is_defined_on(op, a) and (output is op(a, b) or output is op(b, a)):
                 return kind
         return None
 
@@ -77,7 +76,7 @@ def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
     return Region(arguments, c.importer.block(block, arguments, c.scope))
 
 
-# which say something of a gradient, and give their first operand
+# ops that only affect gradients, and return their first operand
 _IDENTITY_OPS = ops.Cotangent | ops.CustomGradient | ops.StopGradient | ops.UnknownGradient
 
 
@@ -88,7 +87,7 @@ def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape
     def wide(n: Node) -> Node:
         return values[n] if n in values else ops.broadcast_to(n, shape)
 
-    # what does not read a replaced scalar stays a scalar
+    # nodes that do not depend on a replaced scalar stay scalars
     for n in topological(roots, lambda n: () if n in images else n.inputs):
         if n in values or not any(i in values for i in n.inputs):
             continue
@@ -102,7 +101,7 @@ def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape
 
 
 def identity(kind: str, node: Node) -> bool:
-    """Whether `node` is a constant that changes nothing: 0 for a sum."""
+    """Whether `node` is the neutral constant of the combiner: 0 for a sum."""
     if not isinstance(node.op, Const) or node.op.array.splat is None:
         return False
     value = node.op.array.splat
@@ -111,10 +110,10 @@ def identity(kind: str, node: Node) -> bool:
 
 
 def apply(kind: str, a: Node, b: Node) -> Node:
-    """Two tensors by a combiner that `Region.combiner` names."""
+    """Two tensors combined by a kind that `Region.combiner` returns."""
     return _COMBINERS[kind](a, ops.broadcast_to(b, a.shape))
 
 
 def graph(inputs: Sequence[Node], outputs: Sequence[Node], captures: Mapping[Node, Node]) -> Graph:
-    """A graph of its own, which takes what it captured behind its inputs."""
+    """A graph whose captured values are inputs after its own."""
     return Graph((*inputs, *captures.values()), tuple(outputs))

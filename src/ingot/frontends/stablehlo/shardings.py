@@ -1,4 +1,4 @@
-"""Annotations of how values are spread over devices: sdy's (Shardy) and the older mhlo.sharding.
+"""Sharding annotations: sdy's (Shardy) and the older mhlo.sharding.
 
 #sdy.sharding<@mesh, [{"dp"}, {}]>                  ->   axes (dp), ()
 {devices=[2,1,2]<=[4] last_tile_dim_replicate}      ->   tiles 2 x 1, two copies of each
@@ -26,14 +26,14 @@ _MAX_DEVICES = 1 << 16
 
 
 def annotated(x: AnyValue, attributes: Mapping[str, Attribute]) -> AnyValue:
-    """x with what its annotation says; complex numbers and levels are left as they are."""
+    """x with its sharding; complex numbers and levels are unchanged."""
     op = sharding(attributes, len(x.shape)) if isinstance(x, Node) else None
     return x if op is None or not isinstance(x, Node) else op(x, loc=x.loc)
 
 
 def sharding(attributes: Mapping[str, Attribute], rank: int) -> ops.Sharding | None:
-    """The op for an annotation of a value of this rank; None if there is none, or if it says that all devices have the
-    whole value. Raises Unsupported for parts of axes and devices without an order."""
+    """The op for a sharding of a value of this rank; None if there is none, or if it is replicated. Raises Unsupported
+    for parts of axes and devices without an order."""
     for name in ("sharding", "sdy.sharding", "mhlo.sharding"):
         value = attributes.get(name)
         text = value.text if isinstance(value, Raw) else value
@@ -45,13 +45,13 @@ def sharding(attributes: Mapping[str, Attribute], rank: int) -> ops.Sharding | N
 def manual_shardings(c: Call, key: str) -> tuple[tuple[tuple[str, int], ...], tuple[ops.Axes, ...]]:
     """The mesh of a manual computation, and for each operand or result the axes that split its dimensions."""
     text = getattr(c.attributes.get(key), "text", "")
-    found = _PER_VALUE.findall(text)
-    meshes = {c.importer.module.meshes.get(name.strip('"'), "") for name, _ in found}
+    matches = _PER_VALUE.findall(text)
+    meshes = {c.importer.module.meshes.get(name.strip('"'), "") for name, _ in matches}
     axes = [_SIZE.findall(mesh) for mesh in meshes]
     if len(meshes) > 1 or not all(axes) or any("device_ids" in mesh for mesh in meshes):
         raise Unsupported(f"{key} = {text[:100]}: one mesh of the module, with devices in order")
     mesh = tuple((name, int(size)) for name, size in axes[0]) if axes else ()
-    return mesh, tuple(_axes(dimensions) for _, dimensions in found)
+    return mesh, tuple(_axes(dimensions) for _, dimensions in matches)
 
 
 def _axes(text: str) -> ops.Axes:
@@ -76,21 +76,21 @@ def _sdy(text: str, rank: int) -> ops.Sharding | None:
 
 
 def _tiled(text: str, rank: int) -> ops.Sharding | None:
-    found = _TILES.match(text)
-    if found is None or rank == 0:
-        return None  # replicated, maximal, manual: nothing is split
-    tiles = tuple(map(int, found[1].split(",")))
+    match_ = _TILES.match(text)
+    if match_ is None or rank == 0:
+        return None  # replicated, maximal, manual: not split
+    tiles = tuple(map(int, match_[1].split(",")))
     count = 1
     for tile in tiles:
         count *= tile
     if not 0 < count <= _MAX_DEVICES or len(tiles) not in (rank, rank + 1):
         raise Unsupported(f"a sharding {text[:60]} of a value of {rank} dimensions")
-    if found[4]:
-        ranks = np.array([int(n) for n in found[4].split(",")])
+    if match_[4]:
+        ranks = np.array([int(n) for n in match_[4].split(",")])
     else:
         ranks = np.arange(count)
-        grid = tuple(map(int, found[2].split(",")))
-        order = tuple(map(int, found[3].split(","))) if found[3] else tuple(range(len(grid)))
+        grid = tuple(map(int, match_[2].split(",")))
+        order = tuple(map(int, match_[3].split(","))) if match_[3] else tuple(range(len(grid)))
         if int(np.prod(grid)) != count or sorted(order) != list(range(len(grid))):
             raise Unsupported(f"a sharding {text[:60]}")
         ranks = ranks.reshape(grid).transpose(order).reshape(-1)

@@ -28,7 +28,7 @@ class Quant:
 
 @dataclass(frozen=True)
 class Tensor:
-    """shape: None for a size that only the run knows. `dtype`: of the parts of complex numbers, of what is stored."""
+    """shape: None for an open size. dtype: of a complex number's parts, of the stored integers of a quantized type."""
 
     shape: tuple[int | None, ...]
     dtype: DType
@@ -44,7 +44,7 @@ _DTYPES: dict[str, DType] = {
     **{t.name: t for t in T.DTYPES.values() if t.kind in "fi"},
     **{f"si{t.bits}": t for t in T.DTYPES.values() if t.kind == "i"},
 }
-# each type's first name: the others are ways to read it
+# each type's first name, which is printed; the others are only read
 NAMES: dict[DType, str] = {}
 for _name, _type in _DTYPES.items():
     NAMES.setdefault(_type, _name)
@@ -54,7 +54,7 @@ _MAX_ELEMENTS = 1 << 44
 
 @lru_cache(maxsize=4096)
 def tensor_type(text: str) -> Tensor:
-    """Raises Unsupported for element types that Ingot has none for, ImportModelError for what is no tensor type."""
+    """Raises Unsupported for element types that Ingot lacks, ImportModelError for text that is no tensor type."""
     if not text.startswith("tensor<"):
         raise ImportModelError("a type", expected="tensor<...>", got=text[:60])
     content, shape, at = text[len("tensor<") : -1], list[int | None](), 0

@@ -1,4 +1,4 @@
-"""The values of the importer, and the view that a row has of the operation that it imports."""
+"""The importer's values, and what a row sees of the operation that it imports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Quantized:
-    """Integers that stand for real numbers."""
+    """Integers that represent real numbers."""
 
     node: Node
     quant: Quant
@@ -47,7 +47,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Missing:
-    """The result of what was refused."""
+    """The result of a refused operation."""
 
 
 # Node | Complex | Quantized | Token | Missing | tuple of these; rows name the kinds that they take
@@ -76,7 +76,7 @@ def flatten(values: Iterable[AnyValue]) -> tuple[Node, ...]:
 
 
 def like(value: AnyValue, nodes: Sequence[Node]) -> AnyValue:
-    """A value of the kind of `value` made of other nodes."""
+    """A value of the kind of `value`, rebuilt from other nodes."""
     match value:
         case Node():
             (node,) = nodes
@@ -93,20 +93,20 @@ def like(value: AnyValue, nodes: Sequence[Node]) -> AnyValue:
 
 
 def unflatten(values: Sequence[AnyValue], nodes: Sequence[Node]) -> tuple[AnyValue, ...]:
-    """Values of the kinds of `values`, made of `nodes` in order."""
-    out: list[AnyValue] = []
-    at = 0
+    """Values of the kinds of `values`, rebuilt from `nodes` in order."""
+    values_: list[AnyValue] = []
+    start = 0
     for v in values:
         n = len(parts(v))
-        out.append(like(v, nodes[at : at + n]))
-        at += n
-    return tuple(out)
+        values_.append(like(v, nodes[start : start + n]))
+        start += n
+    return tuple(values_)
 
 
 @dataclass
 class Scope:
-    """The values that an operation sees by name. A scope with `captures` is a graph of its own: what it reads from
-    outside becomes an input of it."""
+    """The values that an operation sees by name. A scope with `captures` is a separate graph: outer values that it
+    reads become its inputs."""
 
     values: dict[str, AnyValue] = field(default_factory=dict[str, AnyValue])
     parent: Scope | None = None
@@ -139,7 +139,7 @@ class Context(Protocol):
     module: Module
     rows: Rows
     sizes: Sizes
-    rank: Node | None  # of the device, inside of a computation of each device
+    rank: Node | None  # of the device, inside a per-device computation
 
     def random_key(self) -> Node: ...
     def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]: ...

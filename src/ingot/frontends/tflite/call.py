@@ -1,4 +1,4 @@
-"""The view that a row has of the operator that it imports, and the tables of rows."""
+"""What a row sees of the operator that it imports, and the tables of rows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Missing:
 
 @dataclass
 class Variable:
-    """label: among the graph's inputs; first: its value before the first call, carrier: before a call, node: where the
-    walk is."""
+    """label: of the graph's input; first: the initial value; carrier: the value before a call; node: the current value
+    during the walk."""
 
     label: str
     first: np.ndarray
@@ -72,8 +72,8 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One operator of a subgraph. values: of its operands, None for one that is left out; tensors: what the file says
-    of these."""
+    """One operator of a subgraph. values: of its operands, None for an omitted one; tensors: the operands' declarations
+    in the file."""
 
     importer: Context
     op: Operator
@@ -106,7 +106,7 @@ class Call:
         return self.importer.sizes.dims(self.x(i))
 
     def ints(self, i: int) -> tuple[int, ...]:
-        """The elements of an operand that is known."""
+        """The elements of a constant operand."""
         dims = self.dims(i)
         if not is_static(dims):
             raise Unsupported(f"operand {i} depends on sizes")
@@ -138,7 +138,7 @@ class Call:
         return dtype
 
     def keep(self, i: int, value: Node) -> None:
-        """Operand `i` is a variable, whose value is this one from here on."""
+        """Assign the variable that is operand `i`."""
         tensor = self.tensors[i]
         if tensor is None or not tensor.variable:
             raise Unsupported(f"a state that is no variable, operand {i}")
@@ -160,7 +160,7 @@ class Call:
         return tuple(None if i < 0 else tensors[i].quantization for i in self.op.intermediates)
 
     def is_quantized(self) -> bool:
-        """Whether the op is of levels: its first operand or its result is."""
+        """Whether the op is quantized: whether its first operand or its result is."""
         return any(holds_levels(t) for t in (*self.tensors[:1], *self.results[:1]))
 
     def activation(self, x: Node) -> Node:
@@ -186,9 +186,9 @@ def activate(x: Node, activation: int) -> Node:
 
 
 def holds_levels(tensor: Tensor | None) -> bool:
-    """Whether a tensor holds levels that are computed with, one scale for all of it or one for each channel."""
-    known = tensor is not None and tensor.quantization is not None and schema.dtype(tensor.type)
-    return bool(known) and str(known) in LEVEL_DTYPES
+    """Whether a tensor holds levels of a supported type, with one scale or one for each channel."""
+    dtype = tensor is not None and tensor.quantization is not None and schema.dtype(tensor.type)
+    return bool(dtype) and str(dtype) in LEVEL_DTYPES
 
 
 def _quantization_of(tensor: Tensor | None, what: str) -> Quantization:
@@ -201,8 +201,8 @@ def _quantization_of(tensor: Tensor | None, what: str) -> Quantization:
 
 @dataclass(frozen=True)
 class Row:
-    """is_movement: its results hold elements of operand 0 as they are, levels too. takes_stored: it takes levels for
-    the integers that they are stored as."""
+    """is_movement: its results hold unchanged elements of operand 0, including levels. takes_stored: it takes levels as
+    their stored integers."""
 
     fn: Callable[..., Result]
     is_movement: bool = False
@@ -218,7 +218,7 @@ class Table(rows.Table[Row]):
 
 @dataclass(frozen=True)
 class Rows:
-    """real: of numbers as they are stored; quantized: of levels; without: why an operator has no row."""
+    """real: rows on plain numbers; quantized: rows on levels; without: why an operator has no row."""
 
     real: Mapping[str, Row]
     quantized: Mapping[str, Row]

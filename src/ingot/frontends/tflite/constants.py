@@ -1,4 +1,4 @@
-"""Constants of a file as arrays: bytes checked against sizes, integers of 4 bits unpacked, sparse ones spelt out."""
+"""Constants of a file as arrays: sizes are checked, 4-bit integers unpacked, sparse tensors made dense."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SPARSE_RATIO = 4096  # elements of a sparse tensor for each one that is sto
 
 
 def constant(tensor: Tensor) -> np.ndarray:
-    """Raises Unsupported for types that are not computed with, ImportModelError for data that does not fit."""
+    """Raises Unsupported for types that Ingot lacks, ImportModelError for data of another size."""
     name, dtype = schema.type_name(tensor.type), schema.dtype(tensor.type)
     if dtype is None:
         raise Unsupported(f"a constant of {name}, {tensor.name!r}")
@@ -42,16 +42,16 @@ def _stored(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
 
 
 def _unpacked(data: np.ndarray, count: int) -> np.ndarray:
-    """Signed, the low half of a byte first."""
-    both = np.stack([data << 4, data & 0xF0], -1).view(np.int8).reshape(-1) >> 4
-    return both[:count] if both.size in (count, count + 1) else both
+    """Signed 4-bit integers, the low half of a byte first."""
+    nibbles = np.stack([data << 4, data & 0xF0], -1).view(np.int8).reshape(-1) >> 4
+    return nibbles[:count] if nibbles.size in (count, count + 1) else nibbles
 
 
 def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
-    """A tensor stored as a tree over its dimensions and, behind them, those of its blocks, in the traversal order.
+    """A tensor stored as a tree over its dimensions, then those of its blocks, in the traversal order.
 
-    Each level says of each of its places either how many children it has (dense), or where theirs begin and which they
-    are (compressed rows). Source: TACO's format as TFLite has it (schema.fbs, SparsityParameters).
+    Each level stores for each of its nodes either the number of children (dense), or their range and indices
+    (compressed rows). Source: TACO's format as TFLite uses it (schema.fbs, SparsityParameters).
     """
     rank, order = len(tensor.shape), [int(v) for v in sparsity["traversal_order"]]
     blocks = [int(v) for v in sparsity["block_map"]]
@@ -70,7 +70,7 @@ def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
     if any(n < 1 or tensor.shape[d] % n for d, n in inner.items()):
         raise _damaged(tensor)
     sizes = [d // inner.get(i, 1) for i, d in enumerate(tensor.shape)] + [inner[d] for d in blocks]
-    places = np.zeros(1, np.int64)  # of the nodes of a level among all dense ones
+    places = np.zeros(1, np.int64)  # dense positions of the nodes of a level
     for dim, level in zip(order, levels, strict=True):
         places = _children(tensor, level, places, sizes[dim], values.size)
     if places.size != values.size:
@@ -78,7 +78,7 @@ def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
     flat = np.zeros(math.prod(tensor.shape), values.dtype)
     flat[places] = values
     grid = flat.reshape([sizes[d] for d in order]).transpose(np.argsort(order))
-    # each block's dimension behind the one that it splits
+    # each block dimension after the one that it splits
     axes = [a for d in range(rank) for a in ((d, rank + blocks.index(d)) if d in inner else (d,))]
     return np.ascontiguousarray(grid.transpose(axes)).reshape(tensor.shape)
 

@@ -22,7 +22,7 @@ IDENTIFIER = b"TFL3"
 
 @dataclass(frozen=True)
 class Quantization:
-    """(stored - zero) * scale; several of both along `axis`."""
+    """real = (stored - zero) * scale, with one of both, or one for each index along `axis`."""
 
     scales: tuple[float, ...]
     zeros: tuple[int, ...]
@@ -40,7 +40,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Tensor:
-    """type: a number of the schema's; signature: sizes as the model declares them, -1 for any; data: of a constant."""
+    """type: the schema's number; signature: declared sizes, -1 for any; data: of a constant."""
 
     name: str
     type: int
@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """name: of a builtin op, or CUSTOM; custom: the name of a custom one. An index of -1 is an operand left out."""
+    """name: of a builtin op, or CUSTOM; custom: the name of a custom one. An index of -1 is an omitted operand."""
 
     name: str
     custom: str
@@ -63,7 +63,7 @@ class Operator:
     outputs: tuple[int, ...]
     options: Mapping[str, Any]
     raw: np.ndarray
-    intermediates: tuple[int, ...] = ()  # tensors that say how inner values are quantized
+    intermediates: tuple[int, ...] = ()  # tensors with the quantization of inner values
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _Model:
         return Model(self.reader.where, subgraphs, signatures)
 
     def _buffer(self, table: Table) -> np.ndarray | None:
-        # 0 and 1 say that there is none behind the FlatBuffer
+        # 0 and 1 mean that no data follows the FlatBuffer
         if table["offset"] > 1:
             start, size = table["offset"], table["size"]
             if start + size > len(self.reader.data):
@@ -143,10 +143,10 @@ class _Model:
         return Subgraph(table["name"], tensors, inputs, outputs, operators)
 
     def _indices(self, values: Iterable[int], count: int, what: str, lowest: int = -1) -> tuple[int, ...]:
-        out = tuple(int(v) for v in values)
-        if wrong := [v for v in out if not lowest <= v < count]:
+        indices = tuple(int(v) for v in values)
+        if wrong := [v for v in indices if not lowest <= v < count]:
             raise self.reader.malformed(f"{what} name tensor {wrong[0]} of {count}")
-        return out
+        return indices
 
     def _tensor(self, table: Table) -> Tensor:
         name, shape = table["name"], tuple(int(d) for d in table["shape"])
@@ -182,7 +182,7 @@ class _Model:
         if not 0 <= table["opcode_index"] < len(self.codes):
             raise self.reader.malformed(f"op code {table['opcode_index']} of {len(self.codes)}")
         code = self.codes[table["opcode_index"]]
-        # numbers that fit into a byte were once written there alone
+        # older files have numbers that fit into a byte only in the deprecated field
         number = max(code["builtin_code"], code["deprecated_builtin_code"])
         name = schema.OPERATORS[number] if 0 <= number < len(schema.OPERATORS) else f"op {number}"
         inputs = self._indices(table["inputs"], tensors, f"inputs of {name}")

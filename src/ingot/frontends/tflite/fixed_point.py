@@ -1,4 +1,4 @@
-"""Scales as integers: what TFLite's reference kernels compute levels with.
+"""Scales as fixed-point multipliers, with which TFLite's reference kernels compute levels.
 
     multiplied(x, Multiplier.of(0.3))   ->   x * 0.3 in i64: a 31-bit product, shifted and rounded
 
@@ -35,7 +35,7 @@ def fixed(scale: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """One scale, or one for each place of the last axis."""
+    """One scale, or one for each index of the last axis."""
 
     m: tuple[int, ...]
     shift: tuple[int, ...]
@@ -61,7 +61,7 @@ def rounded_shift(x: Node, by: Sequence[int]) -> Node:
     if not any(by):
         return x
     half = ops.add(x, _wide([(1 << e) >> 1 for e in by]))
-    # what is below 0 is one less, where anything is shifted out: the sign's bits are -1
+    # subtract one from negative numbers if anything is shifted out: x >> 63 is -1 for them
     sign = ops.apply(ops.ShiftRightArithmetic(), x, 63)
     if 0 in by:
         sign = ops.mul(sign, _wide([int(e > 0) for e in by]))
@@ -82,7 +82,7 @@ def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
         return ops.cast(_shifted(ops.add(product, _wide([1 << (t - 1) for t in total])), total), T.i32)
     left_shifts = [max(s, 0) for s in by.shift]
     if any(left_shifts):
-        # the kernels shift i32
+        # the kernels shift in i32
         wide = ops.cast(ops.cast(ops.mul(wide, _wide([1 << s for s in left_shifts])), T.i32), T.i64)
     upper = high_product(wide, _wide(by.m))
     return ops.cast(rounded_shift(upper, [max(-s, 0) for s in by.shift]), T.i32)

@@ -1,10 +1,10 @@
-"""FlatBuffers' binary format, read by a schema in a few words a table, from files that nobody vouches for.
+"""FlatBuffers' binary format, read from untrusted files by a schema of one line per table.
 
     Reader(data, TABLES).root("Model")["subgraphs"][0]["operators"]
 
 A table is a mapping from the names of its fields to values: numbers, texts, read-only arrays of numbers, tables, tuples
-of tables. Every place is checked before it is read. Tables may be shared, so a small file could spell out an endless
-one: a file that shares nothing has fewer values than bytes, and no more are read.
+of tables. Every offset is checked before it is read. Tables may be shared, so a small file could expand without bound:
+a file without sharing has fewer values than bytes, so no more are read.
 
 Source: FlatBuffers' internals (https://flatbuffers.dev/internals).
 """
@@ -39,12 +39,12 @@ class Field:
 
 
 def schema(text: str) -> dict[str, tuple[Field | None, ...]]:
-    """One table a line, its fields in the order of their slots, `_` for none: `Pair first:i32 _ second:f32=1`."""
-    out: dict[str, tuple[Field | None, ...]] = {}
+    """One table per line, its fields in slot order, `_` for an unused one: `Pair first:i32 _ second:f32=1`."""
+    tables: dict[str, tuple[Field | None, ...]] = {}
     for line in text.strip().splitlines():
         name, *words = line.split()
-        out[name] = tuple(None if word == "_" else _field(word) for word in words)
-    return out
+        tables[name] = tuple(None if word == "_" else _field(word) for word in words)
+    return tables
 
 
 def _field(word: str) -> Field:
@@ -94,18 +94,18 @@ class Reader:
         if slots < 0:
             raise self.malformed(f"a table without fields' places, byte {vtable}")
         self._spend(1)
-        out: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for slot, field in enumerate(self.tables[name]):
             if field is None:
                 continue
             offset = self._scalar("u16", vtable + 4 + 2 * slot) if slot < slots else 0
             kind = field.kind
             if kind == "union":
-                kind = self.unions[field.name].get(out[f"{field.name}_type"], "")
+                kind = self.unions[field.name].get(fields[f"{field.name}_type"], "")
                 if not kind:
                     offset, kind = 0, "nothing"
-            out[field.name] = self._value(at + offset, kind, depth) if offset else _absent(kind, field.default)
-        return out
+            fields[field.name] = self._value(at + offset, kind, depth) if offset else _absent(kind, field.default)
+        return fields
 
     def _value(self, at: int, kind: str, depth: int) -> Any:
         if kind in _SCALARS:

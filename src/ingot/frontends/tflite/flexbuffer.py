@@ -1,5 +1,5 @@
-"""Options of custom ops: a FlexBuffer, whose root is a map of names to numbers and to vectors of numbers. What else it
-holds is left out.
+"""Options of custom ops: a FlexBuffer, whose root is a map from names to numbers and vectors of numbers. Other values
+are ignored.
 
 Source: FlatBuffers' flexbuffers.h and internals (https://flatbuffers.dev/internals/#flexbuffers).
 """
@@ -11,7 +11,7 @@ import struct
 from ingot.frontends.shared.refusal import Unsupported
 
 _MAP, _INDIRECT, _BOOL = 9, (6, 7, 8), 26
-_VECTORS = {11: 1, 12: 2, 13: 3}  # of one type: that of their elements
+_VECTORS = {11: 1, 12: 2, 13: 3}  # type of a typed vector -> type of its elements
 _CODES = {1: "bhiq", 2: "BHIQ", 3: " efd", _BOOL: "BHIQ"}  # of widths 1, 2, 4, 8
 
 
@@ -19,12 +19,12 @@ Option = float | tuple[float, ...]
 
 
 def numbers(data: bytes) -> dict[str, float]:
-    """The map's numbers by name. Raises Unsupported for what is no such map."""
+    """The map's numbers by name. Raises Unsupported for other data."""
     return {name: v for name, v in options(data).items() if not isinstance(v, tuple)}
 
 
 def options(data: bytes) -> dict[str, Option]:
-    """The map's numbers and vectors of numbers by name. Raises Unsupported for what is no such map."""
+    """The map's numbers and vectors of numbers by name. Raises Unsupported for other data."""
     try:
         return _options(data)
     except (IndexError, struct.error, ValueError, UnicodeDecodeError) as e:
@@ -42,7 +42,7 @@ def _options(data: bytes) -> dict[str, Option]:
     keys = _behind(data, values - 3 * width, width)
     if count > len(data) or key_width not in (1, 2, 4, 8):
         raise ValueError
-    out: dict[str, Option] = {}
+    options_: dict[str, Option] = {}
     for i in range(count):
         start = _behind(data, keys + i * key_width, key_width)
         name = data[start : data.index(0, start)].decode()
@@ -50,12 +50,12 @@ def _options(data: bytes) -> dict[str, Option]:
         if kind >> 2 in _INDIRECT:
             at, size, kind = _behind(data, at, width), 1 << (kind & 3), kind - 5 * 4
         elif kind >> 2 in _VECTORS:
-            out[name] = _vector(data, _behind(data, at, width), kind)
+            options_[name] = _vector(data, _behind(data, at, width), kind)
             continue
         code = _CODES.get(kind >> 2, "    ")[size.bit_length() - 1]
         if code != " ":
-            (out[name],) = struct.unpack_from("<" + code, data, _inside(at))
-    return out
+            (options_[name],) = struct.unpack_from("<" + code, data, _inside(at))
+    return options_
 
 
 def _vector(data: bytes, at: int, kind: int) -> tuple[float, ...]:
@@ -77,5 +77,5 @@ def _unsigned(data: bytes, at: int, width: int) -> int:
 
 
 def _behind(data: bytes, at: int, width: int) -> int:
-    """The position that the offset at `at` points back to."""
+    """The position to which the (backward) offset at `at` points."""
     return _inside(at - _unsigned(data, at, width))

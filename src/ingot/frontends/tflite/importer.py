@@ -24,14 +24,14 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, check_time, spend_node
 
-# what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
+# errors of rows for operators that are not well-formed: too few operands, axes out of range, sizes of 0
 _MALFORMED_OPERATOR_ERRORS = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
-_MAX_DEPTH = 32  # subgraphs that hold subgraphs
+_MAX_DEPTH = 32  # of nested subgraphs
 
 
 @dataclass
 class Importer:
-    """The walk. variables: by name, those that were given a value by CALL_ONCE or are a subgraph's own."""
+    """The walk. variables: by name, those that CALL_ONCE initializes and the variable tensors of subgraphs."""
 
     model: Model
     rows: Rows
@@ -67,7 +67,7 @@ class Importer:
         return tuple(self.value(index, graph, i, values) for i in graph.outputs)
 
     def random_key(self) -> Node:
-        """The key of a new draw of random numbers."""
+        """A fresh random key."""
         self._draws += 1
         return ops.RandomKey(self._draws - 1)()
 
@@ -92,7 +92,7 @@ class Importer:
         return self._constants[id(tensor)]
 
     def variable(self, name: str, tensor: Tensor) -> Variable:
-        """A tensor that keeps what is written to it: of zeros at first, as levels have them."""
+        """A variable tensor, which is initially zero (the level that represents 0)."""
         if name not in self.variables:
             dtype = schema.dtype(tensor.type)
             if dtype is None:
@@ -111,14 +111,14 @@ class Importer:
         self.variables[name] = Variable(label, first, node, node)
 
     def write(self, index: int, tensor: int, node: Node) -> None:
-        """Give a variable tensor of subgraph `index` a value."""
+        """Assign a variable tensor of subgraph `index`."""
         variable = self.variable(variable_name(self.model, index, tensor), self.model.subgraphs[index].tensors[tensor])
         if node.type != variable.carrier.type:
             raise Unsupported(f"a state of {variable.carrier.type}, to which {node.type} is assigned")
         variable.node = node
 
     def initialise(self, index: int) -> None:
-        """Run subgraph `index`, whose assignments give variables their first values."""
+        """Run subgraph `index`, whose assignments initialize variables."""
         outer, self.initialising = self.initialising, True
         try:
             self.run(index, ())
@@ -146,7 +146,7 @@ class Importer:
             operands = tuple(None if i < 0 else self.value(index, graph, i, values) for i in op.inputs)
             tensors = tuple(None if i < 0 else graph.tensors[i] for i in op.inputs)
             call = Call(self, op, operands, tensors, tuple(graph.tensors[i] for i in op.outputs), loc, index)
-            row = self.rows.find(call)  # first: what there is no row for is listed, whatever its operands are
+            row = self.rows.find(call)  # first, so that ops without a row are listed whatever their operands are
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
@@ -178,11 +178,11 @@ class Importer:
         check_elements(value.type.size, tensor.name)
         return value
 
-    # --- subgraphs as graphs of their own
+    # --- subgraphs as separate graphs
 
     def inside(self, index: int, values: Sequence[Node], names: Sequence[str]) -> list[Node]:
-        """The results of a subgraph for these values, the last of which are the variables of these names, and the
-        variables' new values behind them."""
+        """The results of a subgraph for these values, the last of which are the variables `names`; followed by the
+        variables' new values."""
         count = len(values) - len(names)
         outer = {name: self.variables[name].node for name in names}
         for name, node in zip(names, values[count:], strict=True):
@@ -198,7 +198,7 @@ class Importer:
                 self.variables[name].node = node
 
     def touched(self, *subgraphs: int) -> tuple[str, ...]:
-        """Names of the variables, where these subgraphs or those inside them may read or write any."""
+        """The names of all variables, if these subgraphs or nested ones may read or write any."""
         visited: set[int] = set()
         stack = list(subgraphs)
         while stack:
@@ -218,11 +218,11 @@ class Importer:
 
 
 def variable_name(model: Model, subgraph: int, tensor: int) -> str:
-    """The name of a subgraph's own variable."""
+    """The name of a subgraph's variable tensor."""
     graph = model.subgraphs[subgraph]
     name = graph.tensors[tensor].name
-    alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
-    return name if name and alone else f"{name or 'state'}_{subgraph}_{tensor}"
+    is_unique = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
+    return name if name and is_unique else f"{name or 'state'}_{subgraph}_{tensor}"
 
 
 def _nodes(value: Value) -> tuple[Node, ...]:
@@ -236,7 +236,7 @@ def _results(result: Result) -> tuple[Value, ...]:
 
 
 def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
-    """The results of a row that moves elements; complex operands are moved part by part."""
+    """The results of a row that moves elements; it is applied to each part of complex operands."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))
     real, imag = (

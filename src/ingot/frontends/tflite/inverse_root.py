@@ -1,4 +1,4 @@
-"""1 / sqrt of integers as 31-bit multipliers, by Newton's steps in fixed point: what norms of levels divide by.
+"""1 / sqrt of integers as 31-bit multipliers, by Newton's method in fixed point; norms of levels divide by it.
 
     inverse_root(n)   ->   m, shift with m * 2^(shift - 31) near 1 / sqrt(n), for n of i32
 
@@ -18,21 +18,21 @@ _MAX_I32 = (1 << 31) - 1
 
 
 def inverse_root(n: Node) -> tuple[Node, Node]:
-    """m of i64 and shift of i64, of each n >= 0; of 0 and 1 it is 1."""
+    """(m, shift), i64, for each n >= 0; for 0 and 1 the inverse root is 1."""
     wide = ops.cast(n, T.i64)
-    # to 28 or 29 bits by whole powers of 4
-    down = ops.where(ops.compare("GE", wide, 1 << 29), ops.full(n.shape, 1, T.i64), ops.full(n.shape, 0, T.i64))
-    fitting = _right(wide, ops.mul(down, 2))
-    bits = ops.sub(ops.cast(ops.CountLeadingZeros()(ops.cast(fitting, T.i32)), T.i64), 1)
+    # normalize to 28 or 29 bits by powers of 4
+    halvings = ops.where(ops.compare("GE", wide, 1 << 29), ops.full(n.shape, 1, T.i64), ops.full(n.shape, 0, T.i64))
+    normalized = _right(wide, ops.mul(halvings, 2))
+    bits = ops.sub(ops.cast(ops.CountLeadingZeros()(ops.cast(normalized, T.i32)), T.i64), 1)
     pairs = ops.sub(_right(bits, ops.full(n.shape, 1, T.i64)), 1)
-    x = _right(ops.apply(ops.ShiftLeft(), fitting, ops.mul(pairs, 2)), ops.full(n.shape, 1, T.i64))
+    x = _right(ops.apply(ops.ShiftLeft(), normalized, ops.mul(pairs, 2)), ops.full(n.shape, 1, T.i64))
     half = rounded_shift(x, [1])
     y = ops.full(n.shape, 1 << 28, T.i64)
     for _ in range(5):
         cube = _rescaled(high_product(high_product(y, y), y), 6)
         y = _rescaled(ops.sub(high_product(ops.scalar(_THREE_HALVES, T.i64), y), high_product(half, cube)), 3)
     m = high_product(y, ops.scalar(_HALF_ROOT_2, T.i64))
-    shift = ops.sub(ops.sub(pairs, down), 11)
+    shift = ops.sub(ops.sub(pairs, halvings), 11)
     # a shift above 0 is part of m
     m = ops.apply(ops.ShiftLeft(), m, ops.maximum(shift, 0))
     small = ops.compare("LE", wide, 1)
@@ -40,7 +40,7 @@ def inverse_root(n: Node) -> tuple[Node, Node]:
 
 
 def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
-    """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` of scales that the run finds."""
+    """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` with run-time scales."""
     total = ops.add(shift, more)
     shifted_left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
     upper = high_product(ops.cast(ops.cast(shifted_left, T.i32), T.i64), m)
@@ -58,5 +58,5 @@ def _right(x: Node, by: Node) -> Node:
 
 
 def _rescaled(x: Node, bits: int) -> Node:
-    """Q(3 + bits) as Q3, within i32."""
+    """Q(3 + bits) as Q3, saturated to i32."""
     return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MAX_I32)

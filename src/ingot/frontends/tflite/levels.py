@@ -1,4 +1,4 @@
-"""Levels and what they stand for: (q - zero) * scale."""
+"""Levels q, and the numbers (q - zero) * scale that they represent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.ir.node import Node, const
 
 
 def parameters(q: Quantization, dtype: T.DType, rank: int) -> tuple[Node, Node]:
-    """scale (f32) and zero, which broadcast against a tensor of this rank."""
+    """scale (f32) and zero, shaped to broadcast against a tensor of this rank."""
     shape = [1] * rank
     if len(q.scales) > 1:
         shape[q.axis] = len(q.scales)
@@ -23,7 +23,7 @@ def parameters(q: Quantization, dtype: T.DType, rank: int) -> tuple[Node, Node]:
 
 
 def dequantized(x: Node, q: Quantization) -> Node:
-    """The numbers that levels stand for, f32."""
+    """The numbers that levels represent, f32."""
     scale, zero = parameters(q, x.dtype, len(x.shape))
     return ops.Dequantize()(x, zero, scale)
 
@@ -34,7 +34,7 @@ def centered(x: Node, q: Quantization) -> Node:
 
 
 def saturated(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
-    """Within the type's range, or a part of it."""
+    """x clamped to the type's range, or to a part of it."""
     min_level, max_level = dtype.range
     low = min_level if low is None else max(min_level, low)
     high = max_level if high is None else min(max_level, high)
@@ -42,7 +42,7 @@ def saturated(x: Node, dtype: T.DType, low: int | None = None, high: int | None 
 
 
 def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[int, int]:
-    """The range of levels behind a fused activation, by the activation's number."""
+    """The range of levels after a fused activation, by the activation's number."""
     low, high = dtype.range
 
     def level(value: float) -> int:

@@ -26,13 +26,13 @@ def _cut(x: Node) -> Node:
 
 
 def _scaled_by_power(x: Node, by: Node) -> Node:
-    """x * 2^by, cut; where by is below 0 halves away from zero."""
+    """x * 2^by, saturated; for negative `by` rounded, ties away from zero."""
     shifted_left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
     shift_right = ops.maximum(ops.Neg()(by), 0)
     half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), shift_right), 1)
     sign = ops.where(ops.compare("GT", shift_right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
-    down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift_right)
-    return _cut(ops.where(ops.compare("LT", by, 0), down, shifted_left))
+    shifted_right = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift_right)
+    return _cut(ops.where(ops.compare("LT", by, 0), shifted_right, shifted_left))
 
 
 def _leading(x: Node) -> Node:
@@ -51,12 +51,12 @@ def reciprocal(a: Node) -> Node:
 
 
 def logarithm(x: Node, bits: int, result: int) -> Node:
-    """Q`result` of the logarithm of a Q`bits` that is at least 1."""
-    whole = result + 1  # before the point of what is added up
-    quarter, root = _q0(0.25 / (1 << whole)), _q0(1 / _FOURTH_ROOT_2)
+    """The logarithm, as Q`result`, of a Q`bits` number of at least 1."""
+    integer_bits = result + 1  # integer bits of the accumulator
+    quarter, root = _q0(0.25 / (1 << integer_bits)), _q0(1 / _FOURTH_ROOT_2)
 
     def exponent(z: Node) -> Node:
-        return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - whole)))
+        return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - integer_bits)))
 
     lead = _leading(x)
     r = _scaled_by_power(high_product(_scaled_by_power(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
@@ -74,5 +74,5 @@ def logarithm(x: Node, bits: int, result: int) -> Node:
         ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high_product(_q0(_FOURTH_ROOT_2 / 20), square)
     )
     low_part = ops.add(high_product(p, inner), high_product(_q0(_FOURTH_ROOT_2 / 4), q))
-    quotient = high_product(rounded_shift(high_part, [whole]), reciprocal(low_part))
-    return _cut(ops.mul(ops.add(high_product(z, _q0(math.log(2))), quotient), 1 << (whole - result)))
+    quotient = high_product(rounded_shift(high_part, [integer_bits]), reciprocal(low_part))
+    return _cut(ops.mul(ops.add(high_product(z, _q0(math.log(2))), quotient), 1 << (integer_bits - result)))

@@ -1,4 +1,4 @@
-"""A TFLite model as a graph: what is asked for about its inputs, which of its signatures, and its state."""
+"""A TFLite model as a graph: the caller's requests about inputs, the signature, and the state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model as a graph. state: names and first values of its variables, which the graph reads as inputs behind the
+    """A model as a graph. state: names and initial values of its variables, which are the graph's inputs after the
     user's, and whose new values are its outputs before the user's."""
 
     graph: Graph
@@ -39,7 +39,7 @@ def import_tflite(
 ) -> ImportedModel:  # fmt: skip
     """A TFLite file, or its bytes, as a MODEL-level graph.
 
-    signature: the one to compile, by its name; by default the first, or the first subgraph where there is none.
+    signature: the name of the one to compile; by default the first, or the first subgraph where there is none.
     dynamic: of sizes that the model leaves open, symbols `<input>_<axis>`: None keeps them, False refuses them; a
         mapping gives symbols a size or inclusive bounds, inputs names or sizes for axes, also for those that the model
         does not leave open: {"x": {0: "batch"}}.
@@ -59,8 +59,8 @@ def import_tflite(
 def sizes_in_file(
     source: str | os.PathLike[str] | bytes | file.Model, signature: str | None = None, dynamic: Dynamic = None
 ) -> dict[str, int]:
-    """What a file's tensors have for the sizes that its signature leaves open, by symbol; without those that `dynamic`
-    speaks of, all of them if it is False. Raises as `import_tflite`."""
+    """The sizes that a file's tensors have where its signature leaves them open, by symbol, except those that `dynamic`
+    mentions; all if it is False. Raises as `import_tflite`."""
     if isinstance(dynamic, bool):
         return {}
     model = source if isinstance(source, file.Model) else file.read(source)
@@ -72,15 +72,15 @@ def sizes_in_file(
         tensor = graph.tensors[index]
         for axis, (size, signed) in enumerate(zip(tensor.shape, tensor.signature, strict=True)):
             (name,) = symbols_of(symbol_of(label, axis))
-            asked = name in (dynamic or {}) or (isinstance(axes, Mapping) and axis in axes)
-            if signed < 0 and not asked:
+            is_requested = name in (dynamic or {}) or (isinstance(axes, Mapping) and axis in axes)
+            if signed < 0 and not is_requested:
                 sizes[name] = size
     return sizes
 
 
 def _entry(model: file.Model, name: str | None) -> file.Signature:
     if name is None:
-        # what an interpreter runs that is asked for no signature
+        # what an interpreter runs without a signature
         return next((s for s in model.signatures if s.subgraph == 0), file.Signature("", 0, (), ()))
     signature = next((s for s in model.signatures if s.name == name), None)
     if signature is None:

@@ -1,4 +1,4 @@
-"""The part of TFLite's schema that is read: its tables, the options of its ops, and the numbers of its enumerations.
+"""The part of TFLite's schema that is used: tables, options of ops, and numbers of enumerations.
 
 Source: the schema that LiteRT publishes (https://ai.google.dev/edge/litert, schema.fbs, version 3). Options of ops that
 are refused whatever they say are left out.
@@ -189,6 +189,6 @@ def type_name(number: int) -> str:
 
 
 def dtype(number: int) -> DType | None:
-    """The dtype of a tensor's unpacked elements; None for types that are not computed with."""
+    """The dtype of a tensor's unpacked elements; None for unsupported types."""
     dtype = _DTYPES.get(type_name(number))
     return DTYPES[dtype] if dtype else None

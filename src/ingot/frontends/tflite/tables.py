@@ -1,6 +1,6 @@
 """Functions of levels as tables: one entry for each level, computed when a model is imported, as the kernels do.
 
-Numbers are Q-format integers: Qn has n bits before the point and the word's others behind it, in i64 here. Source of
+Numbers are Q-format integers: Qn has n integer bits and the remaining bits as fraction, in i64 here. Source of
 the approximations: gemmlowp's fixedpoint.h (Taylor polynomials, barrel shifter, Newton-Raphson).
 """
 
@@ -22,7 +22,7 @@ Array = np.ndarray
 
 
 def lookup(x: Node, table: Array) -> Node:
-    """table[x], whose first entry is of x's least level."""
+    """table[x], whose first entry is for x's least level."""
     min_value = x.dtype.range[0]
     at = ops.cast(x, T.i32)
     return ops.Take(0)(const(table), at if min_value == 0 else ops.sub(at, min_value))
@@ -99,14 +99,14 @@ def exp(a: Array, bits: int, w: Word = LONG) -> Array:
     fraction = w.bits - bits
     quarter = 1 << (fraction - 2)
     part = (a & (quarter - 1)) - quarter
-    out = _exp_near_zero(w.doubled(part, bits), w)
+    value = _exp_near_zero(w.doubled(part, bits), w)
     rest = part - a
     for power, factor in _POWERS:
         if bits > power:
-            out = np.where(rest & (1 << (fraction + power)), w.high(out, w.constant(factor)), out)
+            value = np.where(rest & (1 << (fraction + power)), w.high(value, w.constant(factor)), value)
     if bits > 5:
-        out = np.where(a < -(1 << (fraction + 5)), 0, out)
-    return np.where(a == 0, w.one, out)
+        value = np.where(a < -(1 << (fraction + 5)), 0, value)
+    return np.where(a == 0, w.one, value)
 
 
 def _newton(a: Array, w: Word) -> Array:
@@ -131,7 +131,7 @@ def tanh(a: Array, bits: int, w: Word = LONG) -> Array:
 
 
 def radius(bits: int, shift: int, total: int = 31) -> int:
-    """The least distance from zero that is taken for infinite."""
+    """The least distance from zero that counts as infinite."""
     return int(np.floor(((1 << bits) - 1) * (1 << (total - bits)) / (1 << shift))) if shift >= 0 else LONG.one
 
 
@@ -150,7 +150,7 @@ def _fixed16(scale: np.float32) -> tuple[int, int]:
 
 
 def hard_swish(q: Array, scale: float, out: float) -> Array:
-    """x * min(max(x + 3, 0), 6) / 6 in 16 bits, of levels less their zero; the result is one too."""
+    """x * min(max(x + 3, 0), 6) / 6 in 16 bits; x and the result are levels minus their zeros."""
     fine = np.float32(1 / 128) * np.float32(scale)
     m, shift = _fixed16(fine / np.float32(out))
     relu_m, relu_shift = _fixed16(fine / np.float32(3 / 32768))
@@ -160,12 +160,12 @@ def hard_swish(q: Array, scale: float, out: float) -> Array:
     gate = _high16(gate, relu_m)
     gate = _narrow(gate * 2) if relu_shift > 0 else halved(gate, -relu_shift)
     product = ((gate + (1 << 15)) >> 1) * value
-    # towards zero, against the bias of the products before
+    # towards zero, against the bias of the earlier products
     return halved(np.sign(product) * (np.abs(product) >> 15), -shift)
 
 
 def of_real(fn: Callable[[Array], Array], dtype: T.DType, levels: Quantization, out: Quantization) -> Array:
-    """A function of the numbers that levels stand for, in f32, rounded to the result's levels."""
+    """A function of the numbers that levels represent, in f32, rounded to the result's levels."""
     x = np.float32(levels.scale) * (levels_of(dtype) - levels.zero).astype(np.float32)
     with np.errstate(all="ignore"):
         y = fn(x).astype(np.float32) * np.float32(np.float32(1) / np.float32(out.scale))
@@ -177,11 +177,11 @@ def of_real(fn: Callable[[Array], Array], dtype: T.DType, levels: Quantization, 
 def quotient(a: Array, b: Array, scale: float) -> Array:
     """a / b * scale of integers of 9 bits, b other than 0, by the reciprocal of b in 31 bits."""
     a, b = np.where(b < 0, -a, a), np.abs(b)
-    over = np.frexp(b.astype(np.float64))[1]  # bits of b
-    inverse = np.minimum(_newton((b << (32 - over)) - (1 << 31), LONG) * 2, LONG.one)
+    divisor_bits = np.frexp(b.astype(np.float64))[1]  # bits of b
+    inverse = np.minimum(_newton((b << (32 - divisor_bits)) - (1 << 31), LONG) * 2, LONG.one)
     room = 31 - np.frexp(np.abs(np.where(a < 0, ~a, a)).astype(np.float64))[1]
     m, shift = fixed(scale)
-    whole = LONG.high(LONG.high(a << room, inverse), m)
-    doublings = room + (over - 1) - shift
+    shifted = LONG.high(LONG.high(a << room, inverse), m)
+    doublings = room + (divisor_bits - 1) - shift
     half = np.where(doublings > 0, np.int64(1) << np.maximum(doublings - 1, 0), 0)
-    return (whole + half + np.where(doublings > 0, whole >> 63, 0)) >> doublings
+    return (shifted + half + np.where(doublings > 0, shifted >> 63, 0)) >> doublings

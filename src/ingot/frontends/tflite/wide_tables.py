@@ -1,6 +1,6 @@
-"""Functions of 16-bit levels: tables with lines between their points, and the sigmoid's for LOGISTIC and TANH.
+"""Functions of 16-bit levels: tables with linear interpolation, and the sigmoid's table for LOGISTIC and TANH.
 
-    interpolated(x, of_real(np.exp, given, out))   ->   a point for each 128 levels, between them 7 bits of a line
+    interpolated(x, of_real(np.exp, given, out))   ->   a point for each 128 levels, interpolated by the low 7 bits
 
 Source: TensorFlow Lite's reference kernels for 16-bit activations.
 """
@@ -24,7 +24,7 @@ Function = Callable[[Array], Array]
 
 
 def interpolated(x: Node, table: Array) -> Node:
-    """table of an x in the range of i16; the result is i32 in that range."""
+    """`table` at x, in the range of i16; the result is i32 in that range."""
     at = ops.cast(x, T.i32)
     place = ops.add(_halved(at, 7), _SEGMENTS // 2)
     slope = np.diff(table).astype(np.int16).astype(np.int32)
@@ -34,8 +34,8 @@ def interpolated(x: Node, table: Array) -> Node:
 
 
 def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtype: type[np.floating]) -> Array:
-    """513 points of a function of the numbers that 16-bit levels of (scale, zero) stand for, i32: each moved by half
-    of what a line is off in its middle. dtype: of the arithmetic."""
+    """513 points of a function of the numbers that 16-bit levels of (scale, zero) represent, i32: each shifted by half
+    of the interpolation error at the segment's middle. dtype: of the arithmetic."""
     (scale, zero), (out_scale, out_zero) = levels, out
     scale, out_scale = dtype(scale), dtype(out_scale)
     min_value, max_value = (scale * dtype(end - zero) for end in (_MIN_I16, _MAX_I16))
@@ -71,7 +71,7 @@ RECIPROCAL = points(lambda x: 1 / (1 + x), (1 / 65535, _MIN_I16), (2 / 65535, 0)
 
 
 def _sigmoid_points() -> Array:
-    """sigmoid(i / 24) in 16 bits for i from 0, moved by half of what a line is off; 1 from the last on."""
+    """sigmoid(i / 24) in 16 bits for i from 0, shifted by half of the interpolation error; 1 from the last on."""
     at = np.arange(255) / 24
     start, middle, end = (65536 / (1 + np.exp(-(at + d / 24))) for d in (0, 0.5, 1))
     return np.append(np.round(start - ((start + end) / 2 - middle) / 2), 65535).astype(np.int32)

@@ -7,7 +7,7 @@ from ingot.frontends.stablehlo.rows import (
     contraction,
     control,
     elementwise,
-    lapack,  # noqa: F401 - its rows are those of custom calls, which control.py has
+    lapack,  # noqa: F401 - adds rows to the table of custom calls in control.py
     linalg,
     quantized,
     random,

@@ -1,4 +1,4 @@
-"""Collectives, ids and shardings. On one device what all devices have together is what this one has."""
+"""Collectives, ids and shardings. On a single device, collectives are identities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DEVICES = 1 << 16
 
 
 def _groups(c: Call) -> Groups | None:
-    """The groups of devices; None for this device alone."""
+    """The groups of devices; None for a single device."""
     if not c.has("replica_groups"):
         return None
     ids = c.ints("replica_groups")
@@ -92,10 +92,10 @@ def _rings(targets: Mapping[int, int]) -> Groups:
     if sorted(targets) != sorted(targets.values()):
         raise Unsupported("a device that nothing is sent to")
     rings: list[tuple[int, ...]] = []
-    left = dict(targets)
-    while left:
-        ring = [min(left)]
-        while (following := left.pop(ring[-1])) != ring[0]:
+    remaining = dict(targets)
+    while remaining:
+        ring = [min(remaining)]
+        while (following := remaining.pop(ring[-1])) != ring[0]:
             ring.append(following)
         rings.append(tuple(ring))
     if len({len(ring) for ring in rings}) != 1:
@@ -127,13 +127,13 @@ def _part(x: Node, axes: ops.Axes, counts: Mapping[str, int]) -> tuple[DimLike, 
 
 @row("sdy.manual_computation")
 def per_device(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
-    """JAX's shard_map: the region on parts of the operands."""
+    """JAX's shard_map: the region applied to parts of the operands."""
     nodes = _tensors(c, xs)
     mesh, in_axes = manual_shardings(c, "in_shardings")
     _, out_axes = manual_shardings(c, "out_shardings")
     manual = re.findall(r'"([^"]+)"', getattr(c.attributes.get("manual_axes"), "text", ""))
-    if left := [name for name, size in mesh if size > 1 and name not in manual]:
-        raise Unsupported(f"shard_map over some of the mesh's axes, without {', '.join(left)}")
+    if automatic_axes := [name for name, size in mesh if size > 1 and name not in manual]:
+        raise Unsupported(f"shard_map over some of the mesh's axes, without {', '.join(automatic_axes)}")
     rank, captures = Input("rank", TensorType(u32, ()))(), dict[Node, Node]()
     parts = [
         Input(name, x.type.with_shape(_part(x, axes, dict(mesh))))()
@@ -145,8 +145,8 @@ def per_device(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     finally:
         c.importer.rank = outer
     body = regions.graph((rank, *parts), _tensors(c, results), captures)
-    whole = tuple(tuple(() for _ in n.shape) for n in captures)
-    op = ops.PerDevice(mesh, (*in_axes, *whole), out_axes, body)
+    replicated = tuple(tuple(() for _ in n.shape) for n in captures)
+    op = ops.PerDevice(mesh, (*in_axes, *replicated), out_axes, body)
     return op(*nodes, *captures, loc=c.loc).results
 
 

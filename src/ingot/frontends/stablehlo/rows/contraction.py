@@ -1,4 +1,4 @@
-"""Sums of products: dot, dot_general, convolution. Complex ones are four of real numbers."""
+"""Sums of products: dot, dot_general, convolution. Complex ones are four real ones."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def product(a: Node, b: Node, batch: Sides, contract: Sides, dtype: DType, loc: 
     return ops.DotGeneral(batch, contract, None if dtype == a.dtype else dtype)(a, b, loc=loc)
 
 
-def _dims(c: Call, left: int, right: int) -> tuple[Sides, Sides]:
+def _dims(c: Call, lhs_rank: int, rhs_rank: int) -> tuple[Sides, Sides]:
     """(batching, contracting) axes of operands of these ranks."""
     if c.op.name == "stablehlo.dot":
-        if not left or not right:
+        if not lhs_rank or not rhs_rank:
             raise Unsupported("of a scalar")
-        return ((), ()), ((left - 1,), (0,))
+        return ((), ()), ((lhs_rank - 1,), (0,))
     d = c.fields("dot_dimension_numbers")
 
     def axes(kind: str) -> Sides:
-        return d.axes(f"lhs_{kind}_dimensions", left, ()), d.axes(f"rhs_{kind}_dimensions", right, ())
+        return d.axes(f"lhs_{kind}_dimensions", lhs_rank, ()), d.axes(f"rhs_{kind}_dimensions", rhs_rank, ())
 
     return axes("batching"), axes("contracting")
 
@@ -45,8 +45,8 @@ def _dims(c: Call, left: int, right: int) -> tuple[Sides, Sides]:
 @row("dot", "dot_general")
 def dot_general(c: Call, a: Node, b: Node) -> Node:
     batch, contract = _dims(c, a.type.rank, b.type.rank)
-    for left, right in (batch, contract):
-        require_equal([a.shape[d] for d in left], [b.shape[d] for d in right], c.op.name)
+    for lhs_axes, rhs_axes in (batch, contract):
+        require_equal([a.shape[d] for d in lhs_axes], [b.shape[d] for d in rhs_axes], c.op.name)
     return product(a, b, batch, contract, c.dtype, c.loc)
 
 
@@ -67,7 +67,7 @@ _SPATIAL = "DHWXYZABEFGJKLPQRSTUV"
 def convolution_of(c: Call, a: Node, b: Node, padding: tuple[tuple[int, int], ...]) -> Node:
     layouts = _layouts(c.raw("dimension_numbers"))
     n = len(layouts[0]) - 2
-    # attributes of the op follow the order in which x has the spatial axes
+    # the op's attributes are in the order of x's spatial axes
     order = [_SPATIAL.index(s) for s in layouts[0] if s in _SPATIAL]
     steps, base, window = (
         tuple(c.per_axis(name, n, 1)[i] for i in order) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
@@ -110,7 +110,7 @@ def convolution(c: Call, a: Node, b: Node) -> Node:
 
 @row("dynamic_conv")
 def dynamic_conv(c: Call, a: Node, b: Node, padding: Node) -> Node:
-    """Padding that is an operand: sizes go into a pad of their own."""
+    """Padding that is an operand: symbolic padding is a separate pad."""
     amounts = c.sizes(padding)
     pairs = tuple(zip(amounts[::2], amounts[1::2], strict=True))
     fixed = tuple((low, high) for low, high in pairs if isinstance(low, int) and isinstance(high, int))

@@ -57,7 +57,7 @@ def _own_inputs(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
 
 @row("while")
 def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
-    """While(cond; body), what it captures carried along behind its own values."""
+    """While(cond; body), which carries captured values after its own."""
     if not flatten(operands):
         raise Unsupported("without values")
     captures: dict[Node, Node] = {}
@@ -75,21 +75,21 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 
 
 def _with_sizes_of(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
-    """Equal sizes may have another form, which a slice that removes nothing rewrites."""
+    """`nodes` with equal sizes rewritten as in `to`, by slices that remove nothing."""
     if len(nodes) != len(to):
         raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
-    out: list[Node] = []
+    rewritten: list[Node] = []
     for n, t in zip(nodes, to, strict=True):
         is_same_shape = n.shape == t.shape or len(n.shape) != len(t.shape)
-        out.append(n if is_same_shape else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
-    return tuple(out)
+        rewritten.append(n if is_same_shape else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
+    return tuple(rewritten)
 
 
 @row("if")
 def if_(c: Call, pred: Node) -> tuple[AnyValue, ...]:
-    known = c.importer.sizes.decided(pred)
-    if known is not None:
-        return c.importer.block(c.regions[0 if known else 1], (), c.scope)
+    is_then = c.importer.sizes.decided(pred)
+    if is_then is not None:
+        return c.importer.block(c.regions[0 if is_then else 1], (), c.scope)
     return _branches(c, ops.cast(pred, i32), (1, 0))
 
 
@@ -108,8 +108,8 @@ def _branches(c: Call, index: Node, order: Sequence[int]) -> tuple[AnyValue, ...
     if not nodes[0]:
         return tuple(v for v in kinds)
     graphs = tuple(regions.graph((), _with_sizes_of(n, nodes[0]), captures) for n in nodes)
-    out = ops.Case(graphs)(index, *captures, loc=c.loc).results
-    return unflatten(kinds, out)
+    case_results = ops.Case(graphs)(index, *captures, loc=c.loc).results
+    return unflatten(kinds, case_results)
 
 
 @row("map")
@@ -161,19 +161,19 @@ def _tensors(name: str, operands: Sequence[AnyValue]) -> list[Node]:
 
 def _settings(c: Call) -> dict[str, object]:
     """The attributes of a custom_call with a typed dictionary, as jax.ffi.ffi_call writes it."""
-    given = c.attributes.get("mhlo.backend_config", c.attributes.get("backend_config"))
-    if not isinstance(given, dict):
+    settings = c.attributes.get("mhlo.backend_config", c.attributes.get("backend_config"))
+    if not isinstance(settings, dict):
         return {}
-    return {name: plain_value(value, name) for name, value in given.items()}
+    return {name: plain_value(value, name) for name, value in settings.items()}
 
 
-# annotations of how a value is spread over devices, or of where it is kept
+# annotations of a value's sharding or memory
 _IDENTITIES = frozenset((
     "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
-# what JAX is told to keep of gradients
+# marks on gradients that JAX's lowering is made to keep
 STOP_GRADIENT, UNKNOWN_GRADIENT = "ingot.stop_gradient", "ingot.unknown_gradient"
 COTANGENT, OWN_GRADIENT = "ingot.cotangent", "ingot.own_gradient"
 

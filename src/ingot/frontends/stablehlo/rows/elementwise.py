@@ -1,4 +1,4 @@
-"""One element of each operand makes one of the result."""
+"""Elementwise operations."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def convert(c: Call, x: Node) -> Node | Complex:
 
 
 def converted(x: Node, dtype: DType, loc: str = "") -> Node:
-    """Numbers that do not fit an integer become its nearest, NaN becomes 0, as XLA has it."""
+    """Numbers outside an integer's range are clamped and NaN becomes 0, as in XLA."""
     if not x.dtype.is_float or not dtype.is_integer:
         return ops.cast(x, dtype, loc)
     low, high = dtype.range
     wide = ops.cast(x, f32) if x.dtype.bits < 32 else x
-    # the greatest integer may be no float: at and above the next power of two it is taken for itself
+    # the greatest integer may not be a float: from the next power of two on, it is selected explicitly
     top = float(high + 1)
     truncated = ops.Convert(dtype)(ops.where(ops.compare("GE", wide, float(low)), wide, float(low)))
     capped = ops.where(ops.compare("GE", wide, top), ops.scalar(high, dtype), truncated)
@@ -140,7 +140,7 @@ def converted(x: Node, dtype: DType, loc: str = "") -> Node:
 
 @row("bitcast_convert")
 def bitcast_convert(c: Call, x: Node) -> Node:
-    """Between widths, the bytes of the wider element are the last dimension, the lowest first."""
+    """Between widths, the parts of the wider element are the last dimension, least significant first."""
     if x.dtype != c.dtype and boolean in (x.dtype, c.dtype):
         raise Unsupported(f"from {x.dtype} to {c.dtype}")
     return ops.bitcast(x, c.dtype, c.loc)
@@ -148,7 +148,7 @@ def bitcast_convert(c: Call, x: Node) -> Node:
 
 @row("reduce_precision")
 def reduce_precision(c: Call, x: Node) -> Node:
-    """Rounded to even to fewer bits of exponent and mantissa: too large is infinite, too small is 0 of its sign."""
+    """Rounded to even to fewer exponent and mantissa bits: overflow gives infinity, underflow a signed zero."""
     return rounded(x, c.int("exponent_bits"), c.int("mantissa_bits"))
 
 

@@ -1,4 +1,4 @@
-"""Calls of LAPACK, which JAX makes of linear algebra where it lowers for CPUs: lapack_<s or d><routine>_ffi.
+"""LAPACK calls, to which JAX lowers linear algebra for CPUs: lapack_<s or d><routine>_ffi.
 
 The letters that LAPACK's routines take (uplo, side, ...) are the call's configuration. `info` is 0 but where a matrix
 has no Cholesky factor.

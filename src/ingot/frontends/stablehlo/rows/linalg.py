@@ -37,7 +37,7 @@ def fft(c: Call, z: Complex) -> Complex | Node:
 
 @row("cholesky")
 def cholesky(c: Call, a: Node) -> Node:
-    """NaN throughout where there is no factor, as XLA has it."""
+    """NaN throughout where there is no factor, as in XLA."""
     factor = linalg.cholesky(a, upper=not c.flag("lower"))
     failed = ops.reduce("or", ops.IsNan()(linalg.diagonal(factor)), -1)
     return ops.where(ops.expand_dims(ops.expand_dims(failed, -1), -1), ops.scalar(float("nan"), a.dtype), factor)
@@ -56,7 +56,7 @@ def triangular_solve(c: Call, a: Node, b: Node) -> Node:
     )
 
 
-# what JAX calls where it lowers for TPUs
+# custom calls of JAX's lowering for TPUs
 
 
 @CUSTOM("target.LuDecomposition")

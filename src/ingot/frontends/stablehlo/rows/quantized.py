@@ -1,5 +1,5 @@
-"""Uniformly quantized tensors: an op on them is the op on the numbers that they stand for, rounded once to the result's
-steps. What moves elements moves the integers."""
+"""Uniformly quantized tensors: operands are dequantized, and the result is quantized once. Ops that move elements are
+applied to the stored integers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ row, on_quantized = Table(), Table()
 
 def _steps(quant: Quant, x: Node) -> tuple[Node, Node]:
     """scale and zero point, broadcast to `x`."""
-    out: list[Node] = []
+    parameters: list[Node] = []
     for values in (quant.scales, quant.zeros):
         array = np.array(values, quant.expressed_dtype.numpy)
         if quant.axis is None:
-            out.append(ops.broadcast_to(const(array.reshape(())), x.shape))
+            parameters.append(ops.broadcast_to(const(array.reshape(())), x.shape))
         else:
-            out.append(ops.BroadcastInDim(x.shape, (quant.axis,))(const(array)))
-    return out[0], out[1]
+            parameters.append(ops.BroadcastInDim(x.shape, (quant.axis,))(const(array)))
+    return parameters[0], parameters[1]
 
 
 def dequantized(value: Quantized) -> Node:
@@ -73,22 +73,22 @@ _MOVEMENT_OPS = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatena
 def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     """Dequantize, compute, quantize."""
     quants = {x.quant for x in xs if isinstance(x, Quantized)} | {t.quant for t in c.types if t is not None}
-    moves = c.op.name.removeprefix("stablehlo.") in _MOVEMENT_OPS and len(quants) == 1
-    inner = c if moves else replace(c, types=tuple(map(_real, c.types)))
-    numbers = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
+    is_movement = c.op.name.removeprefix("stablehlo.") in _MOVEMENT_OPS and len(quants) == 1
+    inner = c if is_movement else replace(c, types=tuple(map(_real, c.types)))
+    numbers = [x if not isinstance(x, Quantized) else x.node if is_movement else dequantized(x) for x in xs]
     results = c.importer.rows.real[c.op.name](inner, *numbers)
-    out: list[AnyValue] = []
+    requantized: list[AnyValue] = []
     for y, type in zip(results if isinstance(results, tuple) else (results,), c.types, strict=True):
         if type is None or type.quant is None:
-            out.append(y)
+            requantized.append(y)
             continue
         assert isinstance(y, Node)
-        out.append(Quantized(y, type.quant) if moves else quantized(y, type.quant))
-    return tuple(out)
+        requantized.append(Quantized(y, type.quant) if is_movement else quantized(y, type.quant))
+    return tuple(requantized)
 
 
 def _real(type: Tensor | None) -> Tensor | None:
-    """The type of the numbers that a quantized tensor stands for."""
+    """The type of the numbers that a quantized tensor represents."""
     return replace(type, dtype=type.quant.expressed_dtype, quant=None) if type is not None and type.quant else type
 
 

@@ -42,19 +42,19 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
         pairs = ops.reshape(words, (count, 2)) if wide else words
         values = sampling.join_words(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
     unsigned = ops.cast(values, DTYPES[f"u{type.dtype.bits}"])
-    out = ops.reshape(unsigned, shape)
-    result = out if out.dtype == type.dtype else ops.BitcastConvert(type.dtype)(out)
+    bits_ = ops.reshape(unsigned, shape)
+    result = bits_ if bits_.dtype == type.dtype else ops.BitcastConvert(type.dtype)(bits_)
     return ops.cast(new, state.dtype), result
 
 
 def _threefry_wide(state: Node, shape: tuple[int, ...]) -> Pair:
-    """A block for each element."""
+    """One block for each element."""
     halves, new = _threefry_blocks(state, shape)
     return sampling.join_words(*halves), new
 
 
 def _threefry_narrow(state: Node, shape: tuple[int, ...]) -> Pair:
-    """A block for two neighbours on the first axis of even size, or on the longest, where half a block is left over."""
+    """One block for two neighbours on the first axis of even size, else on the longest, with half a block unused."""
     if not shape:
         values, new = _threefry_narrow(state, (1,))
         return ops.reshape(values, ()), new
@@ -66,7 +66,7 @@ def _threefry_narrow(state: Node, shape: tuple[int, ...]) -> Pair:
 
 
 def _threefry_blocks(state: Node, shape: tuple[int, ...]) -> tuple[Pair, Node]:
-    """The halves of blocks that are counted in row-major order."""
+    """The halves of blocks with row-major counters."""
     first, count = _word(state, 1), int(product(shape))
     at = ops.reshape(ops.add(ops.arange(count, u64), first), shape)
     low, high = ops.threefry(ops.words(Term(_word(state, 0))), ops.words(Term(at)))
@@ -74,7 +74,7 @@ def _threefry_blocks(state: Node, shape: tuple[int, ...]) -> tuple[Pair, Node]:
 
 
 def _philox_words(state: Node, count: int) -> Pair:
-    """`count` words, the four of a block beside each other."""
+    """`count` words, the four words of a block adjacent."""
     blocks = (count + 3) // 4
     low, high = _word(state, 1), _word(state, 2 if state.shape == (3,) else 0)
     words = ops.philox_blocks(_word(state, 0), low, high, ops.arange(blocks, u64))

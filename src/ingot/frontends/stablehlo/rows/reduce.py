@@ -1,4 +1,4 @@
-"""reduce: a region that is a known combiner is Reduce, an argmax is ArgReduce, any other is folded in halves."""
+"""reduce: a known combiner becomes Reduce, an argmax becomes ArgReduce, any other region is folded pairwise."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _known(kind: str, x: Node, init: Node, dims: tuple[int, ...], loc: str) -> N
 def _argument(
     body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...], loc: str
 ) -> tuple[AnyValue, ...] | None:
-    """(max, where it first is) of values and their places along a dimension, as JAX writes it."""
+    """(max, its first position) of values and their positions along a dimension, as JAX writes it."""
     if len(xs) != 2 or len(dims) != 1 or len(body.outputs) != 2:
         return None
     x, places = xs
@@ -78,17 +78,17 @@ def _argument(
 
 
 def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list[tuple[Node, Node]]:
-    """The results of an argmax's region: with NaN for floats, and without."""
+    """The results of an argmax's region, with NaN handling for floats, and without."""
     better, first = ops.Compare(direction)(a, b), ops.Compare("LT")(i, j)
-    out: list[tuple[Node, Node]] = []
+    bodies: list[tuple[Node, Node]] = []
     for is_better in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
         tie = ops.And()(ops.Compare("EQ")(a, b), first)
-        out.append((ops.Select()(is_better, a, b), ops.Select()(ops.Or()(is_better, tie), i, j)))
-    return out
+        bodies.append((ops.Select()(is_better, a, b), ops.Select()(ops.Or()(is_better, tie), i, j)))
+    return bodies
 
 
 def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...]) -> tuple[Node, ...]:
-    """Neighbours are combined until one is left, then the initial values in front of it."""
+    """Neighbours are combined until one element is left, then the initial values with it."""
     kept_axes = tuple(d for d in range(xs[0].type.rank) if d not in dims)
     shape = tuple(xs[0].shape[d] for d in kept_axes)
     n = product(xs[0].shape[d] for d in dims)
@@ -106,12 +106,12 @@ def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[
             last = [ops.slice_axis(r, 0, n - 1, n) for r in rows]
             combined = tuple(ops.concat(pair, 0) for pair in zip(combined, last, strict=True))
         rows, n = combined, half + n % 2
-    left = [ops.index_axis(r, 0, 0) for r in rows]
-    return regions.elementwise(body.outputs, dict(zip(body.inputs, (*starts, *left), strict=True)), shape)
+    remaining = [ops.index_axis(r, 0, 0) for r in rows]
+    return regions.elementwise(body.outputs, dict(zip(body.inputs, (*starts, *remaining), strict=True)), shape)
 
 
 def _sequential(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
-    """One row after the other, of a number that only the run knows."""
+    """Rows are combined one after the other in a loop, as their number is known only at run time."""
     i = Input("i", ops.scalar(0, i64).type)()
     values = [Input(f"value.{k}", s.type)() for k, s in enumerate(starts)]
     inner = [Input(f"rows.{k}", r.type)() for k, r in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""scatter: Scatter where the region is a combiner that it has, else one update after the other."""
+"""scatter: Scatter for combiners that it supports, else one update after the other."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def scattered(
     if kinds is None:
         op.infer(nodes[0].type, indices.type, updates_flat[0].type)
         return unflatten(values, _sequential(body, op, nodes, indices, updates_flat))
-    out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, updates_flat, strict=True)]
-    return unflatten(values, out)
+    results = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, updates_flat, strict=True)]
+    return unflatten(values, results)
 
 
 def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
-    """The kind of update of each operand, if none depends on another."""
+    """The combiner of each operand, if none depends on another operand."""
     n = len(xs)
     kinds: list[str] = []
-    for i, out in enumerate(body.outputs):
+    for i, output in enumerate(body.outputs):
         a, b = body.inputs[i], body.inputs[n + i]
-        combiner = Region((a, b), (out,)).combiner()
+        combiner = Region((a, b), (output,)).combiner()
         kind = (_BIT_KINDS if a.dtype == boolean else _KINDS).get(combiner or "")
         if kind is None:
             return None
@@ -69,12 +69,12 @@ def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
 def _sequential(
     body: Region, op: ops.Scatter, xs: Sequence[Node], indices: Node, updates: Sequence[Node]
 ) -> tuple[Node, ...]:
-    """x[at[i]] = region(x[at[i]], updates[i]) for every element of the updates that lies inside."""
-    is_inside, at = _places(op, xs[0], indices, updates[0].type)
+    """x[at[i]] = region(x[at[i]], updates[i]) for every element of the updates that is in bounds."""
+    is_inside, positions = _places(op, xs[0], indices, updates[0].type)
     count, total = product(updates[0].shape), product(xs[0].shape)
     if count == 0 or total == 0:
         return tuple(xs)
-    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, at, is_inside)]
+    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, positions, is_inside)]
     inputs = [Input(f"value.{k}", v.type)() for k, v in enumerate(flat)]
     i = Input("i", TensorType(i64))()
     n = len(xs)
@@ -87,17 +87,17 @@ def _sequential(
     current = [element(v, place) for v in olds]
     values = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
     combined = regions.elementwise(body.outputs, values, ())
-    written = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
-    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, written, strict=True)]
+    selected = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
+    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, selected, strict=True)]
     graph_inputs = (i, *inputs)
     cond = Graph(graph_inputs, (ops.compare("LT", i, ops.scalar(count, i64)),))
     step = Graph(graph_inputs, (ops.add(i, 1), *changed, *inputs[n:]))
-    out = ops.While(cond, step)(ops.scalar(0, i64), *flat).results[1 : 1 + n]
-    return tuple(ops.reshape(y, x.shape) for y, x in zip(out, xs, strict=True))
+    results = ops.While(cond, step)(ops.scalar(0, i64), *flat).results[1 : 1 + n]
+    return tuple(ops.reshape(y, x.shape) for y, x in zip(results, xs, strict=True))
 
 
 def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tuple[Node, Node]:
-    """For each element of the updates, whether it lies inside `x`, and its place in the flattened `x`."""
+    """For each element of the updates, whether it is in bounds, and its position in the flattened `x`."""
     shape, vector = updates.shape, op.index_vector_dim
     batch_dims = [d for d in range(len(shape)) if d not in op.update_window_dims]
     dropped = (*op.inserted_window_dims, *op.input_batching_dims)

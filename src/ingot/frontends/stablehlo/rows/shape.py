@@ -1,4 +1,4 @@
-"""Elements in other places: views, slices, padding, gathering, and the same with sizes that are computed."""
+"""Movement of elements: views, slices, padding, gathers, and their variants with computed sizes."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def real_dynamic_slice(c: Call, x: Node, start: Node, limit: Node, strides: Node
     try:
         first, last = c.sizes(start), c.sizes(limit)
     except Unsupported:
-        # a window that moves: its limit is its start and its sizes
-        moves = isinstance(limit.op, ops.Add) and start in limit.inputs
-        if any(s != 1 for s in steps) or (None in c.type.shape and not moves):
+        # a moving window: its limit is its start plus its sizes
+        is_moving_window = isinstance(limit.op, ops.Add) and start in limit.inputs
+        if any(s != 1 for s in steps) or (None in c.type.shape and not is_moving_window):
             raise
         added = next((n for n in limit.inputs if n is not start), start)
         sizes = static(c) if None not in c.type.shape else declared(c.type, c.sizes(added))

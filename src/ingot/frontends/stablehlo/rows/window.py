@@ -1,4 +1,4 @@
-"""reduce_window and select_and_scatter: every position of a window is a strided slice, combined one after the other."""
+"""reduce_window and select_and_scatter: the strided slices of all window positions are combined one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.ops.core.base import dilated_size, window_count
 from ingot.support.dataclass import dataclass
 
 row = Table()
-_MAX_TAPS = 4096  # of a window whose region is nothing known: each is code
+_MAX_TAPS = 4096  # of a window with an unknown region: each tap is code
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class _Window:
     base_dilation: tuple[int, ...]
 
     def shape(self, x: Shape) -> Shape:
-        out: list[DimLike] = []
+        shape: list[DimLike] = []
         for d, n in enumerate(x):
             padded = dilated_size(n, self.base_dilation[d]) + sum(self.padding[d])
-            out.append(window_count(padded, self.sizes[d], self.strides[d], self.dilation[d]))
-        return tuple(out)
+            shape.append(window_count(padded, self.sizes[d], self.strides[d], self.dilation[d]))
+        return tuple(shape)
 
     def padded(self, x: Node, value: Node) -> Node:
         low, high = (tuple(p[i] for p in self.padding) for i in (0, 1))
         return ops.pad(x, low, high, value, tuple(b - 1 for b in self.base_dilation))
 
     def taps(self, xs: Sequence[Node], shape: Shape) -> Iterator[tuple[Node, ...]]:
-        """For each position in the window, what padded operands hold there."""
+        """For each position in the window, the padded operands' elements there."""
         count = 1
         for s in self.sizes:
             count *= s
@@ -74,7 +74,7 @@ def reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 
 @CUSTOM("target.stablehlo.dynamic_reduce_window")
 def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
-    """As JAX writes a window of open size: (operands, initial values, sizes, strides, base dilations, dilations,
+    """JAX's call for a window of open size: (operands, initial values, sizes, strides, base dilations, dilations,
     padding)."""
     called = c.attributes.get("called_computations")
     function = c.importer.module.functions.get(_symbol(called[0])) if isinstance(called, list) and called else None
@@ -89,7 +89,7 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         padding = tuple(zip(numbers[::2], numbers[1::2], strict=True))
         return _reduced(c, values, _Window(wide, steps, padding, window_dilation, base_dilation), function.body)
     if all(map(is_static, windows)):
-        # padding that depends on sizes goes into a pad of its own
+        # symbolic padding is a separate pad
         xs, inits = values[: len(values) // 2], values[len(values) // 2 :]
         interior, (low, high) = tuple(d - 1 for d in base_dilation), (flat[::2], flat[1::2])
         pairs = zip(flatten(xs), flatten(inits), strict=True)
@@ -129,7 +129,7 @@ def _reduced(c: Call, operands: Sequence[AnyValue], window: _Window, block: Bloc
 
 def _known(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
     if x.dtype == boolean:
-        # the greatest of bits is their disjunction
+        # the maximum of bits is their disjunction
         kind = {"or": "max", "and": "min", "sum": "max", "prod": "min"}.get(kind, kind)
     if kind in ("and", "or"):
         body = _pair(kind, x)
@@ -161,7 +161,7 @@ def _windows(
 
 
 def _scan(kind: str, sizes: Sequence[DimLike], padding: Sequence[tuple[DimLike, DimLike]], x: Node) -> Node | None:
-    """A window over all that lies before (or behind) each place is a running fold."""
+    """A window over all elements before (or after) each position is a cumulative reduction."""
     wide = [d for d, n in enumerate(sizes) if n != 1]
     if len(wide) != 1 or x.dtype == boolean:
         return None
@@ -190,7 +190,7 @@ def _folded(body: Region, window: _Window, xs: Sequence[Node], inits: Sequence[N
 
 @row("select_and_scatter")
 def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -> AnyValue:
-    """The chosen element of each window takes in the window's source."""
+    """The window's source is added to the selected element of each window."""
     nodes = parts(x)
     rank = nodes[0].type.rank
     window = _window(c, rank)
@@ -200,7 +200,7 @@ def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -
     shape = window.shape(nodes[0].shape)
     require_equal(shape, parts(source)[0].shape, c.op.name)
     numbers = [ops.Iota(TensorType(i64, nodes[0].shape), d)() for d in range(rank)]
-    # places outside are none: they are never chosen
+    # positions outside are never selected
     padded = [window.padded(n, i) for n, i in zip(nodes, parts(init), strict=True)]
     places = [window.padded(n, ops.scalar(-1, i64)) for n in numbers]
     best: list[Node] | None = None

@@ -32,9 +32,9 @@ def fully_connected(c: Call) -> Node:
     bias = c.x(2) if c.has(2) else None
     if not is_hybrid(c):
         return c.activation(unflattened(c, ops.linear(rows_of(c), c.x(1), bias)))
-    whole, scale = rounded(rows_of(c), c.flag("asymmetric"))
+    levels, scale = rounded(rows_of(c), c.flag("asymmetric"))
     kernel, scales = weights(c)
-    y = ops.mul(ops.linear(whole, kernel), ops.mul(scale, scales))
+    y = ops.mul(ops.linear(levels, kernel), ops.mul(scale, scales))
     return c.activation(unflattened(c, y if bias is None else ops.add(y, bias)))
 
 

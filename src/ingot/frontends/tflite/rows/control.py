@@ -18,19 +18,19 @@ row = Table()
 @row("IF", is_movement=True)
 def if_(c: Call) -> Sequence[Value]:
     then, other = c.int("then_subgraph_index"), c.int("else_subgraph_index")
-    known = c.importer.sizes.decided(c.x(0))
-    if known is not None:
-        return called(c, then if known else other, c.values[1:])
+    is_then = c.importer.sizes.decided(c.x(0))
+    if is_then is not None:
+        return called(c, then if is_then else other, c.values[1:])
     return branches(c, (then, other), ops.cast(ops.Not()(ops.reshape(c.x(0), ())), i32))
 
 
 def called(c: Call, index: int, values: Sequence[Value | None]) -> Sequence[Value]:
-    """A subgraph in the operator's place."""
+    """The results of an inlined subgraph."""
     return c.importer.run(index, [v for v in values if v is not None])
 
 
 def branches(c: Call, subgraphs: Sequence[int], index: Node) -> Sequence[Value]:
-    """The results of the subgraph that `index` says, for the operands behind the first."""
+    """The results of the subgraph with the number `index`, called with the operands after the first."""
     names = c.importer.touched(*subgraphs)
     values = [*c.xs()[1:], *(c.importer.variables[n].node for n in names)]
     inner = [Input(f"{c.loc}.{i}", n.type)() for i, n in enumerate(values)]
@@ -60,7 +60,7 @@ def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[
 
 @row("CALL_ONCE")
 def call_once(c: Call) -> Sequence[Value]:
-    """Its assignments are the initial values of variables."""
+    """Run the subgraph at import, for the initial values of variables."""
     c.importer.initialise(c.int("init_subgraph_index"))
     return ()
 

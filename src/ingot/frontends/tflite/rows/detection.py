@@ -1,4 +1,4 @@
-"""Boxes of detectors: TFLite_Detection_PostProcess, which LiteRT has among its own custom ops."""
+"""Boxes of detectors: TFLite_Detection_PostProcess, one of LiteRT's custom ops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ row, custom = Table(), Table()
 
 @custom("TFLite_Detection_PostProcess")
 def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
-    """Boxes [1, n, 4], classes and scores [1, n], how many [1], of the boxes that are left where those with better
-    classes overlap them ("fast" suppression: one for all classes). Operands: codes [1, a, 4], scores of classes
-    [1, a, k], anchors [a, 4]."""
+    """Boxes [1, n, 4], classes and scores [1, n], and their number [1], after non-maximum suppression ("fast": once for
+    all classes). Operands: codes [1, a, 4], scores of classes [1, a, k], anchors [a, 4]."""
     options = numbers(c.op.raw.tobytes())
-    max_detections, each = int(options.get("max_detections", 0)), int(options.get("max_classes_per_detection", 1))
+    max_detections, classes_per_box = (
+        int(options.get("max_detections", 0)),
+        int(options.get("max_classes_per_detection", 1)),
+    )
     if options.get("use_regular_nms"):
         raise Unsupported("suppression class by class")
     codes, scores, anchors = (_numbers(c, i) for i in range(3))
@@ -30,8 +32,10 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     offset = scores.shape[-1] - classes  # a class for the background comes first
     if not isinstance(count, int) or not isinstance(offset, int) or offset < 0:
         raise Unsupported(f"scores {scores.type} of {classes} classes")
-    if not (0 < max_detections <= count and 0 < each <= classes):
-        raise Unsupported(f"{max_detections} detections of {each} classes, of {count} anchors and {classes} classes")
+    if not (0 < max_detections <= count and 0 < classes_per_box <= classes):
+        raise Unsupported(
+            f"{max_detections} detections of {classes_per_box} classes, of {count} anchors and {classes} classes"
+        )
     scores = ops.slice_axis(ops.reshape(scores, (count, -1)), 1, offset)
     scales = [np.float32(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
     boxes = _decoded(ops.reshape(codes, (count, -1)), anchors, scales)
@@ -50,15 +54,17 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     rank, at = ops.TopK(max_detections, 0)(places).results
     is_present = ops.compare("GT", rank, 0)
     kept_order = ops.Take(0)(order, at)
-    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, kept_order)).results
+    values, labels = ops.TopK(classes_per_box, 1)(ops.Take(0)(scores, kept_order)).results
 
     def padded_rows(x: Node) -> Node:
-        """x[most, each, ...] as [1, most * each, ...], zeros where there is no box."""
+        """x[boxes, classes, ...] as [1, boxes * classes, ...], zeros where there is no box."""
         mask = ops.reshape(is_present, (max_detections, *(1,) * (len(x.shape) - 1)))
-        shown = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
-        return ops.reshape(shown, (1, max_detections * each, *x.shape[2:]))
+        masked = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
+        return ops.reshape(masked, (1, max_detections * classes_per_box, *x.shape[2:]))
 
-    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, kept_order), 1), (max_detections, each, 4))
+    repeated = ops.broadcast_to(
+        ops.expand_dims(ops.Take(0)(boxes, kept_order), 1), (max_detections, classes_per_box, 4)
+    )
     number = ops.cast(ops.reduce_sum(ops.cast(is_kept, T.i32), keepdims=True), T.f32)
     return padded_rows(repeated), padded_rows(ops.cast(labels, T.f32)), padded_rows(values), number
 
@@ -81,13 +87,13 @@ def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
 
 @row("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
 def non_max_suppression(c: Call) -> tuple[Node, ...]:
-    """Operands: boxes, scores, how many at most, the overlap that is too much, the least score. Indices, filled up with
-    zeros, (of V5 the scores of these) and how many there are."""
+    """Operands: boxes, scores, the maximum number, the overlap from which boxes are suppressed, the minimum score.
+    Results: indices, padded with zeros, (in V5 their scores) and their number."""
     boxes, scores, (max_boxes,) = c.x(0), c.x(1), c.dims(2)
     soft = c.op.name.endswith("V5")
     if soft and _number(c, 5):
         raise Unsupported("of scores that decay (a sigma)")
-    # as much is too much
+    # an overlap equal to the threshold is suppressed, too
     overlap = float(np.nextafter(_number(c, 3), np.float32(-np.inf)))
     is_kept, order = suppress_in_image(
         boxes, scores, ops.scalar(max_boxes, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4)

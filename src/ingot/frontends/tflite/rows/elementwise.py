@@ -80,8 +80,8 @@ def floor_div(c: Call) -> Node:
 
 @row("ADD_N")
 def add_n(c: Call) -> Node:
-    total, *rest = c.xs()
-    for x in rest:
+    total, *others = c.xs()
+    for x in others:
         total = ops.add(total, x)
     return total
 
@@ -100,7 +100,7 @@ def bitcast(c: Call) -> Node:
 @row("RIGHT_SHIFT")
 def right_shift(c: Call) -> Node:
     op = ops.ShiftRightLogical() if c.x().dtype.kind == "u" else ops.ShiftRightArithmetic()
-    # an amount beyond the width is the width
+    # clamp the amount to the type's width
     amount = ops.clip(c.x(1), 0, c.x().dtype.bits - 1)
     return ops.apply(op, c.x(0), amount)
 

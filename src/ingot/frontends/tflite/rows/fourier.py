@@ -1,4 +1,4 @@
-"""Fourier transforms, and complex numbers, which they make."""
+"""Fourier transforms, and ops on their complex results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ row = Table()
 
 @row("RFFT2D")
 def rfft2d(c: Call) -> Complex:
-    """The transform of the last two axes, cut or filled with zeros to the second operand's lengths."""
+    """The transform of the last two axes, cut or zero-padded to the second operand's lengths."""
     lengths = c.ints(1)
     x = c.x()
     if len(lengths) != 2 or x.type.rank < 2:

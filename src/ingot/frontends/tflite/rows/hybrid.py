@@ -1,7 +1,7 @@
-"""Dynamic range: numbers that are rounded to levels at each call, multiplied with weights that are levels.
+"""Dynamic range quantization: activations are quantized at each call and multiplied with quantized weights.
 
-Every row (of a fully connected layer) or image has a scale of its own. Products are of whole numbers: machines that
-multiply bytes sum them in integers, others in f32, exactly up to 2^24, and rounded as f32 rounds beyond.
+Every row (of a fully connected layer) or image has its own scale. Products are of integers: targets with byte products
+sum them in integers, others in f32, exactly up to 2^24.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ingot.ir.node import Node, const
 
 
 def is_hybrid(c: Call, x: int = 0, w: int = 1) -> bool:
-    """Whether operand `x` is of numbers and `w` of levels."""
+    """Whether operand `x` has plain numbers and `w` has levels."""
     return c.x(x).dtype == T.f32 and holds_levels(c.tensors[w])
 
 
 def weights(c: Call, w: int = 1) -> tuple[Node, Node]:
-    """The levels less their zero, as f32, and the scales: one, or one for each result channel."""
+    """The levels minus their zero, as f32, and the scales: one, or one for each result channel."""
     q, x = c.levels(w), c.x(w)
     _, zero = parameters(q, x.dtype, len(x.shape))
     return ops.Dequantize()(x, zero, const(np.float32(1))), const(np.array(q.scales, np.float32))
 
 
 def rounded(x: Node, asymmetric: bool) -> tuple[Node, Node]:
-    """x[n, ...] as whole numbers and the scale[n, 1, ...] of each of its first axis' places."""
+    """x[n, ...] quantized to integers, and their scale[n, 1, ...]."""
     flat = ops.reshape(x, (x.shape[0], product(x.shape[1:])))
     levels, zero, scale = (_asymmetric if asymmetric else _symmetric)(flat)
-    each = (x.shape[0], *(1,) * (len(x.shape) - 1))
-    zero = ops.reshape(zero, each) if zero.shape else zero
-    return ops.Dequantize()(ops.reshape(levels, x.shape), zero, const(np.float32(1))), ops.reshape(scale, each)
+    per_row = (x.shape[0], *(1,) * (len(x.shape) - 1))
+    zero = ops.reshape(zero, per_row) if zero.shape else zero
+    return ops.Dequantize()(ops.reshape(levels, x.shape), zero, const(np.float32(1))), ops.reshape(scale, per_row)
 
 
 def _symmetric(x: Node) -> tuple[Node, Node, Node]:

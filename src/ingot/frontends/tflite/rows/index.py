@@ -1,4 +1,4 @@
-"""Reading and writing by indices."""
+"""Gathers and scatters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gather_nd(c: Call) -> Node:
 
 @row("SCATTER_ND", takes_stored=True)
 def scatter_nd(c: Call) -> Node:
-    """Sums at the places of zeros. Operands: indices, updates, the result's sizes."""
+    """Updates added to zeros. Operands: indices, updates, the result's sizes."""
     zeros = ops.full(c.dims(2), 0, c.x(1).dtype)
     return ops.ScatterND("add")(zeros, c.x(0), c.x(1))
 
@@ -88,7 +88,7 @@ def sparse_to_dense(c: Call) -> Node:
 
 @row(*(f"UNSORTED_SEGMENT_{kind}" for kind in ("SUM", "PROD", "MAX", "MIN")))
 def unsorted_segment(c: Call) -> Node:
-    """Operands: x, a segment for each of its first axes' places, how many there are."""
+    """Operands: x, segment ids for its leading axes, the number of segments."""
     kind = c.op.name.removeprefix("UNSORTED_SEGMENT_").title()
     (count,) = c.dims(2)
     return reduce_segments(kind, c.x(0), c.x(1), count)
@@ -107,13 +107,13 @@ def unique(c: Call) -> tuple[Node, Node]:
 
 @row("SEGMENT_SUM")
 def segment_sum(c: Call) -> Node:
-    """Sums of the rows of each segment; segment ids do not fall, and the last one tells their number."""
+    """Sums of the rows of each segment; segment ids are sorted, so the last one determines their number."""
     return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.found, c.x(1)))
 
 
 @row("BUCKETIZE")
 def bucketize(c: Call) -> Node:
-    """The number of boundaries that are at most equal to each number."""
+    """For each number, how many boundaries are less or equal."""
     edges = const(np.asarray(c.floats("boundaries"), np.float32))
     is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
     return ops.reduce_sum(ops.cast(is_below, T.i32), -1)
@@ -121,7 +121,7 @@ def bucketize(c: Call) -> Node:
 
 @row("HASHTABLE_LOOKUP")
 def hashtable_lookup(c: Call) -> tuple[Node, Node]:
-    """Rows of a table by keys that rise, zeros for a key that there is not; and which there are."""
+    """Rows of a table by ascending keys, zeros for a missing key; and a mask of the keys that exist."""
     queries, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
     is_hit = ops.compare("EQ", queries, keys)
     is_present = ops.reduce("or", is_hit, -1)
@@ -132,8 +132,8 @@ def hashtable_lookup(c: Call) -> tuple[Node, Node]:
 
 @row("EMBEDDING_LOOKUP_SPARSE")
 def embedding_lookup_sparse(c: Call) -> Node:
-    """Weighted rows of a table (operand 4) that are added, or averaged, at the places of a sparse tensor but its last
-    axis. Operands: ids, their places, the sparse tensor's sizes, weights."""
+    """Weighted rows of a table (operand 4), added or averaged over the last axis of a sparse tensor of ids. Operands:
+    ids, their positions, the sparse tensor's sizes, weights."""
     ids, at, weights, table = c.x(0), c.x(1), c.x(3), c.x(4)
     sizes, kind = c.dims(2)[:-1], c.int("combiner")
     at = ops.slice_axis(at, 1, 0, len(sizes))

@@ -1,9 +1,9 @@
-"""LSTM cells step by step: on numbers with 8-bit weights, norms, projections and clips; and on levels.
+"""LSTM cells step by step: on floats with 8-bit weights, norms, projections and clips; and on levels.
 
     gate = activation(norm(W x + R h + P cell) + b)     cell = forget cell + input update     h = output tanh(cell)
 
-Operands lie as TensorFlow Lite's schema has them: of a direction 4 weights of x in the order i f c o, 4 of the output
-before, 3 of the cell (i f o), 4 biases, a projection and its bias. A missing input gate is 1 - the forget gate.
+Operands of a direction, as in TensorFlow Lite's schema: 4 weights of x in the order i f c o, 4 of the previous output,
+3 of the cell (i f o), 4 biases, a projection and its bias. Without an input gate, it is 1 - the forget gate.
 Source of the arithmetic on levels: the reference kernel of 8-bit values with 16-bit gates.
 """
 
@@ -31,7 +31,7 @@ from ingot.support.dataclass import dataclass
 
 INPUT, FORGET, UPDATE, OUTPUT = range(4)
 _PEEPHOLES = {INPUT: 0, FORGET: 1, OUTPUT: 2}
-_EPSILON = 1e-8  # beside a variance
+_EPSILON = 1e-8  # added to a variance
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Cell(ABC):
         self.is_projected = c.has(at.projection)
 
     def run(self, x: Node) -> Node:
-        """y[S, B, U] of x[S, B, I]; what the states are then is kept."""
+        """y[S, B, U] from x[S, B, I]; also stores the final states."""
         c, at = self.c, self.at
         gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.is_coupled]
 
@@ -98,7 +98,7 @@ class Cell(ABC):
 
     @abstractmethod
     def of_input(self, gate: int, x: Node) -> Node:
-        """The part of a gate that x[S, B, I] makes, for all steps."""
+        """The contribution of x[S, B, I] to a gate, for all steps."""
 
     @abstractmethod
     def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node: ...
@@ -111,7 +111,7 @@ class Cell(ABC):
 
 
 class Numbers(Cell):
-    """On floats; weights may be levels, for which what they are multiplied with is rounded to 8 bits."""
+    """On floats; weights may be levels, whose other factor is then quantized to 8 bits at each step."""
 
     def of_input(self, gate: int, x: Node) -> Node:
         return product_of(self.c, x, self.at.input(gate))
@@ -156,14 +156,14 @@ def product_of(c: Call, x: Node, w: int) -> Node:
     if len(c.levels(w).scales) > 1:
         raise Unsupported("weights with several scales")
     flat = ops.reshape(x, (product(x.shape[:-1]), x.shape[-1]))
-    whole, scale = hybrid.rounded(flat, c.flag("asymmetric"))
+    levels, scale = hybrid.rounded(flat, c.flag("asymmetric"))
     kernel, scales = hybrid.weights(c, w)
-    y = ops.mul(ops.linear(whole, kernel), ops.mul(scale, scales))
+    y = ops.mul(ops.linear(levels, kernel), ops.mul(scale, scales))
     return ops.reshape(y, (*x.shape[:-1], kernel.shape[0]))
 
 
 class Levels(Cell):
-    """8-bit values and outputs, 16-bit gates (Q3 before their function, Q0 behind it) and cells."""
+    """8-bit values and outputs, 16-bit gates (Q3 before their activation, Q0 after it) and cells."""
 
     def __init__(self, c: Call, at: Places) -> None:
         super().__init__(c, at)
@@ -218,7 +218,7 @@ class Levels(Cell):
         return _tabled(y, tables.tanh if gate == UPDATE else tables.logistic, 3)
 
     def _normalized(self, x: Node, coefficients: int, bias: int) -> Node:
-        """Of rows: 10 bits below their spread, which is 1."""
+        """Layer norm of rows, with 10 fractional bits."""
         c, wide, n = self.c, ops.cast(x, T.i64), x.shape[-1]
         if not isinstance(n, int):
             raise Unsupported(f"{n} units")
@@ -254,7 +254,7 @@ class Levels(Cell):
         y = multiplied(ops.mul(ops.cast(gate, T.i32), ops.cast(squashed, T.i32)), Multiplier.of(float(scale)))
         if not self.is_projected:
             return saturated(ops.add(y, hidden.zero), T.i8)
-        # the kernel moves by -zero, and so do its products
+        # the kernel shifts by -zero, and so do its products
         weights = self._weights(place)
         total = ops.linear(ops.add(ops.cast(saturated(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
         if c.has(place + 1):

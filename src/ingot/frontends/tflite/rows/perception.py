@@ -1,7 +1,7 @@
 """MediaPipe's custom ops: crops of an image around landmarks, and a transposed convolution with a bias.
 
-A crop is an affine matrix [1, 4, 4] that takes places of the crop to those of the image: it comes from landmarks,
-samples the image, and takes landmarks that were found in the crop back. Source: mediapipe/util/tflite/operations.
+A crop is an affine matrix [1, 4, 4] from positions in the crop to positions in the image: it is computed from
+landmarks, samples the image, and maps landmarks found in the crop back. Source: mediapipe/util/tflite/operations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def transpose_conv_bias(c: Call) -> Node:
 
 @custom("Landmarks2TransformMatrix")
 def transform_matrix(c: Call) -> Node:
-    """[1, 4, 4] of landmarks[1, n, 3]: the box around some of them, turned so that two of them lie as they should."""
+    """[1, 4, 4] from landmarks[1, n, 3]: the bounding box of some of them, rotated so that two of them are aligned."""
     if c.op.version < 2:
         raise Unsupported("of version 1")
     settings, points = options(c.op.raw.tobytes()), c.x()
@@ -61,8 +61,8 @@ def transform_matrix(c: Call) -> Node:
     if not all(0 <= p < points.shape[1] for p in (left, right, *places)):
         raise Unsupported(f"landmarks beyond {points.shape[1]}")
     xy = [ops.index_axis(ops.index_axis(points, 2, i), 0, 0) for i in range(2)]  # x, y: [n]
-    across = [ops.sub(ops.index_axis(v, 0, right), ops.index_axis(v, 0, left)) for v in xy]
-    angle = ops.sub(_number(settings, "target_rotation_radians"), ops.atan2(across[1], across[0]))
+    baseline = [ops.sub(ops.index_axis(v, 0, right), ops.index_axis(v, 0, left)) for v in xy]
+    angle = ops.sub(_number(settings, "target_rotation_radians"), ops.atan2(baseline[1], baseline[0]))
     cos, sin = ops.Cos()(angle), ops.Sin()(angle)
     x, y = (ops.Take(0)(v, const(np.array(places))) for v in xy)
     rotated = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
@@ -93,21 +93,21 @@ def _number(settings: Mapping[str, Option], name: str) -> float:
 
 
 def _affine(matrix: Node) -> list[list[Node]]:
-    """Rows x and y of a matrix: what x, y and 1 count."""
+    """Rows x and y of a matrix: the coefficients of x, y and 1."""
     flat = ops.reshape(matrix, (16,))
     return [[ops.index_axis(flat, 0, 4 * r + k) for k in (0, 1, 3)] for r in range(2)]
 
 
 def _moved(rows: list[list[Node]], x: Node, y: Node) -> tuple[Node, Node]:
-    """Places by a matrix: (x, y)."""
+    """Positions mapped by a matrix: (x, y)."""
     u, v = (ops.add(ops.add(ops.mul(p, x), ops.mul(q, y)), m) for p, q, m in rows)
     return u, v
 
 
 @custom("TransformTensorBilinear")
 def transform_bilinear(c: Call) -> Node:
-    """An image[1, H, W, C] at the places that a matrix[1, 4, 4] takes the crop's to, 0 outside of it. Version 2 counts
-    from pixels' corners."""
+    """An image[1, H, W, C] sampled at the crop's positions mapped by a matrix[1, 4, 4], 0 outside of it. Version 2
+    counts from pixels' corners."""
     settings, image = options(c.op.raw.tobytes()), c.x(0)
     height, width = (int(_number(settings, f"output_{side}")) for side in ("height", "width"))
     n, *sizes, channels = image.shape
@@ -122,15 +122,15 @@ def transform_bilinear(c: Call) -> Node:
     u, v = (ops.sub(a, half) for a in _moved(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
     is_inside = _all(_within(u, w), _within(v, h))
     pixels = ops.reshape(image, (h * w, channels))
-    left, above = ops.Floor()(u), ops.Floor()(v)
-    right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, left), (v, above)))
+    x0, y0 = ops.Floor()(u), ops.Floor()(v)
+    right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, x0), (v, y0)))
 
-    def corner(down: int, on: int) -> Node:
-        at = [ops.add(above, down), ops.add(left, on)]
-        known = _all(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
+    def corner(dy: int, dx: int) -> Node:
+        at = [ops.add(y0, dy), ops.add(x0, dx)]
+        is_pixel = _all(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
         row, column = (ops.cast(ops.clip(a, 0, size - 1), T.i32) for a, size in zip(at, (h, w), strict=True))
         pixel = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
-        return ops.where(ops.expand_dims(known, 2), pixel, 0)
+        return ops.where(ops.expand_dims(is_pixel, 2), pixel, 0)
 
     upper, lower = (
         ops.add(ops.mul(ops.sub(1, right_part), corner(d, 0)), ops.mul(right_part, corner(d, 1))) for d in (0, 1)

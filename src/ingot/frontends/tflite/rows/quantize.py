@@ -1,4 +1,4 @@
-"""Between numbers and levels, and from levels to others."""
+"""Quantization, dequantization and requantization."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def dequantize_levels(c: Call) -> Node:
 
 @on_levels("QUANTIZE")
 def quantize(c: Call) -> Node:
-    x, out, dtype = c.x(), c.out_levels(), c.type()
-    if len(out.scales) > 1:
+    x, result_levels, dtype = c.x(), c.out_levels(), c.type()
+    if len(result_levels.scales) > 1:
         raise Unsupported("to several scales")
     if holds_levels(c.tensors[0]) or x.dtype.is_integer:
         levels = c.levels()
-        by = Multiplier.of(levels.scale / out.scale)
-        return saturated(ops.add(multiplied(centered(x, levels), by), out.zero), dtype)
-    steps = ops.RoundAway()(ops.div(x, const(np.float32(out.scale))))
-    # what is beyond i32 is cut in floats, where it is at its place
-    low, high = (float(end - out.zero) for end in dtype.range)
-    return ops.cast(ops.add(ops.cast(ops.clip(steps, low, high), T.i32), out.zero), dtype)
+        by = Multiplier.of(levels.scale / result_levels.scale)
+        return saturated(ops.add(multiplied(centered(x, levels), by), result_levels.zero), dtype)
+    steps = ops.RoundAway()(ops.div(x, const(np.float32(result_levels.scale))))
+    # clamped in floats, where values beyond i32 are still representable
+    low, high = (float(end - result_levels.zero) for end in dtype.range)
+    return ops.cast(ops.add(ops.cast(ops.clip(steps, low, high), T.i32), result_levels.zero), dtype)

@@ -1,4 +1,4 @@
-"""Recurrent layers. What they keep from call to call are variables of the model."""
+"""Recurrent layers. Their states between calls are variables of the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _numbers(c: Call) -> None:
 
 
 def _time_first(c: Call, x: Node) -> Node:
-    """Between the layer's order of batch and time and [S, B, ...]."""
+    """Conversion between the layer's order of batch and time and [S, B, ...]."""
     return x if c.flag("time_major") else ops.swap_axes(x, 0, 1)
 
 
@@ -59,7 +59,7 @@ def _merged(c: Call, forward: Node, backward: Node) -> Sequence[Node]:
 
 
 def _lstm(c: Call, x: Node) -> Node:
-    """y[S, B, U] of x[S, B, I], by the layer that schedules know where it says all."""
+    """y[S, B, U] from x[S, B, I], as a whole LSTM op where that can express it."""
     special = any(c.has(i) for i in (16, 17, 20, 21, 22, 23)) or c.float("cell_clip") > 0 or c.float("proj_clip") > 0
     if special or any(isinstance(v, Node) and not v.dtype.is_float for v in c.values):
         return Numbers(c, Places()).run(x)
@@ -70,13 +70,13 @@ def _lstm(c: Call, x: Node) -> Node:
     def gates(first: int) -> Node:
         i, f, g, o = (c.x(first + n) if c.has(first + n) else None for n in range(4))
         assert f is not None and g is not None and o is not None
-        # without an input gate it is 1 - the forget gate: the logistic of what is negated
+        # without an input gate, it is 1 - the forget gate: the logistic of the negated operand
         return ops.concat([ops.Neg()(f) if i is None else i, o, f, g], 0)
 
     w, r = gates(1), gates(5)
     b = gates(12) if c.has(13) else ops.full((4 * units,), 0, T.f32)
-    both = ops.concat([b, ops.full((4 * units,), 0, T.f32)], 0)
-    operands = [x, *(ops.expand_dims(v, 0) for v in (w, r, both, c.x(18), c.x(19)))]
+    biases = ops.concat([b, ops.full((4 * units,), 0, T.f32)], 0)
+    operands = [x, *(ops.expand_dims(v, 0) for v in (w, r, biases, c.x(18), c.x(19)))]
     peephole = c.has(10)
     if peephole:
         i, f, o = (c.x(n) if c.has(n) else None for n in (9, 10, 11))
@@ -97,15 +97,15 @@ def lstm(c: Call) -> Sequence[Node]:
 
 
 def _basic_lstm(c: Call) -> Sequence[Node]:
-    """One step. Operands: x, the output before, weights of both in rows i c f o, biases, the cell."""
+    """One step. Operands: x, the previous output, weights of both in rows i c f o, biases, the cell."""
     _numbers(c)
-    joined = ops.concat([c.x(0), c.x(1)], -1)
-    gates = ops.linear(joined, c.x(2), c.x(3))
+    operand = ops.concat([c.x(0), c.x(1)], -1)
+    gates = ops.linear(operand, c.x(2), c.x(3))
     units = c.x(4).shape[-1]
     i, g, f, o = ops.split(gates, [units] * 4, -1)
     logistic, tanh = ops.Logistic(), ops.Tanh()
     cell = ops.add(ops.mul(logistic(i), tanh(g)), ops.mul(logistic(f), c.x(4)))
-    return ops.mul(logistic(o), tanh(cell)), cell, joined, gates
+    return ops.mul(logistic(o), tanh(cell)), cell, operand, gates
 
 
 @row("UNIDIRECTIONAL_SEQUENCE_RNN")
@@ -127,7 +127,7 @@ def rnn(c: Call) -> Node:
 
 
 def _rnn(c: Call, x: Node, first: int = 1) -> Node:
-    """Operands, from `first` on: weights of x and of the output before, biases, that output."""
+    """Operands, from `first` on: weights of x and of the previous output, biases, that output."""
     w, r, b, state = range(first, first + 4)
     if holds_levels(c.tensors[w]):
 
@@ -158,14 +158,14 @@ def svdf(c: Call) -> Node:
     return activate(ops.add(y, c.x(3)) if c.has(3) else y, c.int("activation"))
 
 
-def _filtered(c: Call, new: Node, time: Node) -> Node:
-    """[B, F / rank] of the features' new results [B, F] and those kept."""
+def _filtered(c: Call, features: Node, time: Node) -> Node:
+    """[B, F / rank] from the features' new results [B, F] and the stored ones."""
     (filters, memory), rank, state = time.shape, c.int("rank"), c.x(4)
     if not isinstance(filters, int) or rank < 1 or filters % rank:
         raise Unsupported(f"{filters} filters of rank {rank}")
-    batch = new.shape[0]
+    batch = features.shape[0]
     old = ops.reshape(state, (batch, filters, memory))
-    next_memory = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
+    next_memory = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(features, -1)], 2)
     c.keep(4, ops.reshape(next_memory, state.shape))
     sums = ops.reduce_sum(ops.mul(ops.cast(next_memory, time.dtype), time), -1)
     return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1)
@@ -192,13 +192,13 @@ def lstm_of_levels(c: Call) -> Sequence[Node]:
 def svdf_of_levels(c: Call) -> Node:
     """8-bit values, 16-bit results of features."""
     _eight_bits(c)
-    x, w, time, state, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
-    scales = [np.float32(q.scale) for q in (x, w, state, time, out)]
+    x, w, time, state, result_levels = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
+    scales = [np.float32(q.scale) for q in (x, w, state, time, result_levels)]
     by = [Multiplier.of(float(s)) for s in (scales[0] * scales[1] / scales[2], scales[2] * scales[3] / scales[4])]
     total = ops.linear(centered(c.x(0), x), ops.cast(c.x(1), T.i32))
     y = _filtered(c, saturated(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
     y = ops.add(y, c.x(3)) if c.has(3) else y
-    return saturated(ops.add(multiplied(y, by[1]), out.zero), T.i8)
+    return saturated(ops.add(multiplied(y, by[1]), result_levels.zero), T.i8)
 
 
 def _eight_bits(c: Call) -> None:

@@ -21,7 +21,7 @@ def reshape(c: Call) -> Node:
     if c.has(1):
         shape = c.dims(1)
     else:
-        # files of old say [0] for a scalar
+        # old files write [0] for a scalar
         shape = c.list("new_shape") if c.list("new_shape") != (0,) else ()
     return ops.reshape(c.x(), shape)
 
@@ -64,7 +64,7 @@ def _dynamic_slice(c: Call, x: Node, sizes: Sequence[DimLike]) -> Node:
 
 @row("STRIDED_SLICE", is_movement=True)
 def strided_slice(c: Call) -> Node:
-    """Python's x[begin:end:stride, ...], the special indices of an axis told by bits."""
+    """Python's x[begin:end:stride, ...], with masks for an axis's special indices."""
     begins, ends = c.dims(1), c.dims(2)
     if c.flag("offset"):
         ends = tuple(b + e for b, e in zip(begins, ends, strict=True))
@@ -111,7 +111,7 @@ def _pads(c: Call) -> tuple[tuple[DimLike, ...], tuple[DimLike, ...]]:
 @row("PAD", "PADV2", is_movement=True)
 def pad(c: Call) -> Node:
     x = c.x()
-    # of levels: what stands for 0
+    # for levels: the one that represents 0
     zero = c.levels().zero if c.is_quantized() else 0
     value = ops.reshape(c.x(2), ()) if c.has(2) else ops.scalar(zero, x.dtype)
     return ops.pad(x, *_pads(c), value)

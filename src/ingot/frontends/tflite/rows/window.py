@@ -46,7 +46,7 @@ def window(c: Call, sizes: Sequence[DimLike], kernel: Sequence[int]) -> Window:
 
 
 def padded(x: Node, w: Window, value: float = 0) -> tuple[Node, tuple[tuple[int, int], ...]]:
-    """x and the padding that is left to do: padding of symbolic sizes is done here."""
+    """x and the remaining padding: padding of symbolic sizes is done here."""
     return pad_first(x, w.pads, value, 1)
 
 
@@ -81,10 +81,10 @@ def spatial_window(c: Call) -> Window:
 
 def groups_of(x: Node, kernel: Node) -> int:
     """The number of groups for a kernel [O, H, W, I], whose channels may be a part of x's."""
-    whole, part = x.shape[-1], kernel.shape[-1]
-    if not isinstance(whole, int) or not isinstance(part, int) or part < 1 or whole % part:
-        raise Unsupported(f"{whole} channels by a kernel of {part}")
-    return whole // part
+    channels, part = x.shape[-1], kernel.shape[-1]
+    if not isinstance(channels, int) or not isinstance(part, int) or part < 1 or channels % part:
+        raise Unsupported(f"{channels} channels by a kernel of {part}")
+    return channels // part
 
 
 @row("CONV_2D")
@@ -102,14 +102,14 @@ def depthwise_conv_2d(c: Call) -> Node:
 
 
 def factors(c: Call, image: int = 0) -> tuple[Node, Node, Node | None]:
-    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image.
-    image: which operand is x; not the first of a transposed convolution, whose levels are always asymmetric."""
+    """x, the kernel, and the scale of their products: with dynamic range quantization, x is quantized image by image.
+    image: the index of operand x; it is not 0 for a transposed convolution, whose levels are always asymmetric."""
     x = c.x(image)
     if not hybrid.is_hybrid(c, image):
         return x, c.x(1), None
-    whole, scale = hybrid.rounded(x, image > 0 or len(c.levels(1).scales) > 1)
+    levels, scale = hybrid.rounded(x, image > 0 or len(c.levels(1).scales) > 1)
     kernel, scales = hybrid.weights(c)
-    return whole, kernel, ops.mul(scale, scales)
+    return levels, kernel, ops.mul(scale, scales)
 
 
 def scaled(y: Node, scale: Node | None) -> Node:
@@ -139,20 +139,20 @@ def transpose_conv(c: Call) -> Node:
 
 
 def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout: str = "OHWI") -> Node:
-    """The transposed convolution to an image of these sizes: of x with holes, by the flipped kernel."""
+    """The transposed convolution to an image of these sizes: a convolution of the dilated x with the flipped kernel."""
     spatial = layout.replace("O", "").replace("I", "")
     _require_image(x)
     axes = tuple(layout.index(a) for a in spatial)
     k, ones = static(kernel, axes), (1,) * len(spatial)
     w = window(c, sizes, k)
     pads: list[tuple[int, int]] = []
-    for i, (size, whole) in enumerate(zip(x.shape[1:-1], sizes, strict=True)):
+    for i, (size, target_size) in enumerate(zip(x.shape[1:-1], sizes, strict=True)):
         reach = (k[i] - 1) * w.dilation[i]
         low = w.pads[i][0]
-        # what is left of the result's size is beyond the last window's end
-        high = whole - ((size - 1) * w.strides[i] + 1) - (reach - low) + reach
+        # the rest of the result's size is after the last window's end
+        high = target_size - ((size - 1) * w.strides[i] + 1) - (reach - low) + reach
         if not isinstance(low, int) or not isinstance(high, int):
-            raise Unsupported(f"a transposed convolution to the size {whole} of {size}")
+            raise Unsupported(f"a transposed convolution to the size {target_size} of {size}")
         pads.append((reach - low, high))
     data = f"N{spatial}C"
     op = ops.Convolution(ones, tuple(pads), w.strides, w.dilation, data, layout, data)
@@ -168,7 +168,7 @@ def conv_3d_transpose(c: Call) -> Node:
 
 @row("DILATE", takes_stored=True)
 def dilate(c: Call) -> Node:
-    """Operands: x, the distances between its elements in the result, what lies between them."""
+    """Operands: x, the distances between its elements in the result, the fill value."""
     steps, zeros = c.ints(1), (0,) * c.x().type.rank
     if min(steps, default=1) < 1:
         raise Unsupported(f"distances {steps}")

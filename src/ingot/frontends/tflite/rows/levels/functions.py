@@ -19,12 +19,12 @@ from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
 on_levels = Table()
-_INTEGER_BITS = 4  # before the point of what logistic and tanh are computed of
+_INTEGER_BITS = 4  # of the operands of logistic and tanh
 
 
 @on_levels("LOGISTIC", "TANH")
 def squashed(c: Call) -> Node:
-    """8 bits in fixed point, 16 by the sigmoid's table."""
+    """8-bit levels in fixed point, 16-bit ones by the sigmoid's table."""
     x, levels = c.x(), c.levels()
     if x.dtype == T.i16:
         return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, levels.scale)
@@ -44,10 +44,13 @@ def squashed(c: Call) -> Node:
 
 @on_levels("HARD_SWISH")
 def hard_swish(c: Call) -> Node:
-    x, levels, out = c.x(), c.levels(), c.out_levels()
-    if x.dtype.bits != 8 or fixed(levels.scale / 128 / out.scale)[1] > 0:
-        raise Unsupported(f"of {x.dtype} with scales {levels.scale} and {out.scale}")
-    y = tables.hard_swish(tables.levels_of(x.dtype) - levels.zero, levels.scale, out.scale) + out.zero
+    x, levels, result_levels = c.x(), c.levels(), c.out_levels()
+    if x.dtype.bits != 8 or fixed(levels.scale / 128 / result_levels.scale)[1] > 0:
+        raise Unsupported(f"of {x.dtype} with scales {levels.scale} and {result_levels.scale}")
+    y = (
+        tables.hard_swish(tables.levels_of(x.dtype) - levels.zero, levels.scale, result_levels.scale)
+        + result_levels.zero
+    )
     return tables.lookup(x, np.clip(y, *x.dtype.range).astype(x.dtype.numpy))
 
 
@@ -61,8 +64,10 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 def _function(c: Call) -> Callable[[np.ndarray], np.ndarray]:
     low, high = c.type().range
-    out = c.out_levels()
-    min_value, max_value = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
+    result_levels = c.out_levels()
+    min_value, max_value = (
+        np.float32(end - result_levels.zero) * np.float32(result_levels.scale) for end in (low, high)
+    )
     return {
         "ELU": lambda x: np.where(x < 0, np.expm1(x), x),
         "EXP": np.exp,
@@ -74,7 +79,7 @@ def _function(c: Call) -> Callable[[np.ndarray], np.ndarray]:
 
 @on_levels("ELU", "EXP", "GELU", "LOG")
 def by_numbers(c: Call) -> Node:
-    """Functions that the kernels, too, look up in tables made of floats."""
+    """Functions that the kernels, too, look up in tables computed with floats."""
     x = c.x()
     if x.dtype == T.i16:
         return saturated(
@@ -85,38 +90,38 @@ def by_numbers(c: Call) -> Node:
 
 @on_levels("RSQRT")
 def rsqrt(c: Call) -> Node:
-    """16 bits by a table, 8 by Newton's steps. The kernel fails below 0; here that is what 0 is, the greatest."""
-    x, levels, out = c.x(), c.levels(), c.out_levels()
+    """16-bit levels by a table, 8-bit by Newton's method. The kernel fails below 0; here that counts as 0."""
+    x, levels, result_levels = c.x(), c.levels(), c.out_levels()
     if x.dtype == T.i16:
         return by_numbers(c)
     q = centered(x, levels)
-    up = 20
-    roots = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
-    m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(out.scale))))
-    y = ops.add(multiplied(roots, Multiplier((m,), (shift - up,))), out.zero)
+    extra_bits = 20
+    roots = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), extra_bits)
+    m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(result_levels.scale))))
+    y = ops.add(multiplied(roots, Multiplier((m,), (shift - extra_bits,))), result_levels.zero)
     return ops.where(ops.compare("GT", q, 0), saturated(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
 
 @on_levels("SQRT")
 def sqrt(c: Call) -> Node:
-    """Of numbers, cut off. The kernel fails below 0; here that is what 0 is."""
-    x, out = ops.maximum(dequantized(c.x(), c.levels()), 0), c.out_levels()
-    steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(out.scale))))
-    return saturated(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero), c.type())
+    """The square root in floats, truncated. The kernel fails below 0; here that counts as 0."""
+    x, result_levels = ops.maximum(dequantized(c.x(), c.levels()), 0), c.out_levels()
+    steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(result_levels.scale))))
+    return saturated(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), result_levels.zero), c.type())
 
 
 @on_levels("ABS")
 def absolute(c: Call) -> Node:
-    levels, out = c.levels(), c.out_levels()
+    levels, result_levels = c.levels(), c.out_levels()
     y = ops.Abs()(centered(c.x(), levels))
-    if levels.scale != out.scale:
-        y = multiplied(y, Multiplier.of(float(np.float32(levels.scale) / np.float32(out.scale))))
-    return saturated(ops.add(y, out.zero), c.type())
+    if levels.scale != result_levels.scale:
+        y = multiplied(y, Multiplier.of(float(np.float32(levels.scale) / np.float32(result_levels.scale))))
+    return saturated(ops.add(y, result_levels.zero), c.type())
 
 
 @on_levels("L2_NORMALIZATION")
 def l2_normalization(c: Call) -> Node:
-    """By the inverse root of a sum of squares; a level is 1/128."""
+    """By the inverse root of the sum of squares; the result's scale is 1/128."""
     x = c.x()
     q = centered(x, c.levels())
     total = ops.reduce_sum(ops.mul(q, q), -1, True)
@@ -127,7 +132,7 @@ def l2_normalization(c: Call) -> Node:
 
 @on_levels("SOFTMAX")
 def softmax(c: Call) -> Node:
-    """exp of distances from the greatest by a table, their sum's reciprocal by Newton's steps in fixed point."""
+    """exp of differences from the maximum by a table, the reciprocal of their sum by Newton's method."""
     x, input_levels = c.x(), c.levels()
     if x.dtype == T.i16 and c.type() == T.i16:
         return _wide_softmax(c)
@@ -138,8 +143,8 @@ def softmax(c: Call) -> Node:
     _, shift = fixed(scale)
     distance = np.arange(256, dtype=np.int64)
     exps = tables.exp(tables.multiplied(-distance, scale), bits)
-    known = distance <= tables.radius(bits, shift)
-    exps = np.where(known, exps, 0)
+    is_finite = distance <= tables.radius(bits, shift)
+    exps = np.where(is_finite, exps, 0)
     wide = ops.cast(x, T.i32)
     distances = ops.sub(ops.reduce_max(wide, -1, True), wide)
     values = ops.Take(0)(const(exps.astype(np.int32)), distances)
@@ -151,7 +156,7 @@ def softmax(c: Call) -> Node:
     product = high_product(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
-    exponentials = ops.Take(0)(const(known), distances)
+    exponentials = ops.Take(0)(const(is_finite), distances)
     low = c.type().range[0]
     levels = saturated(ops.add(y, low), c.type())
     return ops.where(exponentials, levels, ops.scalar(low, c.type()))
@@ -184,12 +189,12 @@ def _halved(x: Node, shift: Node) -> Node:
 
 @on_levels("LOG_SOFTMAX")
 def log_softmax(c: Call) -> Node:
-    """Distances from the greatest less the logarithm of the sum of their exp, in 31 bits."""
-    x, levels, out = c.x(), c.levels(), c.out_levels()
+    """Differences from the maximum minus the logarithm of the sum of their exp, in 31 bits."""
+    x, levels, result_levels = c.x(), c.levels(), c.out_levels()
     low, high_ = x.dtype.range
-    if x.dtype.bits != 8 or c.type() != x.dtype or (out.scale, out.zero) != (1 / 16, high_):
-        raise Unsupported(f"of {x.dtype} to {c.type()} of scale {out.scale} and zero {out.zero}")
-    bits, accumulated, up = 5, 12, 31 - 5 - 4
+    if x.dtype.bits != 8 or c.type() != x.dtype or (result_levels.scale, result_levels.zero) != (1 / 16, high_):
+        raise Unsupported(f"of {x.dtype} to {c.type()} of scale {result_levels.scale} and zero {result_levels.zero}")
+    bits, accumulated, extra_bits = 5, 12, 31 - 5 - 4
     scale = min(levels.scale * (1 << (31 - bits)), float((1 << 31) - 1))
     m, shift = fixed(scale)
     reach = tables.radius(bits, shift)
@@ -202,6 +207,6 @@ def log_softmax(c: Call) -> Node:
     log = logarithm(ops.cast(total, T.i64), accumulated, bits)
     rescale = Multiplier.of((1 << (31 - shift)) / m)
     min_value = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), rescale), -reach - 1)
-    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), distances), log), [up])
+    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), distances), log), [extra_bits])
     near = ops.compare("LT", distances, ops.Neg()(min_value))
     return ops.where(near, saturated(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

@@ -1,4 +1,4 @@
-"""Products of levels: sums in integers, brought to the result's scale as the reference kernels do."""
+"""Products of levels: sums in integers, rescaled to the result's scale as the reference kernels do."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def is_wide(c: Call, i: int, bias: int) -> bool:
 
 def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) -> Node:
     """Sums of products of operands `scales` (values, weights) as the result's levels."""
-    x, w, out = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
-    by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
+    x, w, result_levels = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
+    by = Multiplier.of(*(x.scale * s / result_levels.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
-    low, high = activation_range(c.int("activation"), out, c.type())
-    return saturated(ops.add(y, out.zero), c.type(), low, high)
+    low, high = activation_range(c.int("activation"), result_levels, c.type())
+    return saturated(ops.add(y, result_levels.zero), c.type(), low, high)
 
 
 def operands(c: Call, x: int, w: int, bias: int) -> tuple[Node, Node]:
@@ -75,9 +75,9 @@ def fully_connected(c: Call) -> Node:
     x, kernel = operands(c, 0, 1, 2)
     k = kernel.shape[1]
     y = ops.linear(ops.reshape(x, (-1, k)), kernel)
-    # one scale for all weights is applied in one rounding, and so are those of 64-bit sums
-    once = len(c.levels(1).scales) == 1 or y.dtype == T.i64
-    return contraction.unflattened(c, scaled(c, sums(c, y, 2), (0, 1), once))
+    # a single scale for all weights is applied with one rounding, and so are scales of 64-bit sums
+    is_rounded_once = len(c.levels(1).scales) == 1 or y.dtype == T.i64
+    return contraction.unflattened(c, scaled(c, sums(c, y, 2), (0, 1), is_rounded_once))
 
 
 @on_levels("BATCH_MATMUL")
