@@ -28,8 +28,8 @@ Factors = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """levels: the type of the integers, None for a format of plain numbers. bits: how many of its bits they use. group:
-    elements that share a scale. zero: the level that stands for 0. unpack: uint8[n, bytes] -> levels[n, elements].
+    """levels: the type of the integers, None for a format of plain numbers. bits: the number of bits that they use.
+    group: elements that share a scale. zero: the level of 0. unpack: uint8[n, bytes] -> levels[n, elements].
     scales: uint8[n, bytes] -> the factors of the scale, and those of the minimum where the format has one, each
     [n, groups], or [n, 1] of all groups of a block; a scale is their product in float32.
     """
@@ -46,7 +46,7 @@ class BlockFormat:
     scales: Callable[[np.ndarray], Factors]
 
     def bytes_of(self, elements: int) -> int:
-        """The size of so many elements in whole blocks."""
+        """The size in bytes of a number of elements, which are whole blocks."""
         return elements // self.elements * self.nbytes
 
     def decode_levels(self, blocks: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ def _scale_and_minimum(b: np.ndarray) -> Factors:
 
 
 def _five_bits(b: np.ndarray, start: int) -> np.ndarray:
-    """32 levels of 5 bits: their high bits in 4 bytes, then the others in 16."""
+    """32 levels of 5 bits: their high bits in 4 bytes, then their low bits in 16."""
     return _fields(b[:, start + 4 :], 4, 16) | _bits(b[:, start : start + 4]) << 4
 
 
@@ -136,7 +136,7 @@ _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.i
 
 
 def _half_power(b: np.ndarray) -> Factors:
-    """Half of the power of two that the first byte has the biased exponent of."""
+    """Half of the power of two whose biased exponent is the first byte."""
     exponent = b[:, :1].astype(np.uint32)
     bits = np.where(exponent < 2, np.uint32(0x00200000) << np.minimum(exponent, 1), (exponent - 1) << 23)
     return (bits.astype(np.uint32).view(np.float32),), ()
@@ -146,7 +146,7 @@ def _half_power(b: np.ndarray) -> Factors:
 
 
 def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """12 bytes -> 8 scales and 8 minima of 6 bits, as Q4_K and Q5_K have them."""
+    """12 bytes -> 8 scales and 8 minima of 6 bits, of Q4_K and Q5_K."""
     low, high, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([low & 63, (rest & 15) | (low >> 2) & 0x30], axis=-1)
     return scales, np.concatenate([high & 63, (rest >> 4) | (high >> 2) & 0x30], axis=-1)
@@ -231,11 +231,11 @@ _RECORDS = (
     _plain("BF16", 30, ml_dtypes.bfloat16),
     BlockFormat("TQ1_0", 34, 54, SUPERBLOCK, SUPERBLOCK, u4, 2, 1, _levels_tq1, _scale_at(52)),
     BlockFormat("TQ2_0", 35, 66, SUPERBLOCK, SUPERBLOCK, u4, 2, 1, lambda b: _fields(b[:, :64], 2, 32), _scale_at(64)),
-    # 13 different numbers of either sign, up to 12: no 4 bits of an integer
+    # doubled e2m1 values from -12 to 12 need 5 bits as integers
     BlockFormat("MXFP4", 39, 17, 32, 32, i8, 5, 0, lambda b: _E2M1[_fields(b[:, 1:], 4, 16)], _half_power),
 )
 FORMATS: Mapping[int, BlockFormat] = MappingProxyType({f.code: f for f in _RECORDS})
-# named where they are refused
+# formats that are refused by name
 UNREAD: Mapping[int, str] = MappingProxyType(
     {
         9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",

@@ -3,8 +3,8 @@
     file = GGUFFile("model.gguf")
     file.metadata["general.architecture"], file.tensors["token_embd.weight"].format.name
 
-Nobody vouches for a file: each count, length and offset is compared with what is left of it before anything is
-allocated. A tensor's place is aligned, within the file and no other tensor's.
+Files are untrusted: each count, length and offset is compared with the remaining bytes before anything is allocated. A
+tensor's data must be aligned, within the file, and not overlap another tensor's.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
 """
@@ -136,7 +136,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 class _Parser:
-    """A place in the mapped file, and what may still be read."""
+    """A position in the mapped file, and the remaining limits."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at = data, where, 0
@@ -166,7 +166,7 @@ class _Parser:
         return _U64.unpack_from(self.data, self.take(8, what))[0]
 
     def count(self, what: str, nbytes: int, max_count: int | None = None) -> int:
-        """A count of things that take at least `nbytes` bytes each."""
+        """A count of items that take at least `nbytes` bytes each."""
         count = self.u64(what)
         room = (self.size - self.at) // nbytes
         if count > room:
@@ -188,7 +188,7 @@ class _Parser:
     # --- parts
 
     def header(self) -> tuple[int, int, int]:
-        """Version, and the numbers of tensors and of keys."""
+        """The version, the number of tensors and the number of keys."""
         if self.data[:4] != MAGIC:
             raise self.malformed("its first bytes", expected=repr(MAGIC), got=repr(self.data[:4]))
         self.at = 4

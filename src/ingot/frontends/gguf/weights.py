@@ -17,13 +17,13 @@ from ingot.ir.types import TensorType, dtype_of, f32
 
 
 class GGUFWeights:
-    """Decoded tensor by tensor, each time a pass or the packing reads one: a whole model is never in memory."""
+    """Tensors are decoded one by one whenever a pass or the packing reads them: a whole model is never in memory."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        # constants are equal where their arrays are the same objects: programs share the weights that they read
+        # constants are equal only where their arrays are the same object, so caching makes programs share weights
         self._plain, self._floats = cache(_unquantized), cache(_floats)
-        # of the tensor whose factors are being packed, one after another
+        # the factors of the tensor that is being packed
         factors = lru_cache(maxsize=1)(lambda tensor: tensor.format.scales(tensor.data))
         self._levels = cache(lambda tensor: _levels(tensor, factors))
 

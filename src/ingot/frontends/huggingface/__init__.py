@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: config.json and safetensors, with floats or levels for weights."""
+"""Hugging Face folders: config.json and safetensors, with float or quantized weights."""
 
 from ingot.frontends.huggingface.folder import Folder
 from ingot.frontends.huggingface.weights import FolderWeights

@@ -1,4 +1,4 @@
-"""A model's folder as Hugging Face has it: config.json, and tensors in one safetensors file or in several by an index.
+"""A Hugging Face model folder: config.json, and tensors in one safetensors file or in several with an index.
 
     folder = Folder("SmolLM2-135M")
     folder.config["model_type"], folder.tensors["model.embed_tokens.weight"].shape

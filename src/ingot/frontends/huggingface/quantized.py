@@ -1,4 +1,4 @@
-"""Quantized layers of a folder: of GPTQ, AWQ and of floats in 8 bits, as levels, zeros and scales.
+"""Quantized layers of a folder (GPTQ, AWQ, 8-bit floats) as levels, zeros and scales.
 
     NAME.qweight, NAME.qzeros, NAME.scales   GPTQ and AWQ: integers packed in int32; `weight` is [outputs, inputs]
     NAME.weight, NAME.weight_scale[_inv]     floats of 8 bits, with a scale for all, for a row, or for a tile
@@ -30,7 +30,7 @@ _METHODS = ("gptq", "awq", *_FLOAT8)
 
 @dataclass(frozen=True)
 class Dense:
-    """A weight whose scales follow no blocks: dequantized to f32 before it is packed. values: -> f32 of `shape`."""
+    """A weight without blockwise scales: dequantized to f32 before it is packed. values: -> f32 of `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -97,7 +97,7 @@ def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     bits = _option(config, "bits", (4,) if is_awq else (2, 4, 8), None, where)
     if is_awq:
         _option(config, "version", ("gemm", "GEMM"), "gemm", where)
-    # as stored, the zeros of the first format are less by one
+    # the first format stores zeros minus one
     version = "gptq" if is_awq else _option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq", where)
     added = 0 if is_awq or version == "gptq_v2" else 1
     layers: _Found = {}

@@ -1,4 +1,4 @@
-"""A JAX function: exported for TPUs, where linear algebra and random numbers stay StableHLO, and read as a program.
+"""A JAX function: exported for TPUs, so that linear algebra and random numbers stay StableHLO, and imported.
 
 fn(params, x)   ->   leaves of (params, x)  ->  main(%0, %1, ...)  ->  graph  ->  leaves of the result  ->  its tree
 """
@@ -32,7 +32,7 @@ from ingot.support.log import warn_if_untested
 warn_if_untested("jax", jax.__version__)
 
 Bound = int | tuple[int, int | None]
-# what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size
+# custom calls of JAX's lowering for TPUs: linear algebra, marks on values, cumulative sums of open size
 _CUSTOM_CALLS = (
     "LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding",
     "stablehlo.dynamic_reduce_window", STOP_GRADIENT, UNKNOWN_GRADIENT, COTANGENT, OWN_GRADIENT,
@@ -44,7 +44,7 @@ _NARROW_DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4
 
 @dataclass(frozen=True)
 class ImportedFunction:
-    """A function as a graph, and the way between its own arguments and results and the graph's.
+    """A function as a graph, with the adapters of its arguments and results to the graph's.
 
     arguments: names of the leaves of a call in order, and what each is: "array", "fixed" (with its value) or "weight".
     kept: indices of the arrays that the program reads, of all that are arrays.
@@ -104,7 +104,7 @@ def is_jax(model: Any) -> bool:
 
 
 def is_function(model: Any) -> bool:
-    """Whether it can be traced again, for other arguments."""
+    """Whether it can be traced again for other arguments."""
     return callable(model) and not isinstance(model, export.Exported | jax.stages.Lowered)
 
 
@@ -186,7 +186,7 @@ def _function(
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A Flax NNX module, or a method of one, as a function of its arguments: each trace has a copy of its variables,
-    which it may set. Keys of random numbers and parameters that it sets are what they were at the next call."""
+    which it may set. Random keys and parameters that it sets are not kept for the next call."""
     nnx = sys.modules.get("flax.nnx")
     owner = getattr(fn, "__self__", fn)
     if nnx is None or not isinstance(owner, nnx.Module):
@@ -221,13 +221,13 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    # the type of all but keys and the like is numpy's
+    # the type of everything except keys and the like is numpy's
     is_plain = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
     return not is_plain and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:
-    """A key of random numbers as the integers that it is made of; anything else as it is."""
+    """A random key as its integers; anything else unchanged."""
     if not _is_key(leaf):
         return leaf
     spec = isinstance(leaf, jax.ShapeDtypeStruct)
@@ -235,7 +235,7 @@ def _data(leaf: Any) -> Any:
 
 
 def _array(leaf: Any) -> np.ndarray:
-    """In the type that JAX computes in: without its option for 64 bits, numpy's f64 is f32."""
+    """The array in the type that JAX computes in: without its option for 64 bits, numpy's f64 becomes f32."""
     array = np.asarray(_data(leaf))
     return (
         array if array.dtype in _NARROW_DTYPES else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
@@ -256,7 +256,7 @@ def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
 def _chosen(
     weights: Sequence[Any] | Mapping[Any, Any], names: list[str], kwargs: Mapping[str, Any]
 ) -> dict[Any, int | str]:
-    """Of each weight asked for, its position, or its name among the named arguments."""
+    """For each requested weight its position, or its name if it is a keyword argument."""
     positions: dict[Any, int | str] = {}
     for key in (weights,) if isinstance(weights, int | str) else weights:
         if isinstance(key, int) and -len(names) <= key < len(names):
@@ -337,7 +337,7 @@ def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Expo
     calls = (*_CUSTOM_CALLS, *custom.names_of("stablehlo"))
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in calls]
     jitted = jax.jit(fn)
-    jitted.trace(*specs)  # errors of the function's own stay what they are
+    jitted.trace(*specs)  # so that the function's own errors are raised unchanged
     try:
         return export.export(jitted, platforms=["tpu"], disabled_checks=checks)(*specs)
     except (ValueError, NotImplementedError) as e:
@@ -345,7 +345,7 @@ def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Expo
         raise ImportModelError(f"JAX cannot export the function: {e}", fix=fix) from e
 
 
-# --- what is exported already
+# --- functions that are exported already
 
 
 def _paths(tree: Any) -> list[str]:
@@ -356,14 +356,14 @@ def _paths(tree: Any) -> list[str]:
 
 
 def _file(path: Path, weights: Any, dynamic: Mapping[str, Any] | None) -> ImportedFunction:
-    """Its module is read in a process of its own, as a file may hold anything."""
+    """Its module is read in a separate process, as a file is untrusted."""
     with open_regular(path) as file:
         data = bytearray(file.read())
     try:
         return _exported(export.deserialize(data), weights, dynamic, partial(text_apart, where=str(path)))
     except IngotError:
         raise
-    except Exception as e:  # damaged offsets lead anywhere
+    except Exception as e:  # damaged offsets may raise anything
         fix = "write exported.serialize() again, with a version of JAX that the installed one reads"
         got = f"{type(e).__name__}: {e}"
         raise ImportModelError("not a readable file of jax.export", got=got, where=str(path), fix=fix) from e
@@ -397,14 +397,14 @@ def _imported(
     exported: export.Exported, paths: Sequence[str], constants: Mapping[int, np.ndarray], bounds: Mapping[str, Bound],
     in_tree: Any, leaves: tuple[tuple[str, str, Any], ...], read: Callable[[bytes], str] = text_of,
 ) -> ImportedFunction:  # fmt: skip
-    """constants: of the arrays, by their index, those that are no inputs."""
+    """constants: values of the arrays that are no inputs, by index."""
     kept_indices = exported.module_kept_var_idx
     names = [paths[i] for i in kept_indices]
     shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept_indices]
     values = {paths[i]: constants[i] for i in kept_indices if i in constants}
     text = read(exported.mlir_module_serialized)
     program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
-    # places among the arrays of a call, which are those that are no constants
+    # positions among the arrays of a call, which are those that are no constants
     place = {i: k for k, i in enumerate(i for i in range(len(paths)) if i not in constants)}
     reads = tuple(place[i] for i in kept_indices if i not in constants)
     return ImportedFunction(program, in_tree, exported.out_tree, leaves, reads)

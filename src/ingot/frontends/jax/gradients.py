@@ -1,4 +1,4 @@
-"""The parts of a function's gradient that JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
+"""The parts of a function's gradient that JAX's lowering drops: `stop_gradient`, and custom gradients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP
 from ingot.support.errors import ImportModelError
 
 _CUSTOM_GRADIENTS = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
-# whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides; what some
-# are lowered to has none: loops that end when they have converged, or a draw is taken
+# primitives whose gradient in JAX differs from that of their lowering, or whose lowering has none, such as loops until
+# convergence or rejection sampling
 _WITHOUT_GRADIENTS = (
     linear_solve_p, lax.abs_p, lax.asinh_p, lax.erf_inv_p, lax.igamma_p, lax.igammac_p, lax.cummax_p, lax.cummin_p,
     lax.linalg.svd_p, lax.regularized_incomplete_beta_p, random_gamma_p,
@@ -30,13 +30,13 @@ _WITHOUT_GRADIENTS = (
 _BODIES = {
     **dict.fromkeys(_CUSTOM_GRADIENTS, "call_jaxpr"),
     jit_p: "jaxpr",
-}  # the parameter that has what a call computes
+}  # the parameter that has the call's computation
 
 
 @contextmanager
 def gradient_marks() -> Iterator[None]:
-    """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
-    functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
+    """Within the block, programs that JAX exports mark constants of the backward pass and custom gradients of functions
+    (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`) by custom calls."""
     primitives = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
     lowerings = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *primitives)}
     rules = {ad_util.stop_gradient_p: _marked(STOP_GRADIENT)} | {p: _with_own(p) for p in primitives}
@@ -53,12 +53,12 @@ def gradient_marks() -> Iterator[None]:
 
 
 def _marked(name: str) -> Any:
-    """A lowering to a custom call of this name, which gives its operand."""
+    """A lowering to a custom call of this name, which returns its operand."""
     return lambda ctx, x: list(hlo.CustomCallOp([x.type], [x], call_target_name=name).results)
 
 
 def _with_own(primitive: Any) -> Any:
-    """The function, its gradient by JAX itself, and both as operands of one custom call."""
+    """A lowering to the function and its gradient by JAX, both operands of one custom call."""
 
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
         silent = _without_slope(primitive, params)
@@ -99,19 +99,19 @@ def _with_own(primitive: Any) -> Any:
 
 
 def _without_slope(primitive: Any, params: Mapping[str, Any]) -> Sequence[int]:
-    """The operands by which JAX has no derivative: what a function with its own gradient closes over, and the shape of
-    a beta distribution."""
+    """The operands without a derivative in JAX: values that a function with a custom gradient closes over, and the
+    shape of a beta distribution."""
     if primitive is custom_derivatives.custom_vjp_call_p:
         return range(params["num_consts"])
     return range(2) if primitive is lax.regularized_incomplete_beta_p else ()
 
 
 def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) -> Any:
-    """The primitive once more, by what an equation has as parameters."""
+    """Bind the primitive again, with the parameters of an equation."""
     bind_params = primitive.get_bind_params(params)
     functions, params = (
         bind_params if isinstance(bind_params, tuple) else ((), bind_params)
-    )  # JAX before 0.10 keeps functions apart
+    )  # JAX before 0.10 passes functions separately
     return primitive.bind(*functions, *operands, **params)
 
 
@@ -134,7 +134,7 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
 
 
 def _without_gradients(parameter: Any) -> Any:
-    """A parameter of a loop or a branch whose bodies have no gradients of their own."""
+    """A parameter of a loop or a branch, with custom gradients removed from its bodies."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
         return tuple(map(_without_gradients, parameter))
     if not isinstance(parameter, ClosedJaxpr) or not _has_gradient_rule(parameter.jaxpr):
@@ -147,26 +147,26 @@ def _without_gradients(parameter: Any) -> Any:
 
 
 def _has_gradient_rule(jaxpr: Any) -> bool:
-    """Whether something in it has a gradient of its own."""
+    """Whether something in it has a custom gradient."""
     has_rule = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
     return has_rule or any(_has_gradient_rule(inner) for inner in core.subjaxprs(jaxpr))
 
 
 def _parts(values: Sequence[Any]) -> list[Any]:
-    """The floats among the values, of complex numbers their parts."""
+    """The floats among the values; complex numbers as their parts."""
     floats = [x for x in values if jnp.issubdtype(x.dtype, jnp.inexact)]
     return [y for x in floats for y in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))]
 
 
 def _joined(x: Any, parts: Iterator[Any]) -> Any:
-    """x, of the next parts if it is of floats."""
+    """x, rebuilt from the next parts if it is a float or complex."""
     if jnp.iscomplexobj(x):
         return lax.complex(next(parts), next(parts))
     return next(parts) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _value(primitive: Any) -> Any:
-    """A function that computes as the primitive does, without its gradient rule."""
+    """A function that computes the primitive without its gradient rule."""
     value = Primitive(f"ingot_{primitive.name}")
     value.multiple_results = primitive.multiple_results
     value.def_effectful_abstract_eval(primitive.abstract_eval)

@@ -1,4 +1,4 @@
-"""Primitives of the user's: calls of a name in the StableHLO that JAX makes."""
+"""The user's primitives: custom calls in the StableHLO that JAX emits."""
 
 from __future__ import annotations
 

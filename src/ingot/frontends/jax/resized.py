@@ -1,4 +1,4 @@
-"""A JAX function's arguments with the sizes of a call that its program refused.
+"""A JAX function's example arguments with the sizes of a call that its program refused.
 
 f(x[b, 3]), b >= 1;  x[0, 3] comes   ->   f(x[0, 3]), with b fixed at 0 and other names as they were
 """
@@ -21,7 +21,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def resized(
     fn: Any, imported: ImportedFunction, call: Call, dynamic: Mapping[str, Any], refused: SizesError
 ) -> tuple[Call, dict[str, Any]] | None:
-    """(arguments, dynamic) to trace `fn` with; None where a bound that was told refuses the sizes, or none is open."""
+    """(arguments, dynamic) to trace `fn` with; None where explicit bounds exclude the sizes, or no size is open."""
     outer_names = set(refused.out_of_range)
     if any(isinstance(dynamic.get(name), int | tuple) for name in outer_names):
         return None

@@ -18,12 +18,12 @@ from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import select_trainable
 
-_PARAMETERS_ARGUMENT = "__learned__"  # beside the names of a function's own arguments
+_PARAMETERS_ARGUMENT = "__learned__"  # the argument's name; must not clash with the function's own
 
 
 @dataclass(frozen=True)
 class TrainableFunction:
-    """parameters: by the path of each leaf, its value and the graph's input; those that nothing reads have none."""
+    """parameters: by the path of each leaf, its value and the graph's input, None for those that are not read."""
 
     graph: Graph
     parameters: Mapping[str, tuple[np.ndarray, Node]]
@@ -35,11 +35,11 @@ def import_trainable(
     fn: Callable[..., Any], loss: Callable[..., Any] | None, args: tuple[Any, ...], targets: tuple[Any, ...],
     dynamic: Mapping[str, Any] | None, patterns: tuple[str, ...] | None,
 ) -> TrainableFunction:  # fmt: skip
-    """fn(*args), whose results `loss` takes with the targets behind them: (loss, results), or the results without one.
+    """fn(*args), whose results and then the targets `loss` takes: (loss, results), or the results without a loss.
 
     patterns: of the paths of leaves to train; by default all floats. The others stay as they are.
 
-    Raises InputError for leaves that are chosen and no floats, and what `import_jax` raises.
+    Raises InputError for chosen leaves that are no floats, and as `import_jax` does.
     """
     read = targets if loss is not None else ()
     paths, tree = tree_util.tree_flatten_with_path(args[0])
@@ -87,7 +87,7 @@ def import_trainable(
 
 
 def _is_float(leaf: Any) -> bool:
-    """False of what is no number either, such as the functions in modules of Equinox, or a name."""
+    """False also for leaves that are no numbers, such as functions in Equinox modules, or names."""
     number = isinstance(leaf, bool | int | float | complex) or hasattr(leaf, "dtype")
     return number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 

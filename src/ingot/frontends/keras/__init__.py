@@ -1,4 +1,4 @@
-"""Keras models as graphs: files through a process of their own, models in memory as they are."""
+"""Keras models as graphs: files are read in a separate process, models in memory directly."""
 
 from ingot.frontends.keras.model import import_keras, in_jax, is_keras
 

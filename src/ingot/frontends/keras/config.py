@@ -1,8 +1,8 @@
 """The layers that a Keras file describes, checked before Keras builds them: the file is untrusted.
 
-A configuration may name code (Lambda layers), other packages, and what only TensorFlow computes. All that is refused
-together, by name. Configurations of Keras 1 and 2 lose the arguments that Keras 3 does not know, where these say
-nothing.
+A configuration may name code (Lambda layers), other packages, and layers that only TensorFlow computes. All of these
+are refused together, by name. Configurations of Keras 1 and 2 lose arguments that Keras 3 does not know, where these
+have no effect.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KERAS_MODULES = (
     "layers|models|initializers|regularizers|constraints|activations|dtype_policies|ops|quantizers|random|saving|engine"
 )
 _KERAS_NAME = re.compile(rf"keras(\.src)?\.({_KERAS_MODULES})(\.\w+)*")
-# in the module keras itself
+# names in the module keras itself
 _TOP_LEVEL_NAMES = ("Sequential", "Functional", "Model", "DTypePolicy", "FloatDTypePolicy", "QuantizedDTypePolicy")
 _MAX_CONFIG_BYTES = 64 << 20
-# deflate makes at most so many bytes of one
+# the largest expansion of deflate
 _MAX_DEFLATE_RATIO = 1032
 
 
@@ -87,7 +87,7 @@ def _damaged(path: Path, got: str) -> ImportModelError:
 
 
 def check(config: Mapping[str, Any], path: str) -> None:
-    """Raises UnsupportedOpError that names every layer which is code, a stranger or of TensorFlow alone."""
+    """Raises UnsupportedOpError that names every layer which is code, of another package, or only for TensorFlow."""
     unsupported: list[UnsupportedOp] = []
     for node in _nodes(config):
         name, module = node.get("class_name"), node.get("module")
@@ -114,7 +114,7 @@ def _is_own(module: object, name: object) -> bool:
 
 
 def _nodes(config: object) -> Iterator[Mapping[str, Any]]:
-    """Every object of the configuration that stands for a class."""
+    """Every object of the configuration that describes an instance of a class."""
     stack = [config]
     while stack:
         value = stack.pop()
@@ -127,7 +127,7 @@ def _nodes(config: object) -> Iterator[Mapping[str, Any]]:
 
 
 def modernized(config: dict[str, Any], layers: Any, path: str) -> None:
-    """Make an old configuration one that the classes of `layers` (keras.layers) take, in place.
+    """Rewrite an old configuration, in place, to one that the classes of `layers` (keras.layers) accept.
 
     Arguments that a class does not have are taken out where they are None, False or 1, which old versions wrote for
     what was not used: DepthwiseConv2D's groups, recurrences' time_major. Others are Keras's to refuse. Slashes in
@@ -162,7 +162,7 @@ def _is_known(name: str, inner: Mapping[str, Any], layers: Any) -> bool:
 
 
 def _rename(config: Any, names: set[str]) -> None:
-    """Write underscores for slashes in these names, wherever they stand."""
+    """Replace slashes by underscores in these names, wherever they occur."""
     stack = [config] if names else []
     while stack:
         value = stack.pop()

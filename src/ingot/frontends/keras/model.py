@@ -1,7 +1,7 @@
 """Keras models as graphs: `.keras` and `.h5` files, and models in memory.
 
-A file goes through `worker`, in a process with Keras on JAX, which leaves a program without Keras. A model in memory is
-exported where it is if its Keras computes by JAX; else it is saved, and its file is read.
+A file is read by `worker`, in a process with Keras on JAX, which writes a program that does not need Keras. A model in
+memory is exported in this process if its backend is JAX; else it is saved, and its file is read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _read(path: Path, dynamic: Any) -> Graph:
             raise _error(json.loads(error_file.read_text()), str(path))
         form = json.loads((folder / "form.json").read_text())
         text = (folder / "program.mlir").read_text()
-        # in memory: the folder goes
+        # copied to memory, as the folder is removed
         weights = {k: np.array(v) for k, v in safetensors.read(folder / "weights.safetensors").items()}
     return graph_of(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
 

@@ -40,7 +40,7 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
     inputs = inputs_of(model, examples)
     sizes, bounds = sizes_of(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
-    # layers that draw do so unless they are told not to
+    # layers with random draws use them unless called for inference
     inferring = in_training(model, False)
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
 
@@ -63,7 +63,7 @@ def variable_specs(*groups: Sequence[Any]) -> list[Any]:
 
 
 def variable_labels(variables: Sequence[Any]) -> list[str]:
-    """A name for each that no other has."""
+    """A unique name for each."""
     return [f"{i} {v.path}" for i, v in enumerate(variables)]
 
 
@@ -78,7 +78,7 @@ def exported_program(run: Callable[..., Any], kinds: Sequence[Any], specs: Seque
 
 
 def arguments_of(exported: Any, labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Names and shapes of the arguments that the program reads, of all that are named."""
+    """Names and shapes of the arguments that the program reads, out of all arguments."""
     kept_indices: Sequence[int] = exported.module_kept_var_idx
     shapes = tuple(tuple(str(size_of(d)) for d in exported.in_avals[i].shape) for i in kept_indices)
     return tuple(labels[i] for i in kept_indices), shapes
@@ -99,7 +99,7 @@ def inputs_of(model: Any, examples: Sequence[Any] | None) -> list[Declared]:
     """(name, shape, type) of each input."""
     if examples is not None:
         arrays = [np.asarray(x) for x in examples]
-        model(arrays[0] if len(arrays) == 1 else arrays)  # makes variables that wait for a first call
+        model(arrays[0] if len(arrays) == 1 else arrays)  # creates variables that are built by the first call
         return [(f"input_{i}", (None, *x.shape[1:]) if x.ndim else (), x.dtype) for i, x in enumerate(arrays)]
     declared = getattr(model, "inputs", None)
     if not declared:
@@ -114,7 +114,7 @@ def inputs_of(model: Any, examples: Sequence[Any] | None) -> list[Declared]:
 def sizes_of(
     inputs: Sequence[tuple[str, tuple[int | None, ...], Any]], dynamic: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """A shape for each input, with symbols for what is open, and bounds of these symbols."""
+    """A shape for each input, with symbols for open sizes, and bounds of these symbols."""
     sizes_by_input: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
     names = [name for name, _, _ in inputs]
     texts: list[str] = []

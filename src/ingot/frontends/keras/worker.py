@@ -1,7 +1,7 @@
-"""A Keras file to a StableHLO program, in a process of its own: `run` with FILE and FOLDER.
+"""A Keras file to a StableHLO program, in a separate process: `run` with FILE and FOLDER.
 
-Keras settles its backend when it is imported, and a file is untrusted. FOLDER gets program.mlir, weights.safetensors
-and form.json, or error.json with what is wrong; stdin has the sizes asked for.
+Keras fixes its backend at import, and a file is untrusted. FOLDER gets program.mlir, weights.safetensors and form.json,
+or error.json with the error; stdin has the requested sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpError
 from ingot.support.log import warn_if_untested
 
-# bytes that a byte of a dataset may stand for
+# the largest expansion of a compressed dataset
 _MAX_DEFLATE_RATIO = 1032
 
 
@@ -37,7 +37,7 @@ def _program(source: Path, folder: Path, dynamic: Any) -> Any:
 
 
 def load(source: Path, folder: Path) -> Any:
-    """The model of a file that was looked at first; `folder` may get a copy. Raises ImportModelError,
+    """The model of a file, whose configuration is checked first; `folder` may get a copy. Raises ImportModelError,
     UnsupportedOpError."""
     with source.open("rb") as file:
         old = file.read(4) == b"\x89HDF"
@@ -52,7 +52,7 @@ def load(source: Path, folder: Path) -> Any:
         _check_weights(source)
     try:
         return keras.models.load_model(source, compile=False, safe_mode=True)
-    except Exception as e:  # of many kinds, as damaged files lead anywhere
+    except Exception as e:  # damaged files may raise anything
         raise ImportModelError(f"Keras cannot load the model: {e}", fix="load and save it with Keras 3") from e
 
 
@@ -79,7 +79,7 @@ def _check_weights(source: Path) -> None:
 
 
 def _checked_hdf5(source: Any) -> Any:
-    """`source`, unless it reads other files or claims more than it holds."""
+    """`source`, checked: it must not refer to other files or declare more data than it can hold."""
     import h5py
 
     try:
@@ -96,7 +96,7 @@ def _check_group(file: Any) -> None:
     stack, visited = [file], set()
     while stack:
         group = stack.pop()
-        if group.id in visited:  # equal for one object under several names
+        if group.id in visited:  # ids are equal for one object under several names
             continue
         visited.add(group.id)
         for name in group:
@@ -120,7 +120,7 @@ def _error_report(error: IngotError) -> dict[str, Any]:
 
 
 def run() -> None:
-    """In the process: argv is the file and FOLDER."""
+    """The process's entry point: argv is the file and FOLDER."""
     target = Path(sys.argv[2])
     try:
         try:

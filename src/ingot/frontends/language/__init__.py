@@ -1,4 +1,4 @@
-"""Language models, in whatever file: what they are, their weights, their text; and the graph that stands for one."""
+"""Language models from any file: their architecture, weights, and text settings; and their graphs."""
 
 from ingot.frontends.language.file import LanguageFile, chunk_graph, language_graph, open_language
 

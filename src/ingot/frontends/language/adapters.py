@@ -1,4 +1,4 @@
-"""Files of low-rank adapters: GGUF as llama.cpp writes them, and folders of PEFT with safetensors."""
+"""Files of low-rank adapters: llama.cpp's GGUF files, and PEFT folders with safetensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.support.errors import ImportModelError
 
 _LONGEST_CONFIG = 4 << 20  # bytes
 _PREFIX = "base_model.model."  # of PEFT's names
-# of PEFT: what changes the weights otherwise, with the value that leaves it off
+# PEFT options that change weights in other ways -> the value that disables them
 _OFF: dict[str, Any] = {
     "use_dora": False, "bias": "none", "modules_to_save": None, "layer_replication": None, "lora_bias": False,
     "use_qalora": False, "trainable_token_indices": None, "target_parameters": None, "alora_invocation_tokens": None,

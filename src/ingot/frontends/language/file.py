@@ -31,9 +31,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Kind = Literal["gguf", "huggingface"]
-CONTEXT = 4096  # tokens, unless the model has fewer
+CONTEXT = 4096  # tokens by default, or fewer if the model's limit is lower
 CACHES: Mapping[str, DType] = {"float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8}
-_TOKENS = 16  # of a native call
+_TOKENS = 16  # tokens per native call
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def language_graph(
     file = open_language(path, kind, adapters=adapters)
     network = file.network(context)
     what = what if file.architecture.causal else "embed"
-    # convolutions know their last tokens alone
+    # convolutions store only their last tokens, so a sequence cannot be rewound
     rewinds = not any(layer.convolution for layer in file.architecture.layers)
     facts = {"name": path.stem, "context": network.context, "rewinds": rewinds, **file.text}
     facts["vocabulary"] = network.vocabulary

@@ -1,4 +1,4 @@
-"""What a saved model holds of its text, as JSON takes it: tokenizer, chat templates, how to sample."""
+"""The text settings of a saved model, as JSON: tokenizer, chat templates, sampling."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def text_of_folder(folder: Folder) -> dict[str, Any]:
 
 
 def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
-    """A model without a tokenizer still takes ids: why it has none is told where text is used."""
+    """A model without a tokenizer still takes ids: the reason is reported where text is used."""
     try:
         tokenizer = open_()
     except ImportModelError as error:
