@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.node import Op, Samples
+from ingot import ops
+from ingot.ir.node import Node, Op, Samples, splat_of
 from ingot.ir.types import TensorType
 from ingot.ops.core.base import check_dims
 from ingot.support.dataclass import dataclass
@@ -141,3 +142,46 @@ class Shift(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return inputs[0].max(self.axis, keepdims=True)
+
+
+# --- patterns of the canonical form
+
+
+def operands_of_extreme(node: Node) -> tuple[Node, Node] | None:
+    """a and b of hinge(a - b) + b = max(a, b) or b - hinge(b - a) = min(a, b), else None: see `canonical`."""
+    is_sum = isinstance(node.op, ops.Add)
+    for kink, b in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs[::-1],):
+        if kink.op != Hinge() or not isinstance(kink.inputs[0].op, ops.Sub):
+            continue
+        first, second = kink.inputs[0].inputs
+        if b is (second if is_sum else first):
+            return (first, second) if is_sum else (second, first)
+    return None
+
+
+def sum_of_exponentials(reciprocal: Node) -> Node | None:
+    """The sum of exponentials that a node is the reciprocal of; None for others."""
+    total = source_of(reciprocal.inputs[0])
+    if isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
+        total = source_of(total.inputs[1])
+    is_sum = isinstance(total.op, ops.Reduce) and total.op.kind == "sum"
+    return total if is_sum and is_exponential(total.inputs[0]) else None
+
+
+def is_exponential(node: Node) -> bool:
+    """Whether the node is e^x, or e^x where a mask is set and 0 elsewhere."""
+    if isinstance(node.op, ops.Select) and splat_of(node.inputs[2]) == 0:
+        node = node.inputs[1]
+    return isinstance(node.op, ops.Exp)
+
+
+def source_of(node: Node) -> Node:
+    """The node below broadcasts and reshapes."""
+    while isinstance(node.op, (ops.BroadcastInDim, ops.Reshape)):
+        node = node.inputs[0]
+    return node
+
+
+def is_normalizer(node: Node) -> bool:
+    """Whether the node is 1 / sum(e^x), which the program's own shift of x keeps at most 1."""
+    return isinstance(node.op, Reciprocal) and sum_of_exponentials(node) is not None

@@ -11,13 +11,24 @@ from math import pi
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Node, Op, Project, splat_of
-from ingot.ir.types import DType, boolean, f32, f64
+from ingot.ir.node import Node, Op, Project
+from ingot.ir.types import boolean, f32, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp
-from ingot.transform.bounds.forms import Hinge, Largest, Reciprocal, Shift, Square, Unknown
+from ingot.transform.bounds.forms import (
+    Hinge,
+    Largest,
+    Reciprocal,
+    Shift,
+    Square,
+    Unknown,
+    is_normalizer,
+    operands_of_extreme,
+    source_of,
+    sum_of_exponentials,
+)
 from ingot.transform.bounds.functions import PERIODIC, Function, function_of
 from ingot.transform.bounds.rounding import (
     OWN_UNIT,
@@ -29,6 +40,7 @@ from ingot.transform.bounds.rounding import (
     maximum,
     minimum,
     outward,
+    overflow_share,
     summed_terms,
     unit_and_tiny,
     where,
@@ -111,11 +123,11 @@ class Intervals:
         """A bound of what the program computes: `otherwise` where a value may overflow its type on the way."""
         if not self.rounding.unit:
             return bound
-        shares = [_share(v, f32) for v in self._sums]
+        shares = [overflow_share(v, f32) for v in self._sums]
         shares += [
-            _share(v.magnitude, node.dtype)
+            overflow_share(v.magnitude, node.dtype)
             for node, v in self.values.items()
-            if v.lower.dtype != boolean and node.dtype.is_float and not _is_normalizer(node)
+            if v.lower.dtype != boolean and node.dtype.is_float and not is_normalizer(node)
         ]
         largest = shares[0]
         for share in shares[1:]:
@@ -147,18 +159,6 @@ class Intervals:
             value = Term(node) if node.dtype == boolean else Term(node).cast(f64)
             interval = Interval(value, value)
         return interval
-
-
-def _share(magnitude: Term, dtype: DType) -> Term:
-    """The largest element as a share of the largest number of a type."""
-    import ml_dtypes
-
-    return magnitude.max(tuple(range(magnitude.rank)), False) * (1 / float(ml_dtypes.finfo(dtype.numpy).max))
-
-
-def _is_normalizer(node: Node) -> bool:
-    """Whether the node is 1 / sum(e^x), which the program's own shift of x keeps at most 1."""
-    return isinstance(node.op, Reciprocal) and _total_of(node) is not None
 
 
 # --- ops that move or choose elements
@@ -278,7 +278,7 @@ def _shifted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 @_interval(ops.Add)
 def _sum(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
-    if (operands := _operands_of_extreme(node)) is not None:
+    if (operands := operands_of_extreme(node)) is not None:
         x, y = (c.of(v) for v in operands)
         return _rounded(c, maximum(x.lower, y.lower), maximum(x.upper, y.upper))
     return _rounded(c, a.lower + b.lower, a.upper + b.upper)
@@ -287,22 +287,10 @@ def _sum(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 @_interval(ops.Sub)
 def _difference(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     a, b = xs
-    if (operands := _operands_of_extreme(node)) is not None:
+    if (operands := operands_of_extreme(node)) is not None:
         x, y = (c.of(v) for v in operands)
         return _rounded(c, minimum(x.lower, y.lower), minimum(x.upper, y.upper))
     return _rounded(c, a.lower - b.upper, a.upper - b.lower)
-
-
-def _operands_of_extreme(node: Node) -> tuple[Node, Node] | None:
-    """a and b of hinge(a - b) + b = max(a, b) or b - hinge(b - a) = min(a, b), else None: see `canonical`."""
-    is_sum = isinstance(node.op, ops.Add)
-    for kink, b in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs[::-1],):
-        if kink.op != Hinge() or not isinstance(kink.inputs[0].op, ops.Sub):
-            continue
-        first, second = kink.inputs[0].inputs
-        if b is (second if is_sum else first):
-            return (first, second) if is_sum else (second, first)
-    return None
 
 
 def _rounded(c: Intervals, lower: Term, upper: Term, ulps: float = 0.5) -> Interval:
@@ -331,8 +319,8 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
     """The interval of e / sum(e) for e >= 0. As e is also a term of the sum, its largest value is e / (e + the least
     sum of the other terms). None for any other product."""
     for e, quotient, x in ((*node.inputs, xs[0]), (*node.inputs[::-1], xs[1])):
-        divisor = _source_of(quotient)
-        total = _total_of(divisor) if isinstance(divisor.op, Reciprocal) else None
+        divisor = source_of(quotient)
+        total = sum_of_exponentials(divisor) if isinstance(divisor.op, Reciprocal) else None
         if total is None or total.inputs[0] is not e:
             continue
         assert isinstance(total.op, ops.Reduce)
@@ -345,29 +333,6 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
         upper = where(x.upper > 0.0, x.upper / (x.upper + least_rest), 0.0)
         return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
     return None
-
-
-def _total_of(reciprocal: Node) -> Node | None:
-    """The sum of exponentials that a node is the reciprocal of; None for others."""
-    total = _source_of(reciprocal.inputs[0])
-    if isinstance(total.op, ops.Select):  # 1 for rows of which all is hidden
-        total = _source_of(total.inputs[1])
-    is_sum = isinstance(total.op, ops.Reduce) and total.op.kind == "sum"
-    return total if is_sum and _is_exponential(total.inputs[0]) else None
-
-
-def _is_exponential(node: Node) -> bool:
-    """Whether the node is e^x, or e^x where a mask is set and 0 elsewhere."""
-    if isinstance(node.op, ops.Select) and splat_of(node.inputs[2]) == 0:
-        node = node.inputs[1]
-    return isinstance(node.op, ops.Exp)
-
-
-def _source_of(node: Node) -> Node:
-    """The node below broadcasts and reshapes."""
-    while isinstance(node.op, (ops.BroadcastInDim, ops.Reshape)):
-        node = node.inputs[0]
-    return node
 
 
 @_interval(ops.Div)
@@ -397,19 +362,10 @@ def _reduced(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return _unknown(c, node)
 
 
-@_interval(ops.ReduceWindow)
+@_interval(ops.ReduceWindow, ops.CumReduce)
 def _windowed(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     (x,), op = xs, node.op
-    assert isinstance(op, ops.ReduceWindow)
-    if op.kind in ("max", "min"):
-        return Interval(x.lower.map(op), x.upper.map(op))
-    return _summed(c, node, x) if op.kind == "sum" else _unknown(c, node)
-
-
-@_interval(ops.CumReduce)
-def _running(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    (x,), op = xs, node.op
-    assert isinstance(op, ops.CumReduce)
+    assert isinstance(op, ops.ReduceWindow | ops.CumReduce)
     if op.kind in ("max", "min"):
         return Interval(x.lower.map(op), x.upper.map(op))
     return _summed(c, node, x) if op.kind == "sum" else _unknown(c, node)

@@ -110,6 +110,13 @@ def from_f64(lower: Term, upper: Term, dtype: DType) -> tuple[Term, Term]:
     return lower.cast(dtype), upper.cast(dtype)
 
 
+def overflow_share(magnitude: Term, dtype: DType) -> Term:
+    """The largest element as a share of the largest number of a type."""
+    import ml_dtypes
+
+    return magnitude.max(tuple(range(magnitude.rank)), False) * (1 / float(ml_dtypes.finfo(dtype.numpy).max))
+
+
 # --- sums of products
 
 
