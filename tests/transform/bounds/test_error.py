@@ -33,9 +33,10 @@ def test_errors_are_within(name: str) -> None:
 
 
 def test_a_weight_that_overflows_in_the_program_is_refused() -> None:
-    net, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1)), torch.rand(1, 4)
+    linear, x = torch.nn.Linear(4, 3), torch.rand(1, 4)
+    net = torch.nn.Sequential(linear, torch.nn.Softmax(-1))
     with torch.no_grad():
-        net[0].weight[0, 0] = 1e5
+        linear.weight[0, 0] = 1e5
     graph = open_model(net.eval(), Request((x,))).graph
     with pytest.raises(InputError, match="weights in the range of f16, got 100000"):
         rounding_errors(graph, [x.numpy()], Options(precision="float16"))
@@ -49,11 +50,11 @@ def test_nothing_is_known_where_sums_may_overflow(method: str) -> None:
     )
     weights = torch.tensor([[3e38, 3e38, -3e38, -3e38], [1.0, 2.0, -1.0, 1.0]])
     with torch.no_grad():
-        net[0].weight.copy_(weights)
+        linear.weight.copy_(weights)
     lower, upper = (np.asarray(v) for v in ingot.bounds(net, x, eps=0.1, method=method, numerics=True))
     assert (lower == -np.inf).all() and (upper == np.inf).all()
     with torch.no_grad():
-        net[0].weight.copy_(weights / 1e9)
+        linear.weight.copy_(weights / 1e9)
     lower, upper = (np.asarray(v) for v in ingot.bounds(net, x, eps=0.1, method=method, numerics=True))
     assert (lower >= 0.49).all() and (upper <= 1.01).all()
 
