@@ -44,10 +44,8 @@ def test_a_weight_that_overflows_in_the_program_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown"])
 def test_nothing_is_known_where_sums_may_overflow(method: str) -> None:
-    net, x = (
-        torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False), torch.nn.ReLU(), torch.nn.Sigmoid()),
-        torch.ones(1, 4),
-    )
+    linear, x = torch.nn.Linear(4, 2, bias=False), torch.ones(1, 4)
+    net = torch.nn.Sequential(linear, torch.nn.ReLU(), torch.nn.Sigmoid())
     weights = torch.tensor([[3e38, 3e38, -3e38, -3e38], [1.0, 2.0, -1.0, 1.0]])
     with torch.no_grad():
         linear.weight.copy_(weights)
