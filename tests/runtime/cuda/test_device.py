@@ -20,7 +20,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.state import StateTensors
 from ingot.support.cubins import KernelCode, MatrixCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError, InputError
-from tests.runtime.cuda.fake import FakeDriver
+from tests.runtime.cuda.fake import FakeDriver, run
 from tests.runtime.cuda.programs import (
     BOTH,
     H100,
@@ -43,14 +43,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     driver = FakeDriver(KERNELS)
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     return driver
-
-
-def run(loaded: Loaded, x: np.ndarray) -> np.ndarray:
-    y = np.zeros_like(x)
-    context = loaded.claim()
-    context.run(context.bind((x.shape,)), [x.ctypes.data, y.ctypes.data])
-    context.release()
-    return y
 
 
 def test_kernels_run_in_order_on_copies_of_host_arrays(fake: FakeDriver) -> None:

@@ -14,7 +14,7 @@ from ingot.runtime.cuda import nvtx
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
-from tests.runtime.cuda.fake import FakeDriver
+from tests.runtime.cuda.fake import FakeDriver, run
 from tests.runtime.cuda.programs import KERNELS, twice, until_100
 
 
@@ -29,14 +29,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(nvtx.importlib.util, "find_spec", lambda name: object() if name == "nvtx" else None)
     monkeypatch.setenv("INGOT_NVTX", "1")
     return driver
-
-
-def run(loaded: Loaded, x: np.ndarray) -> np.ndarray:
-    y = np.zeros_like(x)
-    context = loaded.claim()
-    context.run(context.bind((x.shape,)), [x.ctypes.data, y.ctypes.data])
-    context.release()
-    return y
 
 
 def named(program: Program) -> Program:

@@ -7,6 +7,7 @@ arithmetic, BIT 39, 1999. The bounds hold over the real numbers or, with a progr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
 from math import pi
 
 from ingot import ops
@@ -120,20 +121,22 @@ class Intervals:
             self._sums.append(magnitude)
 
     def guarded(self, bound: Term, otherwise: float) -> Term:
-        """A bound of what the program computes: `otherwise` where a value may overflow its type on the way."""
-        if not self.rounding.unit:
+        """A bound of what the program computes: `otherwise` where a value may overflow its type on the way. Called when
+        all nodes are added."""
+        if not self.rounding.unit or self._is_finite is None:
             return bound
+        return where(self._is_finite.spread(bound.shape, ()), bound, otherwise)
+
+    @cached_property
+    def _is_finite(self) -> Term | None:
+        """Whether no value and no partial sum leaves its type; None without any."""
         shares = [overflow_share(v, f32) for v in self._sums]
         shares += [
             overflow_share(v.magnitude, node.dtype)
             for node, v in self.values.items()
             if v.lower.dtype != boolean and node.dtype.is_float and not is_normalizer(node)
         ]
-        largest = shares[0]
-        for share in shares[1:]:
-            largest = maximum(largest, share)
-        is_finite = largest <= _LARGEST_SHARE  # not where it is NaN
-        return where(t.term(is_finite).spread(bound.shape, ()), bound, otherwise)
+        return reduce(maximum, shares) <= _LARGEST_SHARE if shares else None  # false where one is NaN
 
     def _rule(self, node: Node) -> Rule | None:
         if len(node.types) != 1 or not (node.dtype.is_float or node.dtype == boolean):
