@@ -9,7 +9,7 @@ from dataclasses import field, replace
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex, partwise
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
@@ -239,12 +239,4 @@ def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
     """The results of a row that moves elements; it is applied to each part of complex operands."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))
-    real, imag = (
-        _results(
-            row(replace(call, values=tuple(getattr(v, part) if isinstance(v, Complex) else v for v in call.values)))
-        )
-        for part in ("real", "imag")
-    )
-    return tuple(
-        Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in zip(real, imag, strict=True)
-    )
+    return tuple(partwise(lambda *values: row(replace(call, values=values)), call.values))
