@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, unpacked
+from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, levels_of
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
@@ -97,11 +97,12 @@ def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
     experts, rows, width = packed.shape
     inputs = width * 8 // bits
     blocks = scale.shape[2] if scale.ndim == 3 else 1
-    levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
+    levels = const(levels_of(packed, bits, inputs).reshape(experts, rows, blocks, -1))
     zeros = ops.scalar(1 << (bits - 1), LEVEL_DTYPES[bits])
     if c.has(zero):
         zero_points = c.array(zero)
         line = zero_points if zero_points.ndim == 3 else zero_points.reshape(experts, 1, -1)
-        zeros = const(unpacked(line, bits, blocks if zero_points.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
+        plain = levels_of(line, bits, blocks if zero_points.ndim == 3 else rows)
+        zeros = const(plain.reshape(experts, rows, blocks, 1))
     weight = ops.Dequantize()(levels, zeros, const(scale.reshape(experts, rows, blocks, 1)))
     return ops.cast(ops.reshape(weight, (experts, rows, inputs)), c.type(0).dtype)
