@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import partwise
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
@@ -274,9 +274,7 @@ class Importer:
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
             return [Missing()] * len(op.results)
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
+            raise located(e, loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
 
 
 _TERMINATORS = frozenset(("func.return", "return", "stablehlo.return", "sdy.return"))

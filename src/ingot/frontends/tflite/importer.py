@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex, partwise
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value, Variable
@@ -165,9 +165,7 @@ class Importer:
             )
             values.update((i, Missing()) for i in op.outputs)
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=f"{op.name} of {loc!r}") from None
+            raise located(e, f"{op.name} of {loc!r}") from None
 
     def _checked(self, value: Value, tensor: Tensor) -> Value:
         if not isinstance(value, Node):
