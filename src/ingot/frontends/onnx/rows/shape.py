@@ -408,7 +408,5 @@ def one_hot(c: Call) -> Result:
     axis = normal_axis(c.int("axis", -1), c.rank() + 1)
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
-    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-    is_hit = ops.compare("EQ", ops.iota(shape, axis), ops.expand_dims(i, axis))
     off_value, on_value = (ops.index_axis(values, 0, k) for k in (0, 1))
-    return ops.where(is_hit, on_value, off_value)
+    return movement.one_hot(i, depth, axis, on_value, off_value)

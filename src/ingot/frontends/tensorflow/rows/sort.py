@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.node import Node, const
-from ingot.ir.types import f32, i32, i64
+from ingot.ir.node import Node
+from ingot.ir.types import i32, i64
 
 row = Table()
 
@@ -43,9 +42,7 @@ def bound(c: Call, edges: Node, x: Node) -> Node:
 
 @row("Bucketize")
 def bucketize(c: Call, x: Node) -> Node:
-    edges = const(c.floats("boundaries").astype(np.float32))
-    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
-    return ops.reduce_sum(ops.cast(is_below, i32), -1)
+    return movement.buckets_of(x, c.floats("boundaries"))
 
 
 @row("ListDiff", results=("out", "idx"))
