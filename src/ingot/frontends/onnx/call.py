@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -337,9 +337,10 @@ class Call:
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 
-    def attr(self, name: str) -> Attribute | None:
-        """An attribute of any kind; None where it is absent."""
-        return self._attribute(name)
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute of any kind."""
+        value = self._attribute(name)
+        return default if value is None else value
 
     def has_attr(self, name: str) -> bool:
         return self._attribute(name) is not None
