@@ -32,11 +32,11 @@ _MAX_ITERATIONS = 1 << 20
 @dataclass(frozen=True)
 class _Pulled:
     """The reverse of a loop body. active: indices of the carried values that have cotangents; seeds: inputs that hold
-    the cotangents of an iteration's results; found: the cotangents of the values at its start."""
+    the cotangents of an iteration's results; cotangents: those of the values at its start."""
 
     active: tuple[int, ...]
     seeds: tuple[Node, ...]
-    found: tuple[Node, ...]
+    cotangents: tuple[Node, ...]
 
 
 def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -> _Pulled:
@@ -58,7 +58,7 @@ def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -
 def _values_read(body: Graph, pulled: _Pulled, keeps_product: Callable[[Node], bool]) -> tuple[Node, ...]:
     """Body values that the reverse of an iteration reads: values at its start, and products for which `keeps_product`
     holds."""
-    results, seeds = pulled.found, pulled.seeds
+    results, seeds = pulled.cotangents, pulled.seeds
     invariant = {x for x, y in zip(body.inputs, body.results, strict=True) if x is y}
     varying = {x for x in body.inputs if x not in invariant}
     cotangent_users: set[Node] = set(seeds)  # depend on cotangents
@@ -236,7 +236,7 @@ def _while(node: Node, cotangents: Sequence[Node | None], is_wanted: Sequence[bo
     history = _Held(loop, k)
     images = dict(zip(pulled.seeds, pulled.seeds, strict=True))
     images |= {x: history.value(x) for x in reads}
-    gradients = dict(zip(pulled.active, rebuild(pulled.found, images), strict=True))
+    gradients = dict(zip(pulled.active, rebuild(pulled.cotangents, images), strict=True))
     seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
     initial = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
     deferred = _Behind(history, count)

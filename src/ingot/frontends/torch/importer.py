@@ -155,7 +155,7 @@ class Importer:
         if target in _READS and isinstance(meta, torch.SymInt):
             x = env[node.all_input_nodes[0]]
             if isinstance(x, Node):
-                self.sizes.found(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
+                self.sizes.computed_size(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
             return None
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None

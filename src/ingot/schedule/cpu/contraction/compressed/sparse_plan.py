@@ -36,13 +36,13 @@ CHUNK = 60_000  # target cycles of a chunk
 
 @dataclass(frozen=True)
 class SparsePlan:
-    """height: of blocks of weights. vectors: vectors of rows in a block of rows. own: rows of a block of weights whose
-    sums are in registers at once. columns: of a panel. panels: of a chunk. local: whether each chunk transposes its own
-    rows of A and computes all panels."""
+    """height: of blocks of weights. vectors: vectors of rows in a block of rows. rows_at_once: rows of a block of
+    weights whose sums are in registers at once. columns: of a panel. panels: of a chunk. local: whether each chunk
+    transposes its own rows of A and computes all panels."""
 
     height: int
     vectors: int
-    own: int
+    rows_at_once: int
     columns: int
     panels: int
     local: bool
