@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "relu": ops.Relu(),
 }
 
-Turns = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
+CosSin = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
 
 
 class Network:
@@ -115,7 +115,7 @@ class Network:
 
     # --- attention
 
-    def _heads(self, x: Node, i: int, rotation: Turns | None) -> tuple[Node, Node, Node]:
+    def _heads(self, x: Node, i: int, rotation: CosSin | None) -> tuple[Node, Node, Node]:
         """Queries, keys and values: [batch, heads, tokens, head width]."""
         a, t = self.architecture, self._tensors
         q_width, k_width = a.heads * a.head_width, a.key_heads * a.head_width
@@ -137,7 +137,7 @@ class Network:
         return q, k, v
 
     def _attended(
-        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, rotation: Turns | None, mask: Node | None
+        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, rotation: CosSin | None, mask: Node | None
     ) -> tuple[Node, Kept]:
         a = self.architecture
         window = a.layers[i].window
@@ -146,7 +146,7 @@ class Network:
         y = ops.reshape(ops.swap_axes(y, 1, 2), (*x.shape[:-1], a.heads * a.head_width))
         return self._tensors.linear(y, "attention_output", i), new_caches
 
-    def _rotation(self, rope: Rope, at: Tokens, tokens: DimLike) -> Turns:
+    def _rotation(self, rope: Rope, at: Tokens, tokens: DimLike) -> CosSin:
         role = "rope_factors"
         if rope.scaling == "longrope":
             role += "_long" if self.context > rope.original else "_short"
@@ -263,7 +263,7 @@ def _halves(x: Node) -> tuple[Node, Node]:
     return first, second
 
 
-def _rotated(x: Node, rope: Rope, rotation: Turns) -> Node:
+def _rotated(x: Node, rope: Rope, rotation: CosSin) -> Node:
     """[..., tokens, head width] with its pairs rotated."""
     cos, sin = rotation
     width = x.shape[-1]

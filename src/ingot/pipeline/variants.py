@@ -46,7 +46,7 @@ class Variants:
     @property
     def join(self) -> Callable[[Sequence[Lowered]], Lowered | None] | None:
         """The target's function that merges independent kernels into one launch; None if it has none."""
-        merge, machine = self._target.beside, self._machine
+        merge, machine = self._target.merge_launches, self._machine
         return None if merge is None else lambda lows: merge(lows, machine)
 
     def refuse(self, error: KernelError, kernels: Mapping[str, Kernel]) -> None:

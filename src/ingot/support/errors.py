@@ -131,8 +131,8 @@ class InputError(IngotError):
 class SizesError(InputError):
     """A call has sizes that the program does not support, though the model may.
 
-    told: the shapes of the call's inputs, followed by the values that are sizes. outside: the sizes beyond the
-    program's bounds, by symbol. fixed: by input and axis, the sizes where the program has another number.
+    shapes: of the call's inputs, followed by the values that are sizes. out_of_range: the sizes beyond the program's
+    bounds, by symbol. fixed: by input and axis, the sizes where the program has another number.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -141,11 +141,11 @@ class SizesError(InputError):
 
     def of(
         self,
-        told: Sequence[tuple[int, ...]],
-        outside: Mapping[str, int] = MappingProxyType({}),
+        shapes: Sequence[tuple[int, ...]],
+        out_of_range: Mapping[str, int] = MappingProxyType({}),
         fixed: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     ) -> Self:
-        self.shapes, self.out_of_range, self.fixed = tuple(told), outside, fixed
+        self.shapes, self.out_of_range, self.fixed = tuple(shapes), out_of_range, fixed
         return self
 
 

@@ -32,7 +32,7 @@ _MORE = {
 }  # fmt: skip
 _NAMES = {text: name for name, text in (_NUMPYS | _MORE).items()}
 _RANK = 32  # the most dimensions
-_LONGEST_HEADER = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes up to 30 times its size
+_MAX_HEADER_BYTES = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes up to 30 times its size
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -58,8 +58,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if data.size < 8 or not 2 <= length <= data.size - 8:
         raise ImportModelError("not a safetensors file", where=where)
-    if length > _LONGEST_HEADER:
-        expected = f"a header of at most {_LONGEST_HEADER} bytes"
+    if length > _MAX_HEADER_BYTES:
+        expected = f"a header of at most {_MAX_HEADER_BYTES} bytes"
         raise ImportModelError("safetensors file", expected=expected, got=length, where=where)
     rest = data[8 + length :]
     try:

@@ -89,7 +89,8 @@ class Finding:
 @dataclass
 class _Site:
     """A site while it is searched. gains: the untuned time over each tried choice's. refused: by the guard. wrong: of
-    these, how their results differed. held: the choice that stood up to the guard, or the untuned one once `finished`.
+    these, how their results differed. accepted: the choice that the guard confirmed, or the untuned one once
+    `finished`.
     """
 
     spot: Spot
@@ -99,7 +100,7 @@ class _Site:
     finished: bool = False
     refused: set[Choice] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    held: Finding | None = None
+    accepted: Finding | None = None
 
     @property
     def untuned(self) -> Choice:
@@ -118,7 +119,7 @@ class _Site:
     def candidate(self) -> Choice | None:
         """The choice that the guard should check: the best one, if it is better than what passed before."""
         choice, gain = self.best()
-        min_gain = self.held.gain if self.held is not None else 1.0
+        min_gain = self.accepted.gain if self.accepted is not None else 1.0
         return choice if gain > max(min_gain, _min_gain(self.untuned, choice)) else None
 
 
@@ -168,7 +169,7 @@ class Search:
                 last_guard = self.clock()
         while self._guard():
             pass  # where a choice was refused, the second best is checked
-        return [s.held for s in self.sites if s.held is not None]
+        return [s.accepted for s in self.sites if s.accepted is not None]
 
     def _due(self) -> list[_Site]:
         """The sites of the next round, those with the most time per candidate tried first."""
@@ -224,15 +225,15 @@ class Search:
                 gain = site.gains[choice] = _gain(pairs)
                 if not is_no_slower or gain < _min_gain(site.untuned, choice):
                     site.refused.add(choice)
-                elif site.held is None or gain > site.held.gain:
+                elif site.accepted is None or gain > site.accepted.gain:
                     best_seconds = float(pairs[:, 1].min()) / site.spot.count
-                    site.held = Finding(site.spot, choice, best_seconds, best_seconds * gain)
-                    findings.append(site.held)
+                    site.accepted = Finding(site.spot, choice, best_seconds, best_seconds * gain)
+                    findings.append(site.accepted)
         for site in self.sites:
-            if site.finished and site.held is None and site.candidate() is None:
+            if site.finished and site.accepted is None and site.candidate() is None:
                 seconds = site.spot.seconds / site.spot.count
-                site.held = Finding(site.spot, site.untuned, seconds, seconds)
-                findings.append(site.held)
+                site.accepted = Finding(site.spot, site.untuned, seconds, seconds)
+                findings.append(site.accepted)
         if findings:
             self.write(findings)
         return any(choice in site.refused for site, choice in candidates)

@@ -493,7 +493,7 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
     return op.divisor is None and (is_unpadded or (is_same and not op.count_include_pad))
 
 
-KEPT: frozenset[type[Op]] = frozenset({
+BUILTIN_OPS: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
     ops.LeakyRelu, ops.Gelu, ops.Elu, ops.Take, ops.GatherND,
     ops.Resize, ops.Dequantize,

@@ -20,7 +20,7 @@ from ingot.language.weights import Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
 
-_LONGEST_CONFIG = 4 << 20  # bytes
+_MAX_CONFIG_BYTES = 4 << 20  # bytes
 _PREFIX = "base_model.model."  # of PEFT's names
 # PEFT options that change weights in other ways -> the value that disables them
 _OFF: dict[str, Any] = {
@@ -73,7 +73,7 @@ def _of_gguf(path: Path, scale: float) -> Mapping[str, LowRank]:
 
 
 def _of_folder(path: Path, scale: float) -> Mapping[str, LowRank]:
-    config = read_json(path / "adapter_config.json", _LONGEST_CONFIG)
+    config = read_json(path / "adapter_config.json", _MAX_CONFIG_BYTES)
     s = Settings(config, str(path / "adapter_config.json"))
     if s.text("peft_type", default="none") != "LORA":
         raise s.error("peft_type", "'LORA'", s.get("peft_type"))

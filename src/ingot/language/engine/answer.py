@@ -1,6 +1,6 @@
 """The answer to a request: pieces of text, which any thread may take while the engine computes the next.
 
-answer = engine.submit(ids, Request(most=64))
+answer = engine.submit(ids, Request(max_tokens=64))
 for piece in answer: print(piece.text)          blocks until there is one; raises the engine's error
 answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 """

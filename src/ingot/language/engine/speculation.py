@@ -18,7 +18,7 @@ from ingot.language.engine.sequence import Part, Running
 from ingot.language.engine.stepper import Stepper
 from ingot.support.errors import InputError
 
-LONGEST = 4  # tokens: the longest suffix that a lookup searches for
+MAX_SUFFIX_TOKENS = 4  # tokens: the longest suffix that a lookup searches for
 
 
 class Speculator(Protocol):
@@ -43,11 +43,11 @@ class Lookup:
         ids = sequence.ids
         read, ends = self._ends.get(sequence, (0, {}))
         for end in range(read, len(ids)):  # without the last token, which nothing follows yet
-            for length in range(1, LONGEST + 1):
+            for length in range(1, MAX_SUFFIX_TOKENS + 1):
                 if end >= length:
                     ends[tuple(ids[end - length : end])] = end
         self._ends[sequence] = len(ids), ends
-        positions = (ends.get(tuple(ids[-length:])) for length in range(LONGEST, 1, -1))
+        positions = (ends.get(tuple(ids[-length:])) for length in range(MAX_SUFFIX_TOKENS, 1, -1))
         end = next((end for end in positions if end is not None), len(ids))
         continuation = ids[end:]  # repeated cyclically if it is too short
         return [continuation[n % len(continuation)] for n in range(count if continuation else 0)]

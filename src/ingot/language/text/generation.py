@@ -81,11 +81,11 @@ def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """most: the maximum number of tokens. ends: ids that end the answer and are not part of it. stop: texts that do.
-    bias: added to the logits of tokens. logprobs: the number of alternatives of each token to report; None: not even
-    the token's own logprob. is_watched: whether tokens are streamed."""
+    """max_tokens: of the answer. ends: ids that end the answer and are not part of it. stop: texts that do. bias: added
+    to the logits of tokens. logprobs: the number of alternatives of each token to report; None: not even the token's
+    own logprob. is_watched: whether tokens are streamed."""
 
-    most: int
+    max_tokens: int
     sampling: Sampling = field(default=Sampling())
     ends: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
@@ -95,8 +95,8 @@ class Request:
     is_watched: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 0:
-            raise InputError("max_tokens", expected="an integer from 0", got=repr(self.most))
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 0:
+            raise InputError("max_tokens", expected="an integer from 0", got=repr(self.max_tokens))
         if self.logprobs is not None and (
             isinstance(self.logprobs, bool) or not isinstance(self.logprobs, int) or not 0 <= self.logprobs <= TOP
         ):
@@ -117,7 +117,7 @@ class Transcript:
         if tokenizer is None and request.stop:
             raise InputError("stop", expected="a model with a tokenizer", got="ids alone")
         self.request, self.prompt, self.ids = request, len(prompt), list(prompt)
-        self.left, self.finish = min(request.most, context - len(prompt) + 1), ""
+        self.left, self.finish = min(request.max_tokens, context - len(prompt) + 1), ""
         self._tokenizer, self._bias = tokenizer, _bias(request.bias, vocabulary)
         self._stream = None if tokenizer is None else tokenizer.stream(self.ids)
         self._search = StopSearch(request.stop)
@@ -174,14 +174,14 @@ def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int
         yield answer.end("length")
         return
     is_free = request.constraint is None and request.logprobs is None
-    count = session.most if is_free and not request.is_watched else 1
+    count = session.max_step_tokens if is_free and not request.is_watched else 1
     while not answer.finish:
         start, is_first = time.monotonic(), len(answer.ids) == answer.prompt
         max_tokens = min(count, answer.left)
         new, logits = session.step(answer.ids, answer.prompt, max_tokens, request.sampling, request.ends, answer.bias())
         if request.is_watched and is_free and not is_first:  # the first step reads the prompt, too
             pace = (time.monotonic() - start) / len(new)
-            count = min(max(int(_BURST_SECONDS / pace), 1), session.most)
+            count = min(max(int(_BURST_SECONDS / pace), 1), session.max_step_tokens)
         yield answer.push(new, [logits] * len(new))
 
 

@@ -34,7 +34,7 @@ from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
-KEPT = 16  # sets of shapes whose graphs a context keeps
+MAX_SHAPE_SETS = 16  # sets of shapes whose graphs a context keeps
 
 
 class CudaDevice:
@@ -304,7 +304,7 @@ class Context:
             instance = self._instances[shapes] = Instance(
                 self._program, shapes, self._driver, self._image, self._communicators
             )
-            if len(self._instances) > KEPT:
+            if len(self._instances) > MAX_SHAPE_SETS:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
         self._instances.move_to_end(shapes)

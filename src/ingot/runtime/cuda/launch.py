@@ -100,11 +100,11 @@ class Exchange:
         source, target = _addresses(self.bases, places, weights)
         self._communicators.run(self._collective, source, target, self._count, stream)
 
-    def add(self, graph: int, before: Sequence[int], places: Places, stream: int) -> int:
+    def add(self, graph: int, dependencies: Sequence[int], places: Places, stream: int) -> int:
         """Add a node to a graph. stream: one on which nothing else is launched meanwhile."""
         captured = self._driver.captured(stream, lambda: self.run(places, stream))
         try:
-            return self._driver.add_graph(graph, before, captured)
+            return self._driver.add_graph(graph, dependencies, captured)
         finally:
             self._driver.drop_graph(captured, ())
 

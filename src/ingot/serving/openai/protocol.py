@@ -226,7 +226,7 @@ class ChatRequest(_Sampled):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -23,7 +23,7 @@ from ingot.serving.openai.answers import Choice, Delta, Form, deltas
 from ingot.serving.openai.errors import HANDLERS, OpenAIError, error_response
 from ingot.serving.openai.events import EventStream
 from ingot.serving.openai.metrics import LanguageMetrics
-from ingot.serving.openai.model import LanguageModels, Prompt, ServedLanguageModel, most_tokens
+from ingot.serving.openai.model import LanguageModels, Prompt, ServedLanguageModel, max_answer_tokens
 from ingot.serving.openai.protocol import (
     MOST_CHOICES,
     ChatRequest,
@@ -89,7 +89,7 @@ class _Endpoints:
                 outcome = stack.enter_context(self._metrics.request(model.name, _VERSION))
                 prompts = await asyncio.to_thread(_prompts, model, parsed)
                 logprobs = parsed.alternatives if isinstance(parsed, ChatRequest) else parsed.logprobs
-                answers = await asyncio.to_thread(model.submit, prompts, parsed, most_tokens(parsed), logprobs)
+                answers = await asyncio.to_thread(model.submit, prompts, parsed, max_answer_tokens(parsed), logprobs)
             for answer_ in answers:
                 stack.callback(answer_.cancel)
             for prompt in prompts:

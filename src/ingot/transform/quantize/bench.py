@@ -21,7 +21,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support import timing
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.energy.measure import calls_for, measure
 from ingot.support.errors import DeviceError
 from ingot.transform.quantize.formats import Formats, Recipe, apply_formats
@@ -118,7 +118,7 @@ class Bench:
             ).min(axis=0)  # fmt: skip
         return self.float_seconds * float(own_seconds / float_seconds)
 
-    def joules(self, built: BuiltModel, counters: Found) -> float:
+    def joules(self, built: BuiltModel, counters: EnergyCounters) -> float:
         """Of a call. Raises DeviceError if no counter advances."""
         energy = measure(calls_for(partial(built.model, *self.call)), counters)
         if energy.joules is None:

@@ -139,7 +139,7 @@ class _Partitioner:
     def __init__(self, sharded: Sharded, rank: int) -> None:
         self.sharded, self.mesh, self.rank = sharded, sharded.mesh, rank
         self.values: dict[tuple[Node, Spec], Node] = {}  # the device's part of a value
-        self.have: dict[Node, Spec] = {}  # the spec in which each value was computed
+        self.computed_specs: dict[Node, Spec] = {}  # the spec in which each value was computed
 
     def run(self) -> Graph:
         graph = self.sharded.graph
@@ -171,7 +171,7 @@ class _Partitioner:
         if op.elements and spec != whole(len(spec)):
             raise InputError(f"shard of {op.label}", expected="a whole tensor: its values are sizes", got="a mark")
         local = replace(op, type=op.type.with_shape(shape))(loc=node.loc)
-        self.values[node, spec], self.have[node] = local, spec
+        self.values[node, spec], self.computed_specs[node] = local, spec
         return local
 
     # --- values in other specs
@@ -182,7 +182,7 @@ class _Partitioner:
             return self._constant(value, want)
         local = self.values.get((value, want))
         if local is None:
-            computed_spec = self.have[value]
+            computed_spec = self.computed_specs[value]
             local = self.values[value, want] = self._moved(
                 self.values[value, computed_spec], value, computed_spec, want
             )
@@ -234,7 +234,7 @@ class _Partitioner:
     def _compute(self, node: Node) -> None:
         op_rule = rule(node) if node.inputs else None
         if isinstance(node.op, ops.Sharding):
-            self.have[node], self.values[node, self.spec(node)] = (
+            self.computed_specs[node], self.values[node, self.spec(node)] = (
                 self.spec(node),
                 self.part(node.inputs[0], self.spec(node)),
             )
@@ -243,8 +243,8 @@ class _Partitioner:
             parts = [self.part(x, self._split(axes)) for x, axes in zip(node.inputs, node.op.in_axes, strict=True)]
             local_results = node.op.on_rank(self.rank, parts)
             for result, part, axes in zip(node.results, local_results, node.op.out_axes, strict=True):
-                self.have[result] = self._split(axes)
-                self.values[result, self.have[result]] = part
+                self.computed_specs[result] = self._split(axes)
+                self.values[result, self.computed_specs[result]] = part
             return
         if node in self.sharded.loops:
             cond, body = (partition(g, self.rank) for g in self.sharded.loops[node])
@@ -284,7 +284,7 @@ class _Partitioner:
             axes = partial_axes | (_NONE if node in self.sharded.partial else self._given(node))
             if axes and node not in self.sharded.partial:
                 part, local_spec = self._summed(part, result, spec, axes)
-            self.values[result, local_spec], self.have[result] = part, local_spec
+            self.values[result, local_spec], self.computed_specs[result] = part, local_spec
             self._check_shape(result, part, local_spec)
 
     def _given(self, node: Node) -> Partial:
