@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.schedule.choice import Choice, Direct, Measured, Pieces, Site
-from ingot.tune.search import GUARD_ROUNDS, MARGIN, Finding, Search
+from ingot.tune.search import GUARD_ROUNDS, MIN_GAIN, Finding, Search
 from ingot.tune.trial import Choices, Readings, Spot
 
 BASE = Direct(1, 8, 3, 1, 1, 1, 1, 0)
@@ -92,7 +92,7 @@ def test_neighbours_are_tried_for_as_long_as_they_help():
 
 
 def test_a_small_gain_is_no_gain():
-    bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MARGIN - 0.01})
+    bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MIN_GAIN - 0.01})
     found, written = search(bench)
     assert not found["a"].tuned and [f.choice for f in written] == [BASE]  # that nothing is faster is remembered
 

@@ -201,8 +201,8 @@ def _mutated_inputs() -> frozenset[int]:
     return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
 
 
-_NONE: Mapping[int, Any] = MappingProxyType({})
-_ALIGN = 16  # bytes of the addresses of what is written in place
+_NO_WRITES: Mapping[int, Any] = MappingProxyType({})
+_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 
@@ -326,7 +326,7 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
+        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
         targets = [
             t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
         ]
@@ -397,10 +397,10 @@ def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
 def import_flat(
     module: fx.GraphModule,
     constants: Mapping[int, torch.Tensor],
-    numbers: Mapping[int, int] = _NONE,
-    orders: Mapping[int, Order] = _NONE,
+    numbers: Mapping[int, int] = _NO_WRITES,
+    orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
-    written: Mapping[int, int] = _NONE,
+    written: Mapping[int, int] = _NO_WRITES,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 

@@ -88,7 +88,7 @@ class Rewritten:
 
 # what `passes.core.rewrites.equality` has found; it looks again before the rewrite is used
 EXACT, REAL = "equal sums of equal products, each rounded once", "equal polynomials over the reals"
-Stored = Entry | Rewritten
+StoredEntry = Entry | Rewritten
 
 
 def machine_name(isa: Features, threads: int) -> str:
@@ -136,7 +136,7 @@ def digest() -> bytes:
     return hasher.digest()
 
 
-def read(path: Path) -> dict[tuple[str, str, int], Stored]:
+def read(path: Path) -> dict[tuple[str, str, int], StoredEntry]:
     """Return the entries of a file by identity. A file that is not a database has none and is logged."""
     lines = _read_bytes(path).splitlines()
     if not lines:
@@ -144,7 +144,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Stored]:
     if _parse_object(lines[0]) != _HEADER:
         _log.warning("tuned: %s is not a database of this version; it is ignored", path)
         return {}
-    entries: dict[tuple[str, str, int], Stored] = {}
+    entries: dict[tuple[str, str, int], StoredEntry] = {}
     for number, line in enumerate(lines[1:], 2):
         entry = _parse_entry(_parse_object(line))
         if entry is None:
@@ -154,7 +154,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Stored]:
     return entries
 
 
-def add(path: Path, entries: Iterable[Stored]) -> None:
+def add(path: Path, entries: Iterable[StoredEntry]) -> None:
     """Add entries to a file, replacing older entries of the same identity.
 
     The update is atomic: a killed or concurrent process leaves no partial entry. Raises ArtifactError, also for a file
@@ -196,7 +196,7 @@ def _parse_object(line: bytes) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _parse_entry(record: Mapping[str, object] | None) -> Stored | None:
+def _parse_entry(record: Mapping[str, object] | None) -> StoredEntry | None:
     if record is None:
         return None
     machine, generation = record.get("machine"), record.get("generation")

@@ -20,7 +20,7 @@ from ingot.serving.scheduler import Observe, Queueing, Scheduler
 from ingot.support.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-FIRST = "1"
+FIRST_VERSION = "1"
 
 
 class ServedModel:
@@ -134,7 +134,7 @@ def model_files(
 ) -> list[tuple[str, str, Path]]:
     """(name, version, file) of each model: named by a file's stem, or by the folders REPOSITORY/NAME/VERSION/model.*,
     as in Triton. name, version: override those of a file. Raises InputError."""
-    default_version = FIRST if version is None else str(version)
+    default_version = FIRST_VERSION if version is None else str(version)
     models = [row for path in paths for row in (_in_repository(path) or [(_stem(path), default_version, path)])]
     if name is not None:
         if len(models) != 1:

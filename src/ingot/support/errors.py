@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from ingot.support.dataclass import dataclass
 
-_NAMED = 8  # names that a message lists
+_MAX_NAMES = 8  # names that a message lists
 
 
 def message(
@@ -70,8 +70,8 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
         if any(fits(name, pattern) for name in names):
             continue
         ranked = sorted(names, key=lambda name: -SequenceMatcher(None, pattern, name).ratio())
-        suffix = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
-        expected = f"a pattern of {', '.join(ranked[:_NAMED])}{suffix}"
+        suffix = f" and {len(ranked) - _MAX_NAMES} more" if len(ranked) > _MAX_NAMES else ""
+        expected = f"a pattern of {', '.join(ranked[:_MAX_NAMES])}{suffix}"
         raise InputError(what, expected=expected, got=repr(pattern))
 
 

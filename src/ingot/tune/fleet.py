@@ -20,9 +20,9 @@ from ingot.support.log import Log
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
 
-TRIES = 3  # of a request, each with a new worker if the last one died
-_SECONDS = 600.0  # for a request: the first one compiles the model
-_MOST_LOCAL = 64
+MAX_TRIES = 3  # of a request, each with a new worker if the last one died
+_TIMEOUT_SECONDS = 600.0  # for a request: the first one compiles the model
+_MAX_LOCAL_WORKERS = 64
 _log = Log("ingot.tune")
 
 
@@ -77,12 +77,12 @@ class Fleet:
 
 def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, MAX_TRIES + 1):
         try:
             return worker.ask(request)
         except DeviceError as error:
             _log.info("attempt %d of a measurement failed: %s", attempt, error)
-            if attempt == TRIES:
+            if attempt == MAX_TRIES:
                 raise
     raise AssertionError
 
@@ -91,11 +91,13 @@ def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
     """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
     cluster; an actor on each of its nodes. module: with the class `Worker` that they run, and a `main`. Raises
     InputError, and DeviceError where Ray is missing."""
-    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MOST_LOCAL:
-        return [Watched(module, _SECONDS, "a measurement") for _ in range(int(text))]
+    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MAX_LOCAL_WORKERS:
+        return [Watched(module, _TIMEOUT_SECONDS, "a measurement") for _ in range(int(text))]
     if text == "ray" or text.startswith("ray://"):
         return _ray_actors(None if text == "ray" else text, module)
-    raise InputError("--workers", expected=f"1 to {_MOST_LOCAL} processes, ray, or ray://HOST:PORT", got=repr(text))
+    raise InputError(
+        "--workers", expected=f"1 to {_MAX_LOCAL_WORKERS} processes, ray, or ray://HOST:PORT", got=repr(text)
+    )
 
 
 def _ray_actors(address: str | None, module: str) -> list[Asked]:
@@ -128,7 +130,7 @@ class _Actor:
 
         actor = self._actor = self._actor or self._start()
         try:
-            return ray.get(actor.answer.remote(dict(request)), timeout=_SECONDS)
+            return ray.get(actor.answer.remote(dict(request)), timeout=_TIMEOUT_SECONDS)
         except (RayError, TimeoutError) as error:
             self.close()
             raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error

@@ -23,10 +23,10 @@ from ingot.schedule.cpu.winograd.plan import MIN_SPEEDUP
 from ingot.support.dataclass import dataclass
 from ingot.tune.trial import Choices, Readings, Spot
 
-MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
+MIN_GAIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
 ROUNDS, GUARD_ROUNDS = 4, 15
 LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
-MOST_TRIES = 60
+MAX_TRIES = 60
 _DUE_RATIO = 8  # a round holds the sites whose `due` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
 _GUARD_INTERVAL = 0.15  # of the budget, between two guards
@@ -58,7 +58,7 @@ class Measurers(Protocol):
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _SingleMeasurer:
     """The bench itself."""
 
     bench: Bench
@@ -125,7 +125,7 @@ class _Site:
 
 def _min_gain(untuned: Choice, choice: Choice) -> float:
     """Winograd's rounding errors must be worth it, as the model asks too."""
-    return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
+    return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MIN_GAIN
 
 
 class Search:
@@ -146,7 +146,7 @@ class Search:
         watch: Callable[[str, float], None],
         measurers: Measurers | None = None,
     ) -> None:
-        self.measurers: Measurers = measurers or _Alone(bench)
+        self.measurers: Measurers = measurers or _SingleMeasurer(bench)
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
@@ -180,13 +180,13 @@ class Search:
 
     def _refill(self, site: _Site) -> None:
         """New candidates once all have been tried: neighbours of the best, while these still find something better."""
-        while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MOST_TRIES:
+        while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MAX_TRIES:
             site.generation += 1
             best, _ = site.best()
             neighbours = [
                 c for c in self.bench.refine(site.spot.site, best) if c not in site.gains and c != site.untuned
             ]
-            site.queue = neighbours[: MOST_TRIES - len(site.gains)]
+            site.queue = neighbours[: MAX_TRIES - len(site.gains)]
         site.finished = not site.queue
 
     def _round(self, sites: Sequence[_Site]) -> None:

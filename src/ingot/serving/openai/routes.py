@@ -25,7 +25,7 @@ from ingot.serving.openai.events import EventStream
 from ingot.serving.openai.metrics import LanguageMetrics
 from ingot.serving.openai.model import LanguageModels, Prompt, ServedLanguageModel, max_answer_tokens
 from ingot.serving.openai.protocol import (
-    MOST_CHOICES,
+    MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -160,9 +160,9 @@ async def _answered(response: Coroutine[Any, Any, Response]) -> Response:
 
 def _prompts(model: ServedLanguageModel, parsed: CompletionRequest | ChatRequest) -> list[Prompt]:
     prompts = [model.chat(parsed)] if isinstance(parsed, ChatRequest) else model.completion(parsed)
-    if len(prompts) * parsed.choices > MOST_CHOICES:
+    if len(prompts) * parsed.choices > MAX_CHOICES:
         got = len(prompts) * parsed.choices
-        raise OpenAIError(400, "prompts times n", expected=f"at most {MOST_CHOICES}", got=got, param="n")
+        raise OpenAIError(400, "prompts times n", expected=f"at most {MAX_CHOICES}", got=got, param="n")
     return prompts
 
 

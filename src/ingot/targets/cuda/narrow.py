@@ -36,7 +36,7 @@ from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
 
 # e8m0 has neither sign nor zero
 NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
-_MOVES = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
+_MOVE_EXPRESSIONS = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
 
 
 def lower_narrow_floats(kernel: Kernel) -> Kernel:
@@ -87,7 +87,7 @@ class _Bytes(Rewriter):
         operands = children(e)
         if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
             return super().rebuilt(e)
-        if isinstance(e, _MOVES):
+        if isinstance(e, _MOVE_EXPRESSIONS):
             return replace(super().rebuilt(e), dtype=self.storage_type(e.dtype))
         if isinstance(e, TileProduct):
             return super().rebuilt(e)

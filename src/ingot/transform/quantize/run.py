@@ -29,7 +29,7 @@ from ingot.support.blas import blas_threads
 from ingot.support.errors import IngotError, InputError
 from ingot.support.garbage import give_back
 from ingot.transform.bounds.error import rounding_errors
-from ingot.transform.quantize.bench import Bench, BuiltModel, Turn, with_receipt
+from ingot.transform.quantize.bench import Bench, BuiltModel, ExclusiveTurn, with_receipt
 from ingot.transform.quantize.calibrate import Probe
 from ingot.transform.quantize.formats import (
     BITS,
@@ -172,7 +172,7 @@ class Quantizer:
         chosen = search.run(uniform_points)
         return self._result(chosen, search, options)
 
-    def prepare(self, turn: Turn = nullcontext) -> None:
+    def prepare(self, turn: ExclusiveTurn = nullcontext) -> None:
         """Round values and weights, and run the float model. turn: gives what is held while models are timed."""
         self._calibrate()
         self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads, turn)

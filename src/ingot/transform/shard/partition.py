@@ -26,7 +26,7 @@ from ingot.transform.shard.propagate import Propagation, factors
 from ingot.transform.shard.rules import Rule, rule
 
 Partial = frozenset[str]  # mesh axes over whose devices a value is still to be summed
-_NONE: Partial = frozenset()
+_NO_AXES: Partial = frozenset()
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,16 @@ def _partial(
 
 def _passed_axes(node: Node, op_rule: Rule, chosen: Mapping[str, Axes], partial: Mapping[Node, Partial]) -> Partial:
     """The axes over which the result is a partial sum because operands are; none if an operand has to be reduced."""
-    partial_axes = [partial.get(x, _NONE) for x in node.inputs]
+    partial_axes = [partial.get(x, _NO_AXES) for x in node.inputs]
     partial_operands = [i for i, g in enumerate(partial_axes) if g]
     if not partial_operands:
-        return _NONE
+        return _NO_AXES
     axes = partial_axes[partial_operands[0]]
     if any(not axes.isdisjoint(split) for split in chosen.values()):
-        return _NONE
+        return _NO_AXES
     if -1 in op_rule.linear:
-        return axes if all(g == axes for g in partial_axes) else _NONE
-    return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NONE
+        return axes if all(g == axes for g in partial_axes) else _NO_AXES
+    return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NO_AXES
 
 
 def _needed_whole(
@@ -276,12 +276,12 @@ class _Partitioner:
         """The axes as a spec, without axes of size 1."""
         return tuple(tuple(a for a in split if self.mesh.count((a,)) > 1) for split in axes)
 
-    def _store(self, node: Node, local: Node, specs: Sequence[Spec], partial_axes: Partial = _NONE) -> None:
+    def _store(self, node: Node, local: Node, specs: Sequence[Spec], partial_axes: Partial = _NO_AXES) -> None:
         for result, part, spec in zip(node.results, local.results, specs, strict=True):
             if result.type.rank != part.type.rank:
                 raise CompileError(f"shard: the part of {result.op.name} has another rank")
             local_spec = spec
-            axes = partial_axes | (_NONE if node in self.sharded.partial else self._given(node))
+            axes = partial_axes | (_NO_AXES if node in self.sharded.partial else self._given(node))
             if axes and node not in self.sharded.partial:
                 part, local_spec = self._summed(part, result, spec, axes)
             self.values[result, local_spec], self.computed_specs[result] = part, local_spec
@@ -291,7 +291,7 @@ class _Partitioner:
         """The axes over which the operands, and therefore the op's result, are partial sums."""
         op_rule = rule(node) if node.inputs else None
         chosen = self.sharded.chosen.get(node, {})
-        return _NONE if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
+        return _NO_AXES if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
 
     def _check_shape(self, value: Node, part: Node, spec: Spec) -> None:
         if part.shape != self.local_shape(value, spec):
