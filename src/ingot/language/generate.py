@@ -23,7 +23,7 @@ from ingot.language.sampler import Sampler
 from ingot.support.dataclass import dataclass
 
 STOPS = 8  # the capacity of the program's input for tokens that end a sequence
-END = symbol("$end")  # the position after a step's token
+END_POSITION = symbol("$end")  # the position after a step's token
 
 
 def generate(network: Network, form: CacheForm, max_tokens: int = 16) -> Graph:
@@ -118,7 +118,7 @@ def _loop_condition(values: _Loop) -> Graph:
 
 def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
     v = values.inputs()
-    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END - 1, v.position), form, v.caches)
+    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END_POSITION - 1, v.position), form, v.caches)
     position = ops.add(v.position, 1)
     token = v.sampler.tokens(network.logits(last(x)), position)
     true_node = ops.scalar(True, boolean)
@@ -133,7 +133,7 @@ def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
         v.sampler.counted(ops.expand_dims(token, 1), true_node, true_node),
         tuple(caches),
     )
-    return Graph(v.values, (*after.values, position), sizes=((str(END), form.context),))
+    return Graph(v.values, (*after.values, position), sizes=((str(END_POSITION), form.context),))
 
 
 def _with_token(tokens: Node, token: Node, index: Node) -> Node:

@@ -57,7 +57,7 @@ class Variants:
             raise error
         choice = decide(site, self._measured)
         tried = [*self._tried.get(site.key, []), choice]
-        alternative = next((c for c in (site.untuned, *site.others()) if c not in tried and site.admits(c)), None)
+        alternative = next((c for c in (site.untuned, *site.candidates()) if c not in tried and site.admits(c)), None)
         if alternative is None or len(tried) >= MAX_TRIES:
             raise error
         self._tried[site.key] = tried

@@ -26,7 +26,7 @@ _MAX_LOCAL_WORKERS = 64
 _log = Log("ingot.tune")
 
 
-class Asked(Protocol):
+class RemoteWorker(Protocol):
     """A worker: answers a request, or raises DeviceError; the next request has a new process then."""
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
@@ -39,7 +39,7 @@ class Fleet:
     """Workers that measure for one model. task: what they open, as `worker.Worker` reads it. machine: the name that
     theirs must have, as the entries are written for it. lost: told what was left out, and why."""
 
-    workers: Sequence[Asked]
+    workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
     machine: str
     lost: dict[str, str]
@@ -54,7 +54,7 @@ class Fleet:
         with ThreadPoolExecutor(len(batches)) as threads:
             return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
 
-    def _ask(self, worker: Asked, choices: Choices, rounds: int) -> Readings:
+    def _ask(self, worker: RemoteWorker, choices: Choices, rounds: int) -> Readings:
         records = {key: choice.record() for key, choice in choices.items()}
         try:
             answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
@@ -75,7 +75,7 @@ class Fleet:
             worker.close()
 
 
-def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
+def persistent_ask(worker: RemoteWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
     for attempt in range(1, MAX_TRIES + 1):
         try:
@@ -87,7 +87,7 @@ def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
     raise AssertionError
 
 
-def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
+def workers_of(text: str, module: str = "ingot.tune.worker") -> list[RemoteWorker]:
     """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
     cluster; an actor on each of its nodes. module: with the class `Worker` that they run, and a `main`. Raises
     InputError, and DeviceError where Ray is missing."""
@@ -100,7 +100,7 @@ def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
     )
 
 
-def _ray_actors(address: str | None, module: str) -> list[Asked]:
+def _ray_actors(address: str | None, module: str) -> list[RemoteWorker]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:

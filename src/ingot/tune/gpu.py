@@ -83,7 +83,7 @@ class GpuBench:
 
     def others(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
-            choices = site.others()
+            choices = site.candidates()
             for choice in (site.untuned, *choices):
                 self._ahead(site, choice)
         return choices
@@ -129,7 +129,7 @@ class GpuBench:
     def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
         """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, by turns."""
         changed = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
-        changed = {key: m for key, m in changed.items() if m.choice != m.over}
+        changed = {key: m for key, m in changed.items() if m.choice != m.baseline}
         name = "untuned"
         if changed:
             name = "tuned"

@@ -125,7 +125,7 @@ class _Site:
 
 def _min_gain(untuned: Choice, choice: Choice) -> float:
     """Winograd's rounding errors must be worth it, as the model asks too."""
-    return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MIN_GAIN
+    return MIN_SPEEDUP if choice.kind == "winograd" and untuned.kind != "winograd" else MIN_GAIN
 
 
 class Search:
@@ -246,7 +246,7 @@ class Search:
 
 def _is_valid(measured: Measured | None, site: Site) -> bool:
     """Whether what was measured before still says something about the site."""
-    return measured is not None and measured.over == site.untuned
+    return measured is not None and measured.baseline == site.untuned
 
 
 def _earlier_choices(earlier: Mapping[str, Measured], site: Site) -> list[Choice]:

@@ -153,7 +153,7 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
 def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver) -> None:
     made, places = twice(), [fake.allocate(32) for _ in range(3)]
     # from the second element on: 4 bytes
-    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, down=1, across=2, swizzle=0)
+    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, box_rows=1, box_columns=2, swizzle=0)
     kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(told,))}
     steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
     packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})

@@ -71,7 +71,7 @@ def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
         tokenizer = open_()
     except ImportModelError as error:
         return {"refused": str(error)}
-    return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.ends)}
+    return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.end_ids)}
 
 
 def _whole(sampling: Mapping[str, float]) -> dict[str, float]:

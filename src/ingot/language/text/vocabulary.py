@@ -24,7 +24,7 @@ from ingot.support.errors import ImportModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WHERE = "GGUF metadata"
+SOURCE = "GGUF metadata"
 KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE = "▁"  # stands for a space
@@ -40,7 +40,7 @@ def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
 
 def backend_of(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer. Raises ImportModelError for a malformed or unsupported vocabulary."""
-    s = Settings(metadata, WHERE, KEY)
+    s = Settings(metadata, SOURCE, KEY)
     model = s.text("model", default="no_vocab")
     if model not in MODELS:
         raise s.error("model", f"one of {', '.join(MODELS)}", model)
@@ -253,7 +253,7 @@ def _frame(s: Settings, backend: Tokenizer, tokens: Sequence[str], model: str) -
     if first is None and first_name == "cls":  # older files name it so
         first = token_id(s, "bos", len(tokens))
     last = token_id(s, last_name, len(tokens))
-    default = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).begins)
+    default = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).adds_begin_token)
     has_first = first is not None and s.flag("add_bos_token", default)
     has_last = last is not None and s.flag("add_eos_token", model in ("bert", "t5"))
     frame = [first if has_first else None, last if has_last else None]
@@ -266,4 +266,4 @@ def _frame(s: Settings, backend: Tokenizer, tokens: Sequence[str], model: str) -
 
 
 def refusal_of_library(error: Exception) -> ImportModelError:
-    return ImportModelError(f"the vocabulary is not usable: {error}", where=WHERE)
+    return ImportModelError(f"the vocabulary is not usable: {error}", where=SOURCE)

@@ -281,7 +281,7 @@ class Driver:
         self._call(
             "cuTensorMapEncodeTiled", c_void_p(at), c_uint(matrix.kind), c_uint(2), c_void_p(address + matrix.offset),
             (c_ulonglong * 2)(matrix.columns, matrix.rows), (c_ulonglong * 1)(matrix.stride),
-            (c_uint * 2)(matrix.across, matrix.down), (c_uint * 2)(1, 1), c_uint(0), c_uint(matrix.swizzle),
+            (c_uint * 2)(matrix.box_columns, matrix.box_rows), (c_uint * 2)(1, 1), c_uint(0), c_uint(matrix.swizzle),
             c_uint(_PROMOTED), c_uint(0),
         )  # fmt: skip
 

@@ -49,8 +49,8 @@ class Node:
             pointers += [self._maps[i], *[cell] * _MATRIX_PARAMETERS] if i in self._maps else [cell]
         self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.params = KernelParams(
-            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
-            self._pointers, None, None, None,
+            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1),
+            code.shared_bytes, self._pointers, None, None, None,
         )  # fmt: skip
         self.params.cooperative = code.cooperative
         self.launch_key: tuple[int, ...] = ()  # number, chunks and dims of the last run

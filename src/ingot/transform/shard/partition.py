@@ -32,7 +32,7 @@ _NO_AXES: Partial = frozenset()
 @dataclass(frozen=True)
 class Sharded:
     """The decisions for splitting a graph. specs: those of values that are not whole. outputs: those of the outputs.
-    partial: the axes over which each value is a partial sum. chosen: the axes that split the factors of each op's
+    partial: the axes over which each value is a partial sum. factor_axes: the axes that split the factors of each op's
     rule."""
 
     graph: Graph
@@ -40,7 +40,7 @@ class Sharded:
     specs: Mapping[Node, Spec]
     outputs: tuple[Spec, ...]
     partial: Mapping[Node, Partial]
-    chosen: Mapping[Node, Mapping[str, Axes]]
+    factor_axes: Mapping[Node, Mapping[str, Axes]]
     loops: Mapping[Node, tuple[Sharded, Sharded]] = field(default_factory=dict[Node, "tuple[Sharded, Sharded]"])
 
 
@@ -256,7 +256,7 @@ class _Partitioner:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
             return
-        chosen = self.sharded.chosen.get(node, {})
+        chosen = self.sharded.factor_axes.get(node, {})
         specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*op_rule.operands, *op_rule.results)]
         count = len(node.inputs)
         operands = [self.part(x, spec) for x, spec in zip(node.inputs, specs[:count], strict=True)]
@@ -290,7 +290,7 @@ class _Partitioner:
     def _given(self, node: Node) -> Partial:
         """The axes over which the operands, and therefore the op's result, are partial sums."""
         op_rule = rule(node) if node.inputs else None
-        chosen = self.sharded.chosen.get(node, {})
+        chosen = self.sharded.factor_axes.get(node, {})
         return _NO_AXES if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
 
     def _check_shape(self, value: Node, part: Node, spec: Spec) -> None:
