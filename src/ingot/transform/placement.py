@@ -55,16 +55,16 @@ class Copies:
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes that share weights. nbytes: bytes of the weights. moved: bytes of the nodes' other operands and results.
-    cpu_seconds: time of all nodes on the CPU."""
+    """Nodes that share weights. nbytes: bytes of the weights. copied_bytes: bytes of the nodes' other operands and
+    results. cpu_seconds: time of all nodes on the CPU."""
 
     nodes: tuple[Node, ...]
     nbytes: int
-    moved: int
+    copied_bytes: int
     cpu_seconds: float
 
     def seconds_on_cpu(self, copies: Copies) -> float:
-        return self.cpu_seconds + copies.seconds(self.moved, 2 * len(self.nodes))
+        return self.cpu_seconds + copies.seconds(self.copied_bytes, 2 * len(self.nodes))
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from ingot.language.weights import Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
 
-_LONGEST_CONFIG = 4 << 20  # bytes
+_MAX_CONFIG_BYTES = 4 << 20  # bytes
 _PREFIX = "base_model.model."  # of PEFT's names
 # PEFT options that change weights in other ways -> the value that disables them
-_OFF: dict[str, Any] = {
+_OFF_VALUES: dict[str, Any] = {
     "use_dora": False, "bias": "none", "modules_to_save": None, "layer_replication": None, "lora_bias": False,
     "use_qalora": False, "trainable_token_indices": None, "target_parameters": None, "alora_invocation_tokens": None,
 }  # fmt: skip
@@ -73,11 +73,11 @@ def _of_gguf(path: Path, scale: float) -> Mapping[str, LowRank]:
 
 
 def _of_folder(path: Path, scale: float) -> Mapping[str, LowRank]:
-    config = read_json(path / "adapter_config.json", _LONGEST_CONFIG)
+    config = read_json(path / "adapter_config.json", _MAX_CONFIG_BYTES)
     s = Settings(config, str(path / "adapter_config.json"))
     if s.text("peft_type", default="none") != "LORA":
         raise s.error("peft_type", "'LORA'", s.get("peft_type"))
-    for key, off_value in _OFF.items():
+    for key, off_value in _OFF_VALUES.items():
         if s.get(key) not in (None, off_value, []):
             raise s.error(key, repr(off_value), s.get(key))
     if s.get("alpha_pattern") or s.get("rank_pattern"):

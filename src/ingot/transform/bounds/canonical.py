@@ -36,7 +36,7 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
-_HIDDEN = {
+_MASKED_SCORE = {
     16: -6e4,
     32: -1e30,
     64: -1e30,
@@ -157,7 +157,7 @@ def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Ter
     if visible is None:
         e = t.exp(x - x.map(Shift(axis)))
         return e, e.sum((axis,))
-    x = t.term(t.where(visible, x, _HIDDEN[x.dtype.bits]))
+    x = t.term(t.where(visible, x, _MASKED_SCORE[x.dtype.bits]))
     e = t.term(t.where(visible, t.exp(x - x.map(Shift(axis))), 0.0))
     return e, t.term(t.where(visible.reduce("or", (axis,)), e.sum((axis,)), 1.0))
 

@@ -39,7 +39,7 @@ from ingot.transform.bounds.rounding import (
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
-_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
+_LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
 _SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
 _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
@@ -174,7 +174,9 @@ class Backward:
             return node.op.kind == "sum"
         if isinstance(node.op, ops.Select):
             return self.c.is_exact(node.inputs[0])
-        return isinstance(node.op, (*_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+        return isinstance(
+            node.op, (*_LINEAR_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert)
+        )
 
     # --- sums
 
@@ -228,7 +230,7 @@ class Backward:
         for x, g in zip(node.inputs, RULES[type(op)](node_f64, [a.node]), strict=True):
             if g is not None:
                 self.pass_on(x, Term(g))
-        if isinstance(op, _MOVES):
+        if isinstance(op, _LINEAR_MOVES):
             return
         if isinstance(op, _CONTRACTIONS):
             terms, error = contracted_terms(node), self.c.rounding.of_sum(contracted_terms(node))
