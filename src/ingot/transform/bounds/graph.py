@@ -20,7 +20,8 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
+from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds, own_softmax
+from ingot.transform.bounds.forms import is_normalizer
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
 from ingot.transform.bounds.rows import rows_of
@@ -81,6 +82,8 @@ class Bounded:
         c = self.intervals()
         for node in self.core.nodes():
             perturbed = [x for x in node.inputs if not c.is_exact(x)]
+            if is_normalizer(node) or own_softmax(node, c) is not None:  # the planes of a softmax take its scores
+                continue
             if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
                 operands.update(dict.fromkeys(perturbed))
         return tuple(operands)
