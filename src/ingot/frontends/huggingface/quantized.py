@@ -78,7 +78,7 @@ def packed_of(folder: Folder) -> tuple[dict[str, Packed], set[str]]:
     }
 
 
-_Found: TypeAlias = dict[str, tuple[Packed, tuple[str, ...]]]
+_PackedLayers: TypeAlias = dict[str, tuple[Packed, tuple[str, ...]]]
 
 
 def _option(config: Mapping[str, Any], name: str, choices: tuple[object, ...], default: object, where: str) -> Any:
@@ -92,7 +92,7 @@ def _option(config: Mapping[str, Any], name: str, choices: tuple[object, ...], d
 # --- integers packed in int32
 
 
-def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
+def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _PackedLayers:
     is_awq = config["quant_method"] == "awq"
     bits = _option(config, "bits", (4,) if is_awq else (2, 4, 8), None, where)
     if is_awq:
@@ -100,7 +100,7 @@ def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     # the first format stores zeros minus one
     version = "gptq" if is_awq else _option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq", where)
     added = 0 if is_awq or version == "gptq_v2" else 1
-    layers: _Found = {}
+    layers: _PackedLayers = {}
     for name in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
         parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
         if lacking := [part for part in parts if part not in tensors]:
@@ -191,7 +191,7 @@ def _octets(packed: np.ndarray) -> np.ndarray:
 # --- floats of 8 bits
 
 
-def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
+def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _PackedLayers:
     if config["quant_method"] == "compressed-tensors":
         _option(config, "format", ("float-quantized", "naive-quantized"), None, where)
     tile = config.get("weight_block_size")
@@ -200,7 +200,7 @@ def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     ):
         expected = "two positive numbers, or none"
         raise ImportModelError("quantization_config: weight_block_size", expected=expected, got=repr(tile), where=where)
-    layers: _Found = {}
+    layers: _PackedLayers = {}
     for name, weight in tensors.items():
         if not name.endswith(".weight") or not (dtype_of(weight).is_float and dtype_of(weight).bits == 8):
             continue

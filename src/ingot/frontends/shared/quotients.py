@@ -121,7 +121,7 @@ def _of_number(v: object) -> Quotient:
 # --- bounds
 
 Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
-_Bounds = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bounds, none of them negative
+_BoundPair = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bounds, none of them negative
 
 
 def upper_bound(elements: Elements, node: Node) -> DimLike | None:
@@ -134,7 +134,7 @@ def upper_bound(elements: Elements, node: Node) -> DimLike | None:
     )
 
 
-def _bounds_of(elements: Elements, node: Node, depth: int) -> _Bounds:
+def _bounds_of(elements: Elements, node: Node, depth: int) -> _BoundPair:
     try:
         (value,) = elements(node).reshape(-1)
         q = Quotient(value) if isinstance(value, Dim) else value if isinstance(value, Quotient) else _of_number(value)

@@ -128,7 +128,7 @@ class Sizes:
             stack.pop()
         return self._known[root]
 
-    def told(self, node: Node) -> DimLike | None:
+    def size_of(self, node: Node) -> DimLike | None:
         """The value of a node of one element as a size, None where it is known only at run time."""
         try:
             (only,) = self.dims(node)
@@ -136,7 +136,7 @@ class Sizes:
             return None
         return only
 
-    def with_found(self, node: Node, size: DimLike) -> Sizes:
+    def with_size(self, node: Node, size: DimLike) -> Sizes:
         """A copy in which a node of one element, and what it is a copy or conversion of, has the value `size`."""
         copy = Sizes(self.inputs)
         copy._known.update(self._known)

@@ -12,7 +12,7 @@ from dataclasses import field
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.rows import check_operands
@@ -69,7 +69,7 @@ class Walk:
     has_lost_writes: bool = False
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
-    found: Found = field(default_factory=Found)
+    computed_sizes: ComputedSizes = field(default_factory=ComputedSizes)
     upper_bounds: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
     appends: set[tuple[Node, TensorList]] = field(default_factory=set[tuple[Node, TensorList]])
     is_finding: bool = True

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex, partwise
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.sizes import Sizes
@@ -42,7 +42,7 @@ class Importer:
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
-        self.found = Found()
+        self.computed_sizes = ComputedSizes()
         self._constants: dict[int, Node] = {}
         self.initialising = False
         self._draws = 0

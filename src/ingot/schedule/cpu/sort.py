@@ -37,12 +37,12 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
-SCRATCH = 8192  # elements of an area that is a worker's scratch
-SHORT = 64  # elements, per row that a vector has a lane for, up to which a network is faster
+SCRATCH_ELEMENTS = 8192  # elements of an area that is a worker's scratch
+MAX_NETWORK_ROW_PER_LANE = 64  # elements, per row that a vector has a lane for, up to which a network is faster
 BYTES, VALUES = 4, 256  # of a digit, of a byte
 PLACE = integer((1 << 32) - 1)  # a word's bits that are a place
-FEW = 16  # a heap is for a sixteenth of a row at most
-LAST = integer((1 << 63) - 1)
+MIN_ROW_PER_HEAP = 16  # a heap is for a sixteenth of a row at most
+LAST_KEY = integer((1 << 63) - 1)
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -97,8 +97,8 @@ class _Heap:
 
     def clear(self, block: Block, i: Expr) -> None:
         """The i-th element comes behind all there can be."""
-        self.keys.store(block, i, LAST)
-        self.places.store(block, i, LAST)
+        self.keys.store(block, i, LAST_KEY)
+        self.places.store(block, i, LAST_KEY)
 
     def at(self, block: Block, i: Expr) -> tuple[Expr, Expr]:
         return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
@@ -150,7 +150,9 @@ class _Sorting:
         self.outer = tuple(shape[d] for d in self.others)
         self.rows = product(self.outer)
         self.kept = self.length if op.keep is None else op.keep
-        self.heaped = isinstance(self.kept, int) and op.num_keys == 1 and self.kept * FEW <= estimate(self.length)
+        self.heaped = (
+            isinstance(self.kept, int) and op.num_keys == 1 and self.kept * MIN_ROW_PER_HEAP <= estimate(self.length)
+        )
 
         self.digits = [
             _Digit(operand, half)
@@ -158,7 +160,7 @@ class _Sorting:
             for half in (("low", "high") if anchor.inputs[operand].dtype.bits > 32 else ("all",))
         ]
         lanes = machine.lanes(i64)
-        short = SHORT * min(lanes, max(1, estimate(self.rows)))
+        short = MAX_NETWORK_ROW_PER_LANE * min(lanes, max(1, estimate(self.rows)))
         self.network = not self.heaped and isinstance(self.length, int) and self.length <= short
         self.together = lanes if self.network else 1  # rows
         strides = self.memory[0][1].strides
@@ -181,7 +183,7 @@ class _Sorting:
         scratch = 0
         sizes = self._areas()
         for i, size in enumerate(sizes):
-            if isinstance(size, int) and size <= SCRATCH:
+            if isinstance(size, int) and size <= SCRATCH_ELEMENTS:
                 buffers.append(top.alloc("area", i64, max(size, 1), scratch=scratch))
                 scratch += -(-max(size, 1) * 8 // 64) * 64
             else:
@@ -404,7 +406,7 @@ class _Sorting:
             flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
             near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
             better = k.reduce("or", k.binary("lt", near, heap.keys.load(ZERO)))
-            unfilled = k.binary("eq", heap.places.load(ZERO), LAST)
+            unfilled = k.binary("eq", heap.places.load(ZERO), LAST_KEY)
             end = k.add(i, integer(lanes))
             b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
 

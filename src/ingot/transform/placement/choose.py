@@ -32,16 +32,17 @@ class Copies:
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes that share weights. nbytes: bytes of the weights. moved: bytes of the nodes' other operands and results.
+    """Nodes that share weights. nbytes: bytes of the weights. copied_bytes: bytes of the nodes' other operands and
+    results.
     cpu_seconds: time of all nodes on the CPU."""
 
     nodes: tuple[Node, ...]
     nbytes: int
-    moved: int
+    copied_bytes: int
     cpu_seconds: float
 
     def seconds_on_cpu(self, copies: Copies) -> float:
-        return self.cpu_seconds + copies.seconds(self.moved, 2 * len(self.nodes))
+        return self.cpu_seconds + copies.seconds(self.copied_bytes, 2 * len(self.nodes))
 
 
 def find_units(graph: Graph, measure: Callable[[Node], float]) -> list[Unit]:
@@ -64,8 +65,8 @@ def find_units(graph: Graph, measure: Callable[[Node], float]) -> list[Unit]:
     for weights, nodes in readers:
         ordered = tuple(sorted(nodes, key=order.__getitem__))
         values = {i for n in ordered for i in n.inputs if i not in derived}
-        moved = sum(_nbytes(v.types) for v in values) + sum(_nbytes(n.types) for n in ordered)
-        units.append(Unit(ordered, sum(_nbytes(w.types) for w in weights), moved, sum(map(measure, ordered))))
+        copied_bytes = sum(_nbytes(v.types) for v in values) + sum(_nbytes(n.types) for n in ordered)
+        units.append(Unit(ordered, sum(_nbytes(w.types) for w in weights), copied_bytes, sum(map(measure, ordered))))
     return units
 
 

@@ -313,7 +313,7 @@ def _computed_range(c: Call) -> Node:
     a, b, step = (ops.cast(x, T.f64) for x in (start, limit, delta))
     # a step of 0 gives an infinity, which is no valid size
     count = ops.maximum(ops.Ceil()(ops.div(ops.sub(b, a), step)), 0.0)
-    sizes = c.importer.computed_sizes(ops.cast(count, T.i64))
+    sizes = c.importer.elements_as_sizes(ops.cast(count, T.i64))
     assert sizes is not None
     return ops.add(ops.mul(ops.arange(sizes.dims()[0], start.dtype), delta), start)
 

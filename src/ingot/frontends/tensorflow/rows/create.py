@@ -153,7 +153,7 @@ def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
     reach = ops.sub(last, first) if step > 0 else ops.sub(first, last)
     # rounded up; the span may be negative
     count = ops.div(ops.add(ops.maximum(reach, 0), abs(step) - 1), abs(step))
-    line = ops.arange(c.walk.found.size(count, max_run_time_size(), "range"), start.dtype)
+    line = ops.arange(c.walk.computed_sizes.size(count, max_run_time_size(), "range"), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
 
 

@@ -89,19 +89,19 @@ def unsorted_segment(c: Call) -> Node:
 
 @row("WHERE", takes_stored=True)
 def where(c: Call) -> Node:
-    return ops.cast(c.importer.found.places(c.x(0)), c.type())
+    return ops.cast(c.importer.computed_sizes.places(c.x(0)), c.type())
 
 
 @row("UNIQUE", takes_stored=True)
 def unique(c: Call) -> tuple[Node, Node]:
-    values, places, _ = c.importer.found.unique(c.x(0))
+    values, places, _ = c.importer.computed_sizes.unique(c.x(0))
     return values, ops.cast(places, c.type(1))
 
 
 @row("SEGMENT_SUM")
 def segment_sum(c: Call) -> Node:
     """Sums of the rows of each segment; segment ids are sorted, so the last one determines their number."""
-    return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.found, c.x(1)))
+    return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.computed_sizes, c.x(1)))
 
 
 @row("BUCKETIZE")

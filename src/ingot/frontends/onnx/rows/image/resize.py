@@ -34,7 +34,7 @@ def _computed(c: Call, size: DimLike, scale: Element) -> DimLike:
     """As `_scaled`, computed at run time where the rounding of floats is needed."""
     if isinstance(scale, int | float):
         product = ops.mul(ops.cast(ops.DimValue(size)(), T.f32), float(scale))
-        sizes = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
+        sizes = c.importer.elements_as_sizes(ops.cast(ops.Floor()(product), T.i64))
         if sizes is not None:
             return sizes.dims()[0]
     raise Unsupported(f"a dynamic size {size} scaled by {scale}")
