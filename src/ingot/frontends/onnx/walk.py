@@ -39,6 +39,7 @@ from ingot.frontends.onnx.protos import (
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.quotients import upper_bound
@@ -454,8 +455,7 @@ def _is_adopted(proto: NodeProto, domain: str) -> bool:
 
 def _written(x: Node, old: DimLike, new: DimLike) -> Node:
     """`x` with sizes `old` rewritten as the equal size `new`."""
-    shape = tuple(new if d == old else d for d in x.shape)
-    return x if shape == x.shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return with_shape(x, tuple(new if d == old else d for d in x.shape))
 
 
 def _equal_for_multiples(e: ShapeError) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import partwise
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
@@ -308,9 +309,7 @@ def _fit(node: Node, type: Tensor, what: str) -> Node:
         if isinstance(got, int) and declared is not None and got != declared:
             raise ImportModelError(f"{what}: a declared size", expected=got, got=declared)
         sizes.append(got if declared is None else declared)
-    if tuple(sizes) == shape:
-        return node
-    return ops.Slice((0,) * len(shape), tuple(sizes), (1,) * len(shape))(node)
+    return with_shape(node, tuple(sizes))
 
 
 # --- rows

@@ -48,6 +48,21 @@ def buckets_of(x: Node, boundaries: Sequence[float] | np.ndarray) -> Node:
     return ops.reduce_sum(ops.cast(is_below, i32), -1)
 
 
+def cut(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
+    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size: nothing is clamped."""
+    if start == 0 and limit == x.shape[axis] and step == 1:
+        return x
+    rank = x.type.rank
+    starts = tuple(start if i == axis else 0 for i in range(rank))
+    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
+    return ops.Slice(starts, limits, tuple(step if i == axis else 1 for i in range(rank)))(x)
+
+
+def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
+    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
+    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+
+
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
     """x repeated `repeats[i]` times along axis i."""
     if all(r == 1 for r in repeats):

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, is_true
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -360,7 +361,7 @@ def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ..
     pair = sorted_with_index(x, axis, False, rank + 1)
     if not x.type.rank:
         return pair
-    slices = [slice_axis(p, axis, rank, rank + 1) for p in pair]
+    slices = [cut(p, axis, rank, rank + 1) for p in pair]
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     return tuple(p if keepdim else reshape(p, shape) for p in slices)
 

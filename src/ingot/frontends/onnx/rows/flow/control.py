@@ -16,9 +16,10 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
-from ingot.frontends.onnx.rows.common import cut, ints_of
+from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.computed_sizes import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -393,7 +394,7 @@ def scan_8(c: Call) -> Result:
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        slices = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
+        slices = [ops.squeeze(cut(x, 0, i, i + 1), (0,)) for x in inputs]
         scanned = tuple((x, 0, is_backwards) for x, is_backwards in zip(slices[split:], backs, strict=True))
         carried = tuple(map(Value, slices[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)
