@@ -209,7 +209,7 @@ def _mutated_inputs() -> frozenset[int]:
     return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
 
 
-_ALIGN = 16  # bytes of the addresses of what is written in place
+_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 
@@ -264,8 +264,8 @@ class _Specialized:
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
         in_place = self._written
-        if self._constants.held or self._hooks or numbers or in_place:
-            excluded = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *in_place}
+        if self._constants.tensors or self._hooks or numbers or in_place:
+            excluded = {*self._constants.tensors, *self._hooks, *(i for i, _ in numbers), *in_place}
             inputs = [a for i, a in enumerate(inputs) if i not in excluded]
         tell(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
@@ -281,10 +281,10 @@ class _Specialized:
 
     def _update_constants(self, args: Sequence[Any]) -> None:
         """Drop the programs if a constant has changed; an input that is no constant any more gets its axis order."""
-        before = self._constants.held.keys()
+        before = self._constants.tensors.keys()
         if self._constants.changed(args):
             self._runs.clear()
-            freed = before - self._constants.held.keys()
+            freed = before - self._constants.tensors.keys()
             self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
@@ -294,7 +294,7 @@ class _Specialized:
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
-        constants = self._constants.held
+        constants = self._constants.tensors
         try:
             model = import_flat(self._graph, constants, dict(numbers), self._orders, self.results.orders, self._written)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
@@ -338,7 +338,7 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
+        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
         targets = [
             t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
         ]

@@ -30,7 +30,7 @@ from ingot.ir.types import TensorType
 from ingot.ops import Transpose
 from ingot.support.errors import ImportModelError
 
-_NONE: Mapping[int, Any] = MappingProxyType({})
+_NO_WRITES: Mapping[int, Any] = MappingProxyType({})
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -53,10 +53,10 @@ def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
 def import_flat(
     module: fx.GraphModule,
     constants: Mapping[int, torch.Tensor],
-    numbers: Mapping[int, int] = _NONE,
-    orders: Mapping[int, Order] = _NONE,
+    numbers: Mapping[int, int] = _NO_WRITES,
+    orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
-    written: Mapping[int, int] = _NONE,
+    written: Mapping[int, int] = _NO_WRITES,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 

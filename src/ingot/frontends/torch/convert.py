@@ -146,7 +146,9 @@ class Sizes:
         """Start a graph: no run-time size is known yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
-    def found(self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
+    def computed_size(
+        self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True
+    ) -> DimLike:
         """The size whose value at run time is the i64 scalar `value`. max_size None: torch's range or the limits apply.
 
         like: torch's expression for it, if any; where that is defined already, the two must be equal.

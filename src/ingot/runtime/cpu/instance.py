@@ -33,10 +33,10 @@ class Instance(Binding):
     """
 
     def __init__(
-        self, program: Program, told: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
+        self, program: Program, shapes: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
     ) -> None:
-        """told: the shapes and values that `bind_symbols` takes. group: runs the program's collectives, if any."""
-        super().__init__(program, told)
+        """shapes: the shapes and values that `bind_symbols` takes. group: runs the program's collectives, if any."""
+        super().__init__(program, shapes)
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
         for step, dims in zip(program.steps, self.dims, strict=True):

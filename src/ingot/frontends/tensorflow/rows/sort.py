@@ -52,7 +52,7 @@ def bucketize(c: Call, x: Node) -> Node:
 def list_difference(c: Call, x: Node, y: Node) -> Result:
     """The elements of x that are not in y, and their indices."""
     is_same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
-    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
+    places = ops.reshape(c.walk.computed_sizes.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
     return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]
 
 
@@ -61,4 +61,4 @@ def dynamic_partition(c: Call, x: Node, parts: Node) -> Result:
     rows = ops.reshape(x, (parts.type.size, *x.shape[parts.type.rank :]))
     line = ops.reshape(parts, (parts.type.size,))
     masks = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
-    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in masks]
+    return [ops.Take(0)(rows, ops.reshape(c.walk.computed_sizes.places(on), (-1,))) for on in masks]

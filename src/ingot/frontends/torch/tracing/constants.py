@@ -21,7 +21,7 @@ class Constants:
     """
 
     def __init__(self, positions: Collection[int]) -> None:
-        self.held: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that their ids are not reused
+        self.tensors: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that their ids are not reused
         self.positions = sorted(positions)
         self._state: list[tuple[int, int, int]] | None = None
         self._changes: Counter[int] = Counter()
@@ -39,8 +39,8 @@ class Constants:
             self._changes.update(i for i, before, now in pairs if not is_other_version or before != now)
         self.positions = [i for i in self.positions if self._changes[i] < _MAX_CHANGES]
         self._state = self._versions(inputs)
-        self.held = {i: inputs[i] for i in self.positions}
-        self._samples = Samples([*self.held.values()])
+        self.tensors = {i: inputs[i] for i in self.positions}
+        self._samples = Samples([*self.tensors.values()])
         return True
 
     def _versions(self, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:

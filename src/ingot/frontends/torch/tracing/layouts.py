@@ -33,7 +33,7 @@ from ingot.support.dataclass import dataclass
 Order = tuple[int, ...]  # a tensor's axes, outermost in memory first
 
 _aten = torch.ops.aten
-_NONE = slice(0)
+_EMPTY = slice(0)
 # the function by which Inductor's code makes views that autograd takes for base tensors; a private one of torch
 _torch_c: Any = torch._C
 _reinterpret = getattr(_torch_c._dynamo.guards, "_reinterpret_tensor", None)
@@ -161,7 +161,7 @@ class _ViewGraph:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
+def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, written: int = 0) -> Results:
     """Reduces `graph` to the results that the model must compute.
 
     kept_slice: positions of results that only a backward graph reads, whose axis order is free. written: the number of
@@ -242,7 +242,7 @@ def saved_results() -> slice:
     """Positions of a forward graph's results that only its backward graph reads."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None or context.output_strides is None:
-        return _NONE
+        return _EMPTY
     return context.fw_metadata.tensors_saved_for_backwards_slice
 
 

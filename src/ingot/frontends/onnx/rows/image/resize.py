@@ -10,7 +10,8 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, told_size
-from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, Unknown, cast
+from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, cast
+from ingot.frontends.shared.quotients import Quotient
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike
@@ -23,9 +24,9 @@ def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
         return math.floor(np.float32(size) * np.float32(scale))
     try:
         scaled = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
-    except Unknown:
+    except Unsupported:
         return _computed(c, size, scale)
-    assert not isinstance(scaled, Ratio)
+    assert not isinstance(scaled, Quotient)
     return int(scaled) if isinstance(scaled, float) else scaled
 
 
@@ -33,7 +34,7 @@ def _computed(c: Call, size: DimLike, scale: Element) -> DimLike:
     """As `_scaled`, computed at run time where the rounding of floats is needed."""
     if isinstance(scale, int | float):
         product = ops.mul(ops.cast(ops.DimValue(size)(), T.f32), float(scale))
-        sizes = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
+        sizes = c.importer.elements_as_sizes(ops.cast(ops.Floor()(product), T.i64))
         if sizes is not None:
             return sizes.dims()[0]
     raise Unsupported(f"a dynamic size {size} scaled by {scale}")
@@ -99,7 +100,7 @@ def _cropped(scale: Element, region: tuple[float, float]) -> float:
 def _elements(c: Call, i: int) -> list[Element]:
     """Scales as floats, sizes or ratios of sizes."""
     elements = cast(c.sym(i), T.f32)
-    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in elements.items.reshape(-1)]
+    return [float(v) if not isinstance(v, Dim | Quotient) else v for v in elements.items.reshape(-1)]
 
 
 @onnx_op("Upsample")
