@@ -9,7 +9,7 @@ from dataclasses import field
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, malformed
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
@@ -271,6 +271,9 @@ class Importer:
             # a refusal without a reason comes from an inner operation, which is listed already
             if str(e):
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
+            return [Missing()] * len(op.results)
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.name, loc, malformed(e)))
             return [Missing()] * len(op.results)
         except ShapeError as e:
             if e.sizes is not None or " at " in str(e):

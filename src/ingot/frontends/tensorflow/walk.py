@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, malformed
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -200,6 +200,9 @@ class Walk:
             else:
                 self._note_cuts(operands)
             return Missing("yes" if str(e) else "")
+        except MALFORMED_ERRORS as e:
+            self._refuse(node, frame, malformed(e))
+            return Missing("yes")
         except ShapeError as e:
             if e.sizes is not None or " at " in str(e):
                 raise

@@ -129,7 +129,8 @@ def reverse(c: Call, x: Node, axes: Node) -> Node:
 
 @row("ReverseSequence")
 def reverse_sequence(c: Call, x: Node, lengths: Node) -> Node:
-    return movement.reverse_sequence(x, lengths, c.int("seq_dim"), c.int("batch_dim", 0))
+    axis, batch = (normal_axis(c.int(name, 0), x.type.rank) for name in ("seq_dim", "batch_dim"))
+    return movement.reverse_sequence(x, lengths, axis, batch)
 
 
 @row("Roll")
