@@ -43,7 +43,7 @@ from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.quotients import upper_bound
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.ir.dims import Dim, DimLike, Interval, bounds, is_computed, narrow_bounds, solve_equal, symbols_of
 from ingot.ir.interp import interpret
@@ -222,8 +222,7 @@ class Walk:
             # the node's location says more than the operand's that the error has
             text = str(e).removesuffix(f" at {e.where}")
             raise ShapeError(text, where=f"{loc} ({_full_name(proto)})") from e
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            # rows do not check that a node is well-formed (number of operands, axes in range)
+        except MALFORMED_ERRORS as e:
             raise ImportModelError(
                 "a node is malformed",
                 got=f"{type(e).__name__}: {e}",
