@@ -94,7 +94,7 @@ def _dense(fields: np.ndarray) -> np.ndarray:
 
 
 def _float16(field: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(field).view(np.float16)
+    return np.ascontiguousarray(field.view(np.float16))
 
 
 def _fields(packed: np.ndarray, bits: int, line: int) -> np.ndarray:
