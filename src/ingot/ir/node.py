@@ -419,11 +419,12 @@ class Graph:
         if not self.sizes:
             return tuple(topological(roots))
         required = self.size_requirements
-        return tuple(
-            topological(
-                roots, lambda n: (*n.inputs, *(r for s in sorted(free_symbols(n)) for r in required.get(s, ())))
-            )
-        )
+
+        def operands(n: Node) -> tuple[Node, ...]:
+            sizes = free_symbols(n) & required.keys()
+            return (*n.inputs, *(r for s in sorted(sizes) for r in required[s])) if sizes else n.inputs
+
+        return tuple(topological(roots, operands))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Return node -> the nodes that read it, in order. Outputs do not count as users."""
@@ -497,7 +498,7 @@ def size_elements(node: Node) -> Shape:
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
-    return symbols.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
+    return symbols.union(*[t.symbols for t in n.types])
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from ingot.language.engine.paging import PAGE, page_count
 from ingot.language.engine.sequence import Running, Sampled, SequencePart
 from ingot.language.engine.speculation import Speculator
 from ingot.language.engine.stepper import Stepper
+from ingot.language.text.arguments import check_ids
 from ingot.language.text.generation import Request, Transcript
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
@@ -86,8 +87,7 @@ class Engine:
         ids = [*prompt]
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        check_ids(ids, self.vocabulary)
         if len(ids) > self._limits.context:
             raise InputError("the prompt", expected=f"at most {self._limits.context} tokens", got=len(ids))
         transcript = Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)

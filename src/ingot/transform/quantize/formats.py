@@ -283,7 +283,7 @@ def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -
         candidates = [f for f in candidates if f not in BITS]
     if group.is_recurrent:
         candidates = [f for f in candidates if f == DYNAMIC]
-    candidates = [f for f in candidates if f not in STORED or not _has_excess(group, STORED[f])]
+    candidates = [f for f in candidates if f not in STORED_FLOATS or not _has_excess(group, STORED_FLOATS[f])]
     return (FLOAT, *candidates)
 
 

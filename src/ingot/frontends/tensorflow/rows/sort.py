@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.tensorflow.values import Call, Result, Table
