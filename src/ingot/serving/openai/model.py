@@ -85,8 +85,8 @@ class ServedLanguageModel:
         else:
             chosen = tools
         messages = [_message(message, i) for i, message in enumerate(asked.messages)]
-        if any("tool_calls" in message for message in messages) and not self._takes_text():
-            _read_arguments(messages)
+        if any("tool_calls" in message for message in messages):
+            messages = self._with_calls(messages)
         tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
         text = self._rendered(messages, tool_objects or None, **(asked.chat_template_kwargs or {}))
         reasoning = None if asked.reasoning_format == "none" else self._reasoning()
@@ -136,12 +136,15 @@ class ServedLanguageModel:
             self._thoughts[source] = reasoning_of(self._rendered, source)
         return self._thoughts[source]
 
-    def _takes_text(self) -> bool:
-        """Whether the template takes arguments of calls as text."""
+    def _with_calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages with their calls as the template takes them: arguments as objects or text, or all in the content."""
         try:
-            return self._call_form().takes_text
+            form = self._call_form()
         except OpenAIError:
-            return False
+            form = None
+        if form is None or not form.takes_text:
+            _read_arguments(messages)
+        return messages if form is None or not form.in_content else [_in_content(form, m) for m in messages]
 
     def _schema(self, asked: ChatRequest) -> Any:
         match asked.response_format:
@@ -251,6 +254,15 @@ def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
+
+
+def _in_content(form: CallForm, message: dict[str, Any]) -> dict[str, Any]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    if not functions:
+        return message
+    calls = form.written([(function["name"], function["arguments"]) for function in functions])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": f"{message['content'] or ''}{calls}"}
 
 
 def _arguments(text: str, index: int) -> Any:
