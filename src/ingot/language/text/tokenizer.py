@@ -26,7 +26,7 @@ _CONTEXT = 16  # tokens at the end of a prompt that may affect the text of the n
 _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
     "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
-    "<｜end▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>", "<|tool_response>", "<|end_of_msg|>",
 )  # fmt: skip
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # the name of a byte in vocabularies of SentencePiece
 _NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
