@@ -36,8 +36,11 @@ class Wishes:
 
     def add(self, node: Node, exact: bool, most: int = MAX_ELEMENTS) -> bool:
         """Wish for the inputs that `node` is computed from, if all of them have at most so many elements, or are
-        vectors of open size; returns whether they do."""
+        vectors of open size; returns whether they do. A few sizes computed from such a vector are left to the run."""
         roots = self._roots(node)
+        has_open = any(not isinstance(n.type.size, int) for n in roots)
+        if not exact and has_open and isinstance(node.type.size, int):
+            return False
         if not roots or not all(_is_small(n, most) for n in roots):
             return False
         symbols_do = not exact and all(map(_may_tell, roots))
