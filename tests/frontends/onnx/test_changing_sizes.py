@@ -55,7 +55,7 @@ def _loop(body: str) -> onnx.ModelProto:
 
 def _run(model: onnx.ModelProto, compiled: Any, **feed: np.ndarray) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    want: list[Any] = session.run(None, feed)
+    want: Any = session.run(None, feed)
     results = compiled(**feed)
     for y, expected in zip(results if isinstance(results, tuple) else (results,), want, strict=True):
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5, strict=True)
