@@ -35,7 +35,7 @@ def search_graph(bounded: Bounded, count: int, is_improved: bool = False) -> Gra
     """
     walk = bounded.walk()
     (x,), (y,) = bounded.core.inputs, bounded.core.results
-    if bounded.question.method == "ibp":
+    if bounded.question.method in ("ibp", "forward"):
         lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
     else:
         lower, coefficients = _improved_bounds(walk, y) if is_improved else lower_bounds(walk, y, {})
