@@ -8,10 +8,10 @@ import torch
 from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Request, open_model
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.bounds.attack import Goal
-from ingot.transform.bounds.boxes import Splits, can_improve, search_graph
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search.attack import Goal
+from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
 from tests.transform.bounds.test_bounds import net_of
 
 GOAL = Goal(np.ones((1, 1)), np.zeros(1), ((0,),))
