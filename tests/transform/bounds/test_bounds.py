@@ -287,7 +287,7 @@ def test_numerics_of_networks(name: str) -> None:
 
 
 def test_numerics_of_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wider than those of sums; a transposed convolution, which may be computed so in parts, is refused."""
+    """Wider than those of sums."""
     net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
     program = ingot.compile(net, (x,))
     if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
@@ -299,15 +299,33 @@ def test_numerics_of_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
     rows[[0, 1], [5, 20000]] = 1
     few = ingot.bounds(net, x, eps=0.0, method="crown-ibp", numerics=True, spec=rows)
     assert (few.lower <= y.reshape(-1)[[5, 20000]]).all() and (y.reshape(-1)[[5, 20000]] <= few.upper).all()
-    both = nn.Sequential(net, nn.ConvTranspose2d(48, 2, 2, stride=2)).eval()
-    with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
-        ingot.bounds(both, x, eps=0.0, method="ibp", numerics=True)
     monkeypatch.setenv("INGOT_WINOGRAD", "0")
     bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
     y = ingot.compile(net, (x,))(x).detach().numpy()
     assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
     assert (wide.upper - wide.lower > bounds.upper - bounds.lower).all()
     assert (few.upper - few.lower > (bounds.upper - bounds.lower).reshape(-1)[[5, 20000]]).all()
+
+
+@pytest.mark.parametrize("method", ["ibp", pytest.param("crown-ibp", marks=pytest.mark.slow)])
+def test_numerics_of_transposed_convolutions(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of 6 with stride 2 has four phases of 3 x 3 taps, each of which Winograd's algorithm computes."""
+    net, x = nn.ConvTranspose2d(32, 32, 6, stride=2, padding=2).eval(), torch.rand(1, 32, 20, 20)
+    program = ingot.compile(net, (x,))
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
+        pytest.skip("no convolution by Winograd's algorithm on this machine")
+    spec = {} if method == "ibp" else {"spec": np.eye(program(x).numel())[[7, 4321, 9999]]}
+    wide = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    y = program(x).detach().numpy().reshape(-1)
+    y = y if method == "ibp" else y[[7, 4321, 9999]]
+    assert (wide.lower.reshape(-1) <= y).all() and (y <= wide.upper.reshape(-1)).all()
+    with torch.no_grad():
+        exact = net.double()(x.double()).numpy().reshape(-1)
+    net.float()
+    assert method != "ibp" or np.abs(wide.upper.reshape(-1) - exact).max() < 1e-2
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    sums = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    assert (wide.upper - wide.lower > sums.upper - sums.lower).all()
 
 
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5)])

@@ -48,7 +48,8 @@ class Question:
         """The canonical graph with this question. Raises UnsupportedOpError, which names all ops without bounds, and
         InputError for symbolic sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
-        core = canonical(with_spec(graph, self.spec), trees=self.method in ("crown", "auto", "forward"))
+        has_trees = self.method in ("crown", "auto", "forward")
+        core = canonical(with_spec(graph, self.spec), has_trees, self.rounding.winograd)
         ends: dict[Node, tuple[Node, Node]] = {}
         for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
             if is_perturbed:
@@ -104,8 +105,10 @@ class Bounded:
     @cached_property
     def is_forward(self) -> bool:
         """Whether values get affine forms: see `forward`."""
-        others = [n for n in (*self.deep, *self.core.results) if not self.fits(n) or self.is_cheaper_forward(n)]
-        return self.question.method == "forward" or bool(others and self.question.method == "auto")
+        if self.question.method != "auto":
+            return self.question.method == "forward"
+        targets = (*self.deep, *self.core.results)
+        return any(self.is_cheaper_forward(n) or not self.fits(n) for n in targets)
 
     def is_cheaper_forward(self, target: Node) -> bool:
         """Whether "auto" leaves the value to a pass forward, which costs far less than a walk from it. Elements of rows
