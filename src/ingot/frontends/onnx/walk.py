@@ -177,8 +177,8 @@ class Walk:
     def body(self) -> Iterator[InnerSizes]:
         """Collect the sizes computed meanwhile for an inner graph, which alone knows them."""
         outer = self.sizes
-        with self.computed_sizes.within() as found:
-            yield found
+        with self.computed_sizes.within() as computed:
+            yield computed
         self.sizes = outer
 
     def _deeper(self, scope: Scope, loc: str) -> int:
