@@ -11,7 +11,7 @@ from dataclasses import field
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, OpenSequence, Result, Sequence_, Value, onnx_op
 from ingot.frontends.onnx.rows.flow.varying import Form, cases, common_form, in_form, in_room, part_of, smallest
-from ingot.frontends.shared.found import Sizes, with_sizes
+from ingot.frontends.shared.computed_sizes import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import symbols_of
@@ -92,7 +92,7 @@ def if_(c: Call) -> Result:
     for (k, a), size in zip(varying, values[len(rooms) :], strict=True):
         low = smallest([nodes[k].shape[a] for nodes in outputs], inner_sizes)
         more = ops.sub(size, ops.scalar(low, T.i64))
-        shapes[k][a] = low + c.importer.found.size(more, rooms[k][a] - low, "chosen")
+        shapes[k][a] = low + c.importer.computed_sizes.size(more, rooms[k][a] - low, "chosen")
     parts = map(part_of, values, shapes)
     return [part if form is None else OpenSequence(part, form.axis) for part, form in zip(parts, forms, strict=True)]
 

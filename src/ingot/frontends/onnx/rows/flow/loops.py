@@ -15,12 +15,13 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, OpenSequence, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
-from ingot.frontends.onnx.rows.common import cut, ints_of
+from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.flow.control import Captures, body_of, results_of, tensors_of
 from ingot.frontends.onnx.rows.flow.varying import Form, Growth, common_form, in_form, in_room, part_of
 from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
-from ingot.frontends.shared.found import Sizes
+from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.shared.computed_sizes import Sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min
@@ -189,8 +190,8 @@ def _turn(it: _Iteration, growth: Growth, forms: Sequence[Form | None], step: No
     captures = Captures(c, ".captured")
     lengths = growth.lengths(loc)
     with c.importer.body() as sizes:
-        turn = c.importer.found.size(step, growth.turns, "turn") if growth.per_turn else 0
-        length_sizes = growth.sizes(c.importer.found, lengths)
+        turn = c.importer.computed_sizes.size(step, growth.turns, "turn") if growth.per_turn else 0
+        length_sizes = growth.sizes(c.importer.computed_sizes, lengths)
         shapes = growth.shapes(turn, length_sizes)
         types = [TensorType(n.dtype, s) for n, s in zip(growth.starts, growth.rooms or shapes, strict=True)]
         names = tuple(Input(f"{loc}.carried{k}", t)() for k, t in enumerate(types))
@@ -295,10 +296,10 @@ def _run_time_loop(it: _Iteration) -> Result:
         operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
     body = body_of(state, following, turn.sizes)
     results = ops.While(Graph(state, (test,)), body)(*operands).results
-    found, last_carried = c.importer.found, 2 + len(starts)
-    count = found.size(results[0], room, "turns") if is_stored and open_end else room
+    computed, last_carried = c.importer.computed_sizes, 2 + len(starts)
+    count = computed.size(results[0], room, "turns") if is_stored and open_end else room
     last_lengths = dict(zip(turn.lengths, results[last_carried:], strict=False))
-    shapes = growth.shapes(count, growth.sizes(found, last_lengths))
+    shapes = growth.shapes(count, growth.sizes(computed, last_lengths))
     parts = map(part_of, results[2:last_carried], shapes)
     carried = [x if form is None else OpenSequence(x, form.axis) for x, form in zip(parts, forms, strict=True)]
     first_buffer = last_carried + len(turn.lengths) + len(captured)
@@ -391,7 +392,7 @@ def scan_8(c: Call) -> Result:
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        slices = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
+        slices = [ops.squeeze(cut(x, 0, i, i + 1), (0,)) for x in inputs]
         scanned = tuple((x, 0, is_backwards) for x, is_backwards in zip(slices[split:], backs, strict=True))
         carried = tuple(map(Value, slices[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)

@@ -15,7 +15,7 @@ from functools import reduce
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, OpenSequence, Sequence_, Value
-from ingot.frontends.shared.found import Found, Sizes
+from ingot.frontends.shared.computed_sizes import ComputedSizes, Sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import DimLike, bounds, dim_max, dim_min, substitute, symbol, symbols_of
@@ -58,7 +58,7 @@ def largest(size: DimLike, sizes: Sizes) -> DimLike:
 
 def smallest(sizes: Sequence[DimLike], inner: Sequence[Sizes]) -> DimLike:
     """A lower bound of sizes that branches have, without the sizes that they find."""
-    if any(symbols_of(size) & found.keys() for size, found in zip(sizes, inner, strict=True)):
+    if any(symbols_of(size) & computed.keys() for size, computed in zip(sizes, inner, strict=True)):
         return 0
     return reduce(dim_min, sizes)
 
@@ -77,8 +77,8 @@ def cases(outputs: Sequence[Sequence[Node]], inner: Sequence[Sizes]) -> tuple[li
             room = largest(sizes[0], inner[0])
             if room != sizes[0] or any(size != room for size in sizes):
                 axes.append((k, axis))
-                for size, found in zip(sizes, inner, strict=True):
-                    room = dim_max(room, largest(size, found))
+                for size, computed in zip(sizes, inner, strict=True):
+                    room = dim_max(room, largest(size, computed))
             shape.append(room)
         shapes.append(tuple(shape))
     return shapes, axes
@@ -188,13 +188,13 @@ class Growth:
         """The carried size of each group."""
         return {key: Input(f"{loc}.length{i}", TensorType(T.i64))() for i, key in enumerate(self._first_axes())}
 
-    def sizes(self, found: Found, lengths: Mapping[str, Node]) -> dict[str, DimLike]:
+    def sizes(self, computed: ComputedSizes, lengths: Mapping[str, Node]) -> dict[str, DimLike]:
         """The size of each group, of which the run knows the value."""
         sizes: dict[str, DimLike] = {}
         for key, length in lengths.items():
             floor = self._floor(key)
             more = self.most.get(key, max_run_time_size()) - floor
-            sizes[key] = floor + found.size(ops.sub(length, ops.scalar(floor, T.i64)), more, "length")
+            sizes[key] = floor + computed.size(ops.sub(length, ops.scalar(floor, T.i64)), more, "length")
         return sizes
 
     def _floor(self, key: str) -> DimLike:
