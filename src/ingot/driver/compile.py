@@ -403,7 +403,7 @@ def _compile_script(source: Any, request: Request, options: Options) -> Compiled
         return compile_opened(FRONTENDS["torch"].open(evaluator, asked), options)
 
     plain = Evaluator(program, program.attributes)
-    if not program.written:
+    if not program.written_paths:
         return build(plain, inputs)
     if plain.is_steady(inputs):
         return build(Evaluator(program, program.attributes, buffers=True), inputs)

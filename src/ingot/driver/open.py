@@ -334,9 +334,9 @@ def script_evaluator(source: Any, request: Request) -> tuple[Any, Request]:
 
     program, inputs, dynamic = script_program(source, request)
     plain = Evaluator(program, program.attributes)
-    if program.written and not plain.is_steady(inputs):
+    if program.written_paths and not plain.is_steady(inputs):
         raise InputError("the model", expected="a single program", got="one for each state of its attributes")
-    evaluator = Evaluator(program, program.attributes, buffers=True) if program.written else plain
+    evaluator = Evaluator(program, program.attributes, buffers=True) if program.written_paths else plain
     return evaluator, Request(inputs, dynamic)
 
 

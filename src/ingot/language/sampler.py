@@ -54,13 +54,13 @@ class Sampler:
 
     def tokens(self, logits: Node, position: Node) -> Node:
         """(logits: f32[batch, vocabulary], position of the new tokens: i64[]) -> i64[batch]."""
-        return self.drawn(self.weighed(logits), position)
+        return self.draw(self.weighed(logits), position)
 
     def weighed(self, logits: Node) -> Node:
         """The logits with bias and penalties."""
         return self._penalized(ops.add(logits, self.bias))
 
-    def drawn(self, scores: Node, position: Node) -> Node:
+    def draw(self, scores: Node, position: Node) -> Node:
         """The tokens that are drawn from weighed logits."""
         best = ops.arg_reduce("max", scores, 1)
         is_greedy = ops.compare("LE", self["temperature"], 0.0)

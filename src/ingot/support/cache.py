@@ -158,7 +158,7 @@ class DiskCache:
         finally:
             os.close(descriptor)
 
-    def holds(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether there is an entry, valid or not."""
         return os.path.lexists(self.path(key))
 

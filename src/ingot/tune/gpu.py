@@ -81,7 +81,7 @@ class GpuBench:
 
     # -- what a search asks
 
-    def others(self, site: Site) -> list[Choice]:
+    def candidates(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
             choices = site.candidates()
             for choice in (site.untuned, *choices):

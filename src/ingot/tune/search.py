@@ -27,7 +27,7 @@ MIN_GAIN = 1.03  # the untuned choice's time over a candidate's from which on th
 ROUNDS, GUARD_ROUNDS = 4, 15
 LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
 MAX_TRIES = 60
-_DUE_RATIO = 8  # a round holds the sites whose `due` is at least an eighth of the first one's
+_DUE_RATIO = 8  # a round holds the sites whose `urgency` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
 _GUARD_INTERVAL = 0.15  # of the budget, between two guards
 _LAST_GUARD_SHARE = 0.12  # of the budget, kept for the last guard
@@ -39,7 +39,7 @@ class Bench(Protocol):
     @property
     def spots(self) -> Sequence[Spot]: ...
 
-    def others(self, site: Site) -> list[Choice]: ...
+    def candidates(self, site: Site) -> list[Choice]: ...
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]: ...
 
@@ -107,7 +107,7 @@ class _Site:
         return self.spot.site.untuned
 
     @property
-    def due(self) -> float:
+    def urgency(self) -> float:
         """The site's share of the time per choice tried: the largest comes first."""
         return self.spot.share / (1 + len(self.gains))
 
@@ -151,7 +151,8 @@ class Search:
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
         self.sites = [
-            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.others(s.site)))]) for s in open_spots
+            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.candidates(s.site)))])
+            for s in open_spots
         ]
 
     def run(self, budget: float) -> list[Finding]:
@@ -175,8 +176,8 @@ class Search:
         """The sites of the next round, those with the most time per candidate tried first."""
         for site in self.sites:
             self._refill(site)
-        queued = sorted((s for s in self.sites if s.queue), key=lambda s: -s.due)
-        return [s for s in queued if s.due * _DUE_RATIO >= queued[0].due]
+        queued = sorted((s for s in self.sites if s.queue), key=lambda s: -s.urgency)
+        return [s for s in queued if s.urgency * _DUE_RATIO >= queued[0].urgency]
 
     def _refill(self, site: _Site) -> None:
         """New candidates once all have been tried: neighbours of the best, while these still find something better."""

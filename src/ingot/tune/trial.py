@@ -105,7 +105,7 @@ class Workbench:
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 
-    def others(self, site: Site) -> list[Choice]:
+    def candidates(self, site: Site) -> list[Choice]:
         """The candidates that the cost model ranks next after its choice."""
         with likely_sizes(size_hints(self.graph)):
             return site.candidates()

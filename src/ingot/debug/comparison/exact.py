@@ -145,7 +145,7 @@ class Exact:
 
     def judge(self, i: int, got: np.ndarray, want: np.ndarray, tolerance: float | None = None) -> Verdict:
         """Who is right about result i, of Ingot and another program."""
-        ours, theirs = self.against(i, got, tolerance).ok, self.against(i, want, tolerance).ok
+        ours, theirs = self.compare(i, got, tolerance).ok, self.compare(i, want, tolerance).ok
         return "unsettled" if ours and theirs else "ours" if ours else "theirs" if theirs else "neither"
 
     def excused(
@@ -157,7 +157,7 @@ class Exact:
         loose = int((~self.settled[i]).sum())
         return replace(difference, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({difference})")
 
-    def against(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
+    def compare(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
         """How far the settled elements of a program's result i are off."""
         with np.errstate(over="ignore"):
             exact = self.values[i].astype(got.dtype)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
-from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, UnknownSize
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import Unsupported
@@ -288,7 +288,7 @@ class Call:
         """Input `i` as sizes, flattened."""
         try:
             return self.sym(i, exact=exact).dims()
-        except Unknown:
+        except UnknownSize:
             self.importer.wish(self.x(i), exact=True)
             raise Unsupported(f"its input {self.proto.input[i]!r} must hold sizes") from None
 
@@ -396,7 +396,7 @@ class Call:
     def result_count(self) -> int:
         return len(self.proto.output)
 
-    def wants(self, i: int) -> bool:
+    def is_result_used(self, i: int) -> bool:
         """Whether result `i` has a name."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 

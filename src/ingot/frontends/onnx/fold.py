@@ -19,7 +19,7 @@ from ingot.frontends.onnx.symbolic import (
     UNARY,
     Element,
     Sym,
-    Unknown,
+    UnknownSize,
     arange,
     cast,
     elementwise,
@@ -109,7 +109,7 @@ def _arithmetic(c: Call, xs: Sequence[Sym]) -> Sym:
     fn = ARITHMETIC[c.proto.op_type]
     dtype = xs[0].dtype
     if c.proto.op_type == "Mod" and c.int("fmod", 0):
-        raise Unknown
+        raise UnknownSize
     if c.proto.op_type == "Div" and dtype.is_integer:
         return Sym(dtype, rounded(dtype, elementwise(lambda a, b: _quotient(c, a, b), xs[0].items, xs[1].items)))
     items = xs[0].items
@@ -170,14 +170,14 @@ def _where(c: Call, xs: Sequence[Sym]) -> Sym:
 def _numbers(x: Sym) -> tuple[int, ...]:
     dims = x.dims()
     if any(isinstance(d, Dim) for d in dims):
-        raise Unknown
+        raise UnknownSize
     return tuple(int(d) for d in dims)
 
 
 @_rule("Gather")
 def _gather(c: Call, xs: Sequence[Sym]) -> Sym:
     if not xs[1].is_constant:
-        raise Unknown
+        raise UnknownSize
     axis = normal_axis(c.int("axis", 0), len(xs[0].shape))
     return Sym.of(xs[0].dtype, np.asarray(np.take(xs[0].items, xs[1].to_array(), axis=axis), dtype=object))
 
@@ -210,7 +210,7 @@ def _squeeze(c: Call, xs: Sequence[Sym]) -> Sym:
 def _drop(items: np.ndarray, axes: Sequence[int]) -> list[int]:
     removed = normal_axes(axes, items.ndim)
     if any(items.shape[a] != 1 for a in removed):
-        raise Unknown
+        raise UnknownSize
     return [d for i, d in enumerate(items.shape) if i not in removed]
 
 
@@ -261,7 +261,7 @@ def _transpose(c: Call, xs: Sequence[Sym]) -> Sym:
 def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = np.broadcast_shapes(xs[0].shape, _numbers(xs[1]))
     if math.prod(shape) > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     return Sym(xs[0].dtype, np.broadcast_to(xs[0].items, shape).copy())
 
 
@@ -269,7 +269,7 @@ def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
 def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
     repeats = _numbers(xs[1])
     if math.prod(repeats) * xs[0].items.size > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     return Sym(xs[0].dtype, np.tile(xs[0].items, repeats))
 
 
@@ -277,11 +277,11 @@ def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
 def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = _numbers(xs[0])
     if math.prod(shape) > MAX_ELEMENTS or any(d < 0 for d in shape):
-        raise Unknown
+        raise UnknownSize
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
     if array.size != 1:
-        raise Unknown
+        raise UnknownSize
     items = np.empty(shape, object)
     items[...] = Sym.of_array(array.reshape(-1)[:1]).items[0]
     return Sym(dtype_of(array), items)
@@ -303,7 +303,7 @@ def _split(c: Call, xs: Sequence[Sym]) -> list[Sym]:
         part_size = -(-x.shape[axis] // count)
         sizes = tuple(min(part_size, x.shape[axis] - i * part_size) for i in range(count))
     if sum(sizes) != x.shape[axis]:
-        raise Unknown
+        raise UnknownSize
     return [Sym(x.dtype, part) for part in np.split(x.items, np.cumsum(sizes)[:-1], axis=axis)]
 
 
@@ -318,7 +318,7 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
         return x
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
     if x.items.size == 0:
-        raise Unknown
+        raise UnknownSize
     kept_axes = [i for i in range(len(x.shape)) if i not in which]
     lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
     results = np.empty(lines.shape[:-1], object)
@@ -335,13 +335,13 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("NonZero")
 def _nonzero(c: Call, xs: Sequence[Sym]) -> Sym:
     if not xs[0].is_constant:
-        raise Unknown
+        raise UnknownSize
     return Sym.of_array(np.asarray(np.nonzero(xs[0].to_array()), np.int64))
 
 
 @_rule("Compress")
 def _compress(c: Call, xs: Sequence[Sym]) -> Sym:
     if not xs[1].is_constant:
-        raise Unknown
+        raise UnknownSize
     axis = c.int("axis") if c.has_attr("axis") else None
     return Sym(xs[0].dtype, np.compress(xs[1].to_array(), xs[0].items, axis=axis))

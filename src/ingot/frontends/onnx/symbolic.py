@@ -5,7 +5,8 @@
 
 Exporters compute shapes with tensor ops (Shape, Gather, Concat, Reshape, ...). Each rule here is one such op on known
 elements, so that a shape stays an expression over the model's symbols and never becomes run-time work. A rule raises
-`Unknown` where the result depends on sizes that are known only at run time; the op is then imported as a plain node.
+`UnknownSize` where the result depends on sizes that are known only at run time; the op is then imported as a plain
+node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_ELEMENTS = 1024
 _MAX_DENOMINATOR = 4096
 
 
-class Unknown(Exception):
+class UnknownSize(Exception):
     """The result depends on sizes that are known only at run time."""
 
 
@@ -60,10 +61,10 @@ class Sym:
 
     @staticmethod
     def of(dtype: DType, items: object) -> Sym:
-        """From a nested sequence or array of elements. Raises Unknown above the size limit."""
+        """From a nested sequence or array of elements. Raises UnknownSize above the size limit."""
         array = items if isinstance(items, np.ndarray) and items.dtype == object else np.array(items, dtype=object)
         if array.size > MAX_ELEMENTS:
-            raise Unknown
+            raise UnknownSize
         return Sym(dtype, array)
 
     @staticmethod
@@ -80,7 +81,7 @@ class Sym:
         return flat.astype(self.dtype.numpy).reshape(self.items.shape)
 
     def dims(self) -> tuple[DimLike, ...]:
-        """Its elements as sizes, flattened. Raises Unknown where one is not an integer."""
+        """Its elements as sizes, flattened. Raises UnknownSize where one is not an integer."""
         return tuple(_integer(v) for v in self.items.reshape(-1))
 
 
@@ -89,7 +90,7 @@ def _integer(v: Element) -> DimLike:
         return v
     if isinstance(v, bool | int):
         return int(v)
-    raise Unknown
+    raise UnknownSize
 
 
 def _ratio(v: Element) -> Ratio:
@@ -97,10 +98,10 @@ def _ratio(v: Element) -> Ratio:
         return v
     if isinstance(v, float):
         if not math.isfinite(v):
-            raise Unknown
+            raise UnknownSize
         num, den = v.as_integer_ratio()
         if den > _MAX_DENOMINATOR:
-            raise Unknown
+            raise UnknownSize
         return Ratio(num, den)
     return Ratio(_integer(v), 1)
 
@@ -121,7 +122,7 @@ def _is_number(v: Element) -> TypeGuard[float]:
 
 
 def sign_of(d: Element) -> int:
-    """-1, 0 or 1 where the sign is the same for all values of the symbols. Raises Unknown."""
+    """-1, 0 or 1 where the sign is the same for all values of the symbols. Raises UnknownSize."""
     if isinstance(d, float | bool | int):
         return (d > 0) - (d < 0)
     lo, hi = bounds(d.num if isinstance(d, Ratio) else d)
@@ -129,7 +130,7 @@ def sign_of(d: Element) -> int:
         return 1
     if hi is not None and hi < 0:
         return -1
-    raise Unknown
+    raise UnknownSize
 
 
 def _nonnegative(d: DimLike) -> bool:
@@ -167,32 +168,32 @@ def _div(floats: bool, a: Element, b: Element) -> Element:
         x, y = _integer(a), _integer(b)
         if isinstance(x, int) and isinstance(y, int):
             if y == 0:
-                raise Unknown
+                raise UnknownSize
             # ONNX divides integers as C does, towards zero
             return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
         if sign_of(y) <= 0 or not _nonnegative(x):
-            raise Unknown
+            raise UnknownSize
         return floordiv(x, y)
     if _is_number(a) and _is_number(b):
         if b == 0:
-            raise Unknown
+            raise UnknownSize
         return a / b
     x, y = _ratio(a), _ratio(b)
     if sign_of(y.num if isinstance(y.num, Dim) else float(y.num)) <= 0:
-        raise Unknown
+        raise UnknownSize
     return _simplest(x.num * y.den, x.den * y.num)
 
 
 def _mod(floats: bool, a: Element, b: Element) -> Element:
     if floats:
-        raise Unknown
+        raise UnknownSize
     x, y = _integer(a), _integer(b)
     if isinstance(x, int) and isinstance(y, int):
         if y == 0:
-            raise Unknown
+            raise UnknownSize
         return x % y
     if sign_of(y) <= 0:
-        raise Unknown
+        raise UnknownSize
     return mod(x, y)
 
 
@@ -214,13 +215,13 @@ def _min(floats: bool, a: Element, b: Element) -> Element:
 
 def _pow(floats: bool, a: Element, b: Element) -> Element:
     if not (_is_number(a) and _is_number(b)) or (not floats and b < 0):
-        raise Unknown
+        raise UnknownSize
     try:
         power = a**b
     except (ZeroDivisionError, OverflowError):
-        raise Unknown from None
+        raise UnknownSize from None
     if isinstance(power, complex):
-        raise Unknown
+        raise UnknownSize
     return power
 
 
@@ -230,7 +231,7 @@ ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
 
 
 def equal(a: Element, b: Element) -> bool:
-    """Whether a == b for all values of the symbols. Raises Unknown where it depends on them."""
+    """Whether a == b for all values of the symbols. Raises UnknownSize where it depends on them."""
     if (_is_number(a) and _is_number(b)) or a == b:
         return bool(a == b)
     return sign_of(_sub(True, a, b)) == 0
@@ -273,11 +274,11 @@ def _ceil(v: Element) -> Element:
 def _number(fn: Callable[[float], float]) -> Callable[[Element], Element]:
     def rule(v: Element) -> Element:
         if not _is_number(v):
-            raise Unknown
+            raise UnknownSize
         try:
             return fn(v)
         except (ValueError, ZeroDivisionError, OverflowError):
-            raise Unknown from None
+            raise UnknownSize from None
 
     return rule
 
@@ -296,17 +297,18 @@ UNARY: dict[str, Callable[[Element], Element]] = {
 
 
 def _unknown() -> Element:
-    raise Unknown
+    raise UnknownSize
 
 
 def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
-    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast or are too large."""
+    """`fn` on the elements of broadcast object arrays. Raises UnknownSize where they do not broadcast or are too
+    large."""
     try:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
-        raise Unknown from None
+        raise UnknownSize from None
     if math.prod(shape) > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     results = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = results.reshape(-1)
@@ -333,7 +335,7 @@ def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
 
 
 def cast(value: Sym, dtype: DType) -> Sym:
-    """Cast: to an integer truncates, to bool tests against zero. Raises Unknown."""
+    """Cast: to an integer truncates, to bool tests against zero. Raises UnknownSize."""
 
     def one(v: Element) -> Element:
         if dtype is T.boolean:
@@ -342,11 +344,11 @@ def cast(value: Sym, dtype: DType) -> Sym:
             return v if isinstance(v, Dim | Ratio) else float(v)
         if isinstance(v, Ratio):
             if not _nonnegative(v.num):
-                raise Unknown
+                raise UnknownSize
             return floordiv(v.num, v.den)
         if isinstance(v, float):
             if not math.isfinite(v):
-                raise Unknown
+                raise UnknownSize
             return math.trunc(v)
         return v if isinstance(v, Dim) else int(v)
 
@@ -354,16 +356,16 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
 
 def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
-    """Range with plain numbers. Raises Unknown otherwise."""
+    """Range with plain numbers. Raises UnknownSize otherwise."""
     if (
         not (_is_number(start) and _is_number(limit) and _is_number(delta))
         or delta == 0
         or not math.isfinite(limit - start)
     ):
-        raise Unknown
+        raise UnknownSize
     count = max(0, math.ceil((limit - start) / delta))
     if count > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     items = np.empty(count, object)
     items[:] = [start + i * delta for i in range(count)]
     return Sym(dtype, rounded(dtype, items))

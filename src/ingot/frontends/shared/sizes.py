@@ -105,7 +105,7 @@ class Sizes:
     def __init__(self, inputs: frozenset[str] = frozenset()) -> None:
         self.inputs = inputs
         self._known: dict[Node, np.ndarray] = {}
-        self._closed: dict[Node, bool] = {}
+        self._is_closed: dict[Node, bool] = {}
 
     def dims(self, node: Node) -> tuple[DimLike, ...]:
         """The elements in order. Raises Unsupported where one is known only at run time."""
@@ -158,7 +158,7 @@ class Sizes:
     def closed_form(self, node: Node) -> Node | None:
         """`node`, or an equal one, in a form that any graph may hold: reads no input, or computed from sizes. None for
         others."""
-        if self.closed(node):
+        if self.is_closed(node):
             return node
         if (
             not node.dtype.is_integer
@@ -172,13 +172,13 @@ class Sizes:
             return None
         return ops.reshape(ops.stack([ops.scalar(d, node.dtype) for d in dims]), node.shape)
 
-    def closed(self, node: Node) -> bool:
+    def is_closed(self, node: Node) -> bool:
         """Whether `node` reads no input and draws nothing: any graph may hold it as it is."""
-        for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
-            if n not in self._closed:
+        for n in topological((node,), lambda n: () if n in self._is_closed else n.inputs):
+            if n not in self._is_closed:
                 is_open = isinstance(n.op, Input) or n.op.draws
-                self._closed[n] = not is_open and all(self._closed[i] for i in n.inputs)
-        return self._closed[node]
+                self._is_closed[n] = not is_open and all(self._is_closed[i] for i in n.inputs)
+        return self._is_closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
         op, inputs = node.op, [self._known[i] for i in _evaluated_inputs(node)]

@@ -41,7 +41,7 @@ _WRITING_OPS = re.compile(
 _TABLE_OPS = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
 
 
-class Written(Exception):
+class WrittenVariable(Exception):
     """A variable turns out to be written: the import starts again with it as state."""
 
     def __init__(self, key: str) -> None:
@@ -277,7 +277,7 @@ class Walk:
 
     def write(self, variable: Variable, value: Node) -> None:
         if not self.is_restoring and variable.key not in self.state:
-            raise Written(variable.key)
+            raise WrittenVariable(variable.key)
         self.variables[variable.key] = value
 
     def as_state(self, key: str) -> None:

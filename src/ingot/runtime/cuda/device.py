@@ -78,11 +78,15 @@ class Loaded:
     threads = 1
 
     def __init__(
-        self, program: Program, device_memory: int | None = None, own: Driver | None = None, arch: str | None = None
+        self,
+        program: Program,
+        device_memory: int | None = None,
+        device_driver: Driver | None = None,
+        arch: str | None = None,
     ) -> None:
         """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call. own, arch:
         another driver than NVIDIA's, and the architecture of its GPU."""
-        self._driver = driver() if own is None else own
+        self._driver = driver() if device_driver is None else device_driver
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
         _give_back_gone(self._driver)
@@ -321,8 +325,8 @@ class Context:
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
         direct = self._direct if self._profile.is_off and not captured else None
-        if direct is not None and direct.like(instance, resident, stream):
-            places = (*direct.own, *pointers)
+        if direct is not None and direct.matches(instance, resident, stream):
+            places = (*direct.own_places, *pointers)
             is_launched = instance.graphs.relaunch(places, stream)
             if not is_launched and not any(pointer % ALIGN_BYTES for pointer in pointers):
                 instance.graphs.run(places, stream)
@@ -476,14 +480,14 @@ class Context:
 
 @dataclass(frozen=True)
 class _Direct:
-    """A run all of whose addresses were used as they are. own: the first places of its graphs."""
+    """A run all of whose addresses were used as they are. own_places: the first places of its graphs."""
 
     instance: Instance
-    own: tuple[int, int]
+    own_places: tuple[int, int]
     resident: Sequence[bool]
     stream: int
 
-    def like(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
+    def matches(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
         """Whether another run is such, too, if its addresses are aligned."""
         same_places = resident is self.resident or resident == self.resident
         return same_places and instance is self.instance and stream == self.stream

@@ -173,8 +173,8 @@ class BoundedWeights:
         self._copied, self._ended = ([driver.event() for _ in range(SLOTS)] for _ in range(2))
         self.plan: WeightPlan | None = None
         self.state_bytes = 0
-        self._held: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
-        self._next = 0
+        self._slot_steps: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
+        self._next_slot = 0
 
     def fit(self, others: int) -> WeightPlan:
         """The plan that leaves `others` bytes for everything but state; weights move if the last one does not. Raises
@@ -187,9 +187,9 @@ class BoundedWeights:
         plan = plan_weights(self._program, self.device_memory - others)
         for memory in (self.resident, *self._slots):
             memory.free()
-        self._held.clear()
-        self._held.extend(None for _ in range(plan.slots))
-        self._next = 0
+        self._slot_steps.clear()
+        self._slot_steps.extend(None for _ in range(plan.slots))
+        self._next_slot = 0
         self.resident.hold(plan.resident_bytes)
         for start, place in plan.resident.items():
             self._copy(start, self.resident.address + place, 0)
@@ -245,11 +245,11 @@ class BoundedWeights:
     def load(self, step: int) -> None:
         """Begin to copy the weights of a step, if they are streamed and lie in no slot."""
         assert self.plan is not None
-        if step not in self.plan.streamed or step in self._held:
+        if step not in self.plan.streamed or step in self._slot_steps:
             return
-        slot, self._next = self._next, (self._next + 1) % self.plan.slots
+        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % self.plan.slots
         self._driver.wait(self._stream, self._ended[slot])
-        self._held[slot] = step
+        self._slot_steps[slot] = step
         for start, place in self.plan.streamed[step].items():
             self._copy(start, self._slots[slot].address + place, self._stream)
         self._driver.record(self._copied[slot], self._stream)
@@ -258,7 +258,7 @@ class BoundedWeights:
         """Let the stream wait for a step's weights. Returns the address of each byte of the weights that it reads."""
         assert self.plan is not None
         self.load(step)
-        slot = self._held.index(step) if step in self.plan.streamed else None
+        slot = self._slot_steps.index(step) if step in self.plan.streamed else None
         if slot is not None:
             self._driver.wait(stream, self._copied[slot])
         slot_places = {} if slot is None else self.plan.streamed[step]
@@ -274,8 +274,8 @@ class BoundedWeights:
 
     def end(self, step: int, stream: int) -> None:
         """The kernel that reads a step's weights is under way."""
-        if step in self._held:
-            self._driver.record(self._ended[self._held.index(step)], stream)
+        if step in self._slot_steps:
+            self._driver.record(self._ended[self._slot_steps.index(step)], stream)
 
     def _copy(self, start: int, address: int, stream: int) -> None:
         source = self._weights[start : start + self._nbytes[start]]

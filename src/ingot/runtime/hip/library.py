@@ -60,7 +60,7 @@ _NAMES = {
     "cuGraphExecDestroy": "hipGraphExecDestroy",
 }
 # of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet
-WITHOUT = frozenset({
+MISSING_FUNCTIONS = frozenset({
     "cuTensorMapEncodeTiled", "cuGraphAddNode_v2", "cuGraphConditionalHandleCreate", "cuGraphAddDependencies_v2",
     "cuGraphKernelNodeSetAttribute", "cuLaunchCooperativeKernel", "cuDeviceGetAttribute",
 })  # fmt: skip
@@ -160,4 +160,4 @@ def hip_driver() -> HipDriver:
     )
 
 
-__all__ = ["WITHOUT", "HipDriver", "HipLibrary", "hip_driver"]
+__all__ = ["MISSING_FUNCTIONS", "HipDriver", "HipLibrary", "hip_driver"]

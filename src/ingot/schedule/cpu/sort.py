@@ -146,12 +146,14 @@ class _Sorting:
         self.memory = [operand_memory(body, x, ins) for x in anchor.inputs]
         shape = anchor.inputs[0].shape
         self.length = shape[op.dimension]
-        self.others = tuple(d for d in range(len(shape)) if d != op.dimension)
-        self.outer = tuple(shape[d] for d in self.others)
+        self.outer_dims = tuple(d for d in range(len(shape)) if d != op.dimension)
+        self.outer = tuple(shape[d] for d in self.outer_dims)
         self.rows = product(self.outer)
-        self.kept = self.length if op.keep is None else op.keep
-        self.heaped = (
-            isinstance(self.kept, int) and op.num_keys == 1 and self.kept * MIN_ROW_PER_HEAP <= estimate(self.length)
+        self.result_length = self.length if op.keep is None else op.keep
+        self.uses_heap = (
+            isinstance(self.result_length, int)
+            and op.num_keys == 1
+            and self.result_length * MIN_ROW_PER_HEAP <= estimate(self.length)
         )
 
         self.digits = [
@@ -161,18 +163,18 @@ class _Sorting:
         ]
         lanes = machine.lanes(i64)
         short = MAX_NETWORK_ROW_PER_LANE * min(lanes, max(1, estimate(self.rows)))
-        self.network = not self.heaped and isinstance(self.length, int) and self.length <= short
-        self.together = lanes if self.network else 1  # rows
+        self.network = not self.uses_heap and isinstance(self.length, int) and self.length <= short
+        self.rows_at_once = lanes if self.network else 1  # rows
         strides = self.memory[0][1].strides
         # rows that lie side by side are gone through together
-        nearest = min((estimate(strides[d]) for d in self.others if shape[d] != 1), default=1)
-        self.across = self.together > 1 and nearest < estimate(strides[op.dimension])
+        nearest = min((estimate(strides[d]) for d in self.outer_dims if shape[d] != 1), default=1)
+        self.has_rows_in_lanes = self.rows_at_once > 1 and nearest < estimate(strides[op.dimension])
 
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
-        n, together = self.length, self.together
+        n, together = self.length, self.rows_at_once
         work = max(1, estimate(n)) * together
-        if not self.heaped:
+        if not self.uses_heap:
             work *= max(1, estimate(n)).bit_length()
         run = max(1, CHUNK_ELEMENTS // work)
         if isinstance(self.rows, int):
@@ -196,7 +198,7 @@ class _Sorting:
                 _Area(b, block.let(k.mul(r, dim_expr(size)), "base") if b in extra else ZERO, together)
                 for b, size in zip(buffers, sizes, strict=True)
             ]
-            if self.heaped:
+            if self.uses_heap:
                 self._first_of_row(block, self._row(block, r), areas)
             else:
                 self._sort(block, r, areas)
@@ -218,11 +220,11 @@ class _Sorting:
     def _areas(self) -> list[DimLike]:
         """Sizes of what a row, or rows together, need: the heap's keys and places, and the order; or words, the order
         that further digits start from, and counts."""
-        if self.heaped:
-            return [self.kept] * 3
-        orders = [self.length * self.together] if len(self.digits) > 1 else []
+        if self.uses_heap:
+            return [self.result_length] * 3
+        orders = [self.length * self.rows_at_once] if len(self.digits) > 1 else []
         if self.network:
-            return [self.length * self.together, *orders]
+            return [self.length * self.rows_at_once, *orders]
         return [2 * self.length, *orders, BYTES * VALUES]  # words are moved from one half to the other
 
     def _row(self, block: Block, r: Expr) -> Index:
@@ -244,8 +246,8 @@ class _Sorting:
         words = areas[0]
         order = areas[1] if len(self.digits) > 1 else None
         rows: Expr = integer(1)
-        if self.together > 1:
-            rows = block.let(k.binary("min", integer(self.together), k.sub(dim_expr(self.rows), r)), "rows")
+        if self.rows_at_once > 1:
+            rows = block.let(k.binary("min", integer(self.rows_at_once), k.sub(dim_expr(self.rows), r)), "rows")
 
         def each(count: DimLike, body: Callable[[Block, Index, Expr, Expr], None]) -> None:
             """body(block, index of a row, its lane, i) for all rows and the i below `count`, in the order of memory."""
@@ -257,7 +259,7 @@ class _Sorting:
             def column(b: Block, i: Expr) -> None:
                 b.loop("lane", ZERO, rows, 1, lambda c, lane: body(c, self._row(c, k.add(r, lane)), lane, i))
 
-            if self.across:
+            if self.has_rows_in_lanes:
                 block.loop("i", 0, count, 1, column)
             else:
                 block.loop("lane", ZERO, rows, 1, row)
@@ -286,12 +288,15 @@ class _Sorting:
             else:
                 self._distribute(block, words, areas[-1])
             if order is None:
-                each(self.kept, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
+                each(self.result_length, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
                 return
             each(self.length, follow)
             each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
         assert order is not None
-        each(self.kept, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
+        each(
+            self.result_length,
+            lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")),
+        )
 
     def _exchange(self, block: Block, words: _Area) -> None:
         """Sort the rows in the lanes of `words`: of elements `far` apart the lesser comes first."""
@@ -317,7 +322,7 @@ class _Sorting:
                 def exchange(y: Block, c: Expr) -> None:
                     i = y.let(k.add(k.add(c, k.binary("and", c, k.sub(ZERO, p))), start), "i")
                     j = y.let(k.add(i, far), "j")
-                    near, other = (y.let(words.load(at, self.together), "w") for at in (i, j))
+                    near, other = (y.let(words.load(at, self.rows_at_once), "w") for at in (i, j))
                     words.store(y, i, k.binary("min", near, other))
                     words.store(y, j, k.binary("max", near, other))
 
@@ -389,7 +394,7 @@ class _Sorting:
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """The elements that come first, by a heap whose root is the last of those kept so far."""
-        (kept,) = static_shape((self.kept,))
+        (kept,) = static_shape((self.result_length,))
         if not kept:
             return
         keys, places, order = areas
@@ -417,7 +422,7 @@ class _Sorting:
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
         block.loop("j", 0, kept, 1, lambda b, j: heap.pop(b, j, order))
-        block.loop("i", 0, self.kept, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
+        block.loop("i", 0, self.result_length, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
         """The element at `at` of a row is the i-th of the result."""

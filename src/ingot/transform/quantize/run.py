@@ -182,7 +182,7 @@ class Quantizer:
         self.best: tuple[Point, Callable[[], BuiltModel]] | None = None
         self.times: dict[str, dict[str, float]] = {}
 
-    def done(self, job: Job) -> dict[str, Value]:
+    def is_done(self, job: Job) -> dict[str, Value]:
         """What a job measures, by the table's keys: see `worker.Worker`."""
         if "errors" in job:
             for name, form in job["errors"]:
@@ -380,10 +380,10 @@ class Quantizer:
         nbytes = get(f"bytes {content}", lambda: float(build().nbytes))
         seconds = get(f"latency {key}", lambda: self.bench.latency(build()))
         point = Point(name, dict(formats), (scores[0], scores[1]), seconds, int(nbytes))
-        if self.goals.joules is not None and point.meets(replace(self.goals, joules=None)):
+        if self.goals.joules is not None and point.meets_constraints(replace(self.goals, joules=None)):
             joules = get(f"joules {key}", lambda: self.bench.joules(build(), self.counters))
             point = replace(point, joules=joules)
-        if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
+        if point.meets_constraints(self.goals) and (self.best is None or seconds < self.best[0].seconds):
             self.best = point, build  # the memory of the others is freed
         return point
 

@@ -359,6 +359,6 @@ def _on_host(n: HostNode, textual: set[str]) -> bool:
     if op is None:
         return False
     of_strings = any(name in textual for name in n.proto.input)
-    string_results = op.gives(n, of_strings)
+    string_results = op.string_results(n, of_strings)
     textual.update(n.proto.output[i] for i in string_results if i < len(n.proto.output))
     return op.kind is Kind.ALWAYS or bool(string_results) or of_strings

@@ -37,7 +37,7 @@ def extract(module: torch.jit.ScriptModule) -> Program:
         Argument(a.name, a.has_default_value(), a.default_value if a.has_default_value() else None)
         for a in schema.arguments[1:]
     )
-    return Program(module.original_name, arguments, body, reader.attributes, tuple(reader.written))
+    return Program(module.original_name, arguments, body, reader.attributes, tuple(reader.written_paths))
 
 
 class _Reader:
@@ -48,9 +48,9 @@ class _Reader:
     def __init__(self, modules: dict[str, tuple[str, Any]], types_set: frozenset[str]) -> None:
         self.modules = modules
         self.types_set = types_set
-        self.met: dict[str, list[tuple[str, Any]]] = {}  # (path, object) by type
+        self.objects_by_type: dict[str, list[tuple[str, Any]]] = {}  # (path, object) by type
         self.attributes: dict[str, Any] = {}
-        self.written: dict[str, None] = {}
+        self.written_paths: dict[str, None] = {}
         self.refused: list[UnsupportedOp] = []
 
     def block(self, block: Any, inputs: list[str] | None = None) -> Block:
@@ -85,7 +85,7 @@ class _Reader:
             if type.kind() == "ClassType":
                 self.refused.append(UnsupportedOp(kind, loc, f"of {path}, which is an object"))
                 return None
-            self.written[path] = None
+            self.written_paths[path] = None
             self.attributes.setdefault(path, self._attribute(inputs[0], n.s("name"), type))
             return Node(kind, inputs[1:], (), attribute=path, loc=loc)
         if kind == "prim::fork":
@@ -124,7 +124,7 @@ class _Reader:
         """(path, value) at which this object was met first."""
         if type.str() not in self.types_set:
             return path, value
-        met = self.met.setdefault(type.str(), [])
+        met = self.objects_by_type.setdefault(type.str(), [])
         for candidate in met:
             if candidate[0] == path or _is_same(candidate[1], value):
                 return candidate

@@ -72,7 +72,7 @@ def if_(c: Call) -> Result:
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
-            with c.importer.computed_sizes.within() as sizes:
+            with c.importer.computed_sizes.inner_graph() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
                 inner_sizes.append(sizes)
         outputs = [_tensors(b, "an If with a result") for b in branches]
@@ -268,7 +268,7 @@ def _while(it: _Iteration) -> Result:
         for x, axis, is_backwards in it.scanned
     ]
     inputs = it.inputs(Value(step), Value(is_going), [Value(n) for n in names], slices)
-    with c.importer.computed_sizes.within() as sizes:
+    with c.importer.computed_sizes.inner_graph() as sizes:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):

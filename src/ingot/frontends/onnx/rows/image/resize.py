@@ -10,7 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, told_size
-from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, Unknown, cast
+from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, UnknownSize, cast
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike
@@ -23,7 +23,7 @@ def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
         return math.floor(np.float32(size) * np.float32(scale))
     try:
         scaled = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
-    except Unknown:
+    except UnknownSize:
         return _computed(c, size, scale)
     assert not isinstance(scaled, Ratio)
     return int(scaled) if isinstance(scaled, float) else scaled
