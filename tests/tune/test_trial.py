@@ -249,11 +249,11 @@ def test_kept_values_last_two_turns_or_forever():
 
     kept: Generations[None] = Generations()
     get("ab")
-    kept.turn(pin=True)
+    kept.advance(pin=True)
     get("c")
-    kept.turn()
+    kept.advance()
     get("ac")
-    kept.turn()
-    kept.turn()
+    kept.advance()
+    kept.advance()
     get("abc")
     assert made == ["a", "b", "c", "c"]

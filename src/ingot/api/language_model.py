@@ -17,7 +17,7 @@ from ingot.language.engine import Answer, Engine, Stepper, open_engine
 from ingot.language.engine.paging import Steps, page_count
 from ingot.language.session import SAMPLING, Sampling, Session
 from ingot.language.text.arguments import is_several, stop_texts, token_ids
-from ingot.language.text.generation import Request, generate, parts, whole
+from ingot.language.text.generation import Request, generate, joined_answer, parts
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
 from ingot.language.text.tokenizer import Tokenizer
@@ -276,7 +276,7 @@ class LanguageModel:
             self._session.check(ids)  # now, not when the first part of a stream is asked for
             pieces = generate(self._session, tokenizer, ids, request)
         kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
-        return parts(pieces, kind) if stream else whole(pieces, kind, len(ids))
+        return parts(pieces, kind) if stream else joined_answer(pieces, kind, len(ids))
 
     def _answers(
         self,
@@ -297,7 +297,7 @@ class LanguageModel:
             for ids in prompts:
                 answers.append(engine.submit(ids, self.request(logprobs=logprobs, **options)))
             kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
-            return [whole(answer, kind, answer.prompt_tokens) for answer in answers]
+            return [joined_answer(answer, kind, answer.prompt_tokens) for answer in answers]
         finally:
             for answer in answers:
                 answer.cancel()

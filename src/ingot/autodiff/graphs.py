@@ -25,18 +25,19 @@ def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
     return core.replace_nodes(replacements)
 
 
-def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node, result: Node | None = None) -> Node:
-    """The cotangent of `x` from that of `of(x)`, a MODEL-level computation. result: its value, where it is at hand."""
-    return pullbacks(of, (x,), cotangent, result)[0]
+def pullback(function: Callable[[Node], Node], x: Node, cotangent: Node, result: Node | None = None) -> Node:
+    """The cotangent of `x` from that of `function(x)`, a MODEL-level computation. result: its value, where it is at
+    hand."""
+    return pullbacks(function, (x,), cotangent, result)[0]
 
 
 def pullbacks(
-    of: Callable[..., Node], operands: Sequence[Node], cotangent: Node, result: Node | None = None
+    function: Callable[..., Node], operands: Sequence[Node], cotangent: Node, result: Node | None = None
 ) -> list[Node]:
-    """The cotangent of each operand from that of `of(*operands)`, a MODEL-level computation. result: its value, where
-    it is at hand."""
+    """The cotangent of each operand from that of `function(*operands)`, a MODEL-level computation. result: its value,
+    where it is at hand."""
     inputs = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
-    core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
+    core = differentiable(Graph(inputs, (function(*inputs[:-1]),)))
     *variables, seed = core.inputs
     grads = gradients(core.outputs[0], variables, seed)
     known = {} if result is None else {core.outputs[0]: result}

@@ -66,7 +66,7 @@ def energy_of_tokens(
     lm: Generating,
     prompt: int,
     tokens: int,
-    found: EnergyCounters,
+    counters: EnergyCounters,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Energy, Energy]:
@@ -78,7 +78,7 @@ def energy_of_tokens(
         calls = calls_for(partial(run, lm, ids, tokens), clock)
         return lambda seconds: calls(seconds) * count
 
-    read, written = (measure(window(*c), found, clock=clock, sleep=sleep, unit="token") for c in counts)
+    read, written = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
     return read, written
 
 

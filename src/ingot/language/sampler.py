@@ -73,7 +73,7 @@ class Sampler:
         branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(scores)))
         return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands, best)
 
-    def counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
+    def with_counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
         """The sampler with counts that include `tokens`, i64[batch, n]. is_generated: bool[]; otherwise they belong to
         the prompt. is_counted: bool[]; otherwise nothing changes."""
         row = ops.broadcast_to(ops.expand_dims(ops.arange(tokens.shape[0]), 1), tokens.shape)

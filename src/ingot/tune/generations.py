@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Generations(Generic[V]):
-    """Values by key. `turn` ends a build; a value that was not used since the last turn is dropped, unless pinned."""
+    """Values by key. `advance` ends a build; a value that was not used since the last one is dropped, unless pinned."""
 
     def __init__(self) -> None:
         self._pinned: dict[Hashable, V] = {}
@@ -28,7 +28,7 @@ class Generations(Generic[V]):
         """In the place of an older one."""
         self._used[key] = value
 
-    def turn(self, pin: bool = False) -> None:
+    def advance(self, pin: bool = False) -> None:
         if pin:
             self._pinned |= self._used
         self._last, self._used = self._used, {}

@@ -207,7 +207,7 @@ class Workbench:
                 fill=self._fill,
             )  # fmt: skip
         for cache in (self._lowered, self._objects, self._weights):
-            cache.turn(pin)
+            cache.advance(pin)
         return _Variant(program, CompiledModel(program, threads=self.threads), launches)
 
     def _fill(self, constant: Array, pack: Pack | None, out: NDArray[np.uint8]) -> None:

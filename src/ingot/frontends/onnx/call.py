@@ -142,12 +142,12 @@ class Equation(Exception):
 
 
 def seek_multiple(
-    holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
+    is_valid: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
 ) -> None:
-    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `holds` true."""
+    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `is_valid` true."""
     for factor in factors:
         for name in names:
-            if holds(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
+            if is_valid(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
                 raise Equation(name, factor * symbol(name))
 
 

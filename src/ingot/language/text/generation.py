@@ -60,7 +60,7 @@ class Generation:
 Kind = Literal["text", "ids", "pieces"]  # the form of an answer; "pieces": with all details
 
 
-def whole(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
+def joined_answer(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
     """A text, a list of ids or a `Generation`. prompt: the number of its tokens."""
     all_pieces = [*pieces]
     tokens = tuple(token for piece in all_pieces for token in piece.tokens)

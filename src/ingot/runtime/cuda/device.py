@@ -269,7 +269,7 @@ class Instance(Binding):
         arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
-        self.read = len(arguments)
+        self.first_result = len(arguments)
         self.graphs = Graphs(driver, program, image, self, communicators)
 
 
@@ -377,7 +377,7 @@ class Context:
                 continue
             self._staged[i].hold(nbytes)
             places.append(self._staged[i].address)
-            if i < instance.read:
+            if i < instance.first_result:
                 copy = driver.copy if on_device else driver.to_device
                 copy(self._staged[i].address, pointer, nbytes, stream)
                 host = host or (not on_device and driver.is_pinned(pointer))
@@ -391,7 +391,7 @@ class Context:
         else:
             seconds = instance.graphs.times(places, stream)
         self._profile.tell(seconds)
-        for i, (pointer, on_device, nbytes) in [*enumerate(ends)][instance.read :]:
+        for i, (pointer, on_device, nbytes) in [*enumerate(ends)][instance.first_result :]:
             if places[2 + i] == pointer:
                 continue
             if on_device:
@@ -447,11 +447,11 @@ class Context:
             base + scratch_offsets[i] if i in scratch_offsets else pointer for i, (pointer, _, _) in enumerate(ends)
         ]
         for i, nbytes in unaligned:
-            if i < instance.read:
+            if i < instance.first_result:
                 driver.copy(addresses[i], ends[i][0], nbytes, stream)
         instance.graphs.record([base, self._weights, *addresses], stream)
         for i, nbytes in unaligned:
-            if i >= instance.read:
+            if i >= instance.first_result:
                 driver.copy(ends[i][0], addresses[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:

@@ -114,7 +114,7 @@ class _Reader:
             self.refused.append(UnsupportedOp("prim::GetAttr", loc, f"{path}: an object of {type}"))
             return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
         value = self._attribute(owner, n.s("name"), type)
-        if isinstance(value, (*_MODULES, _Held)):
+        if isinstance(value, (*_MODULES, _ScriptObject)):
             self.modules[outputs[0]] = self._first(path, value, type)
             return None
         self.attributes[path] = value
@@ -136,15 +136,15 @@ class _Reader:
         return f"{path}.{name}" if path else name
 
     def _attribute(self, owner: str, name: str, type: Any) -> Any:
-        """The value of an attribute; `_Held` for an object of a class of the program's own."""
+        """The value of an attribute; `_ScriptObject` for an object of a class of the program's own."""
         tensor = self.modules[owner][1]
-        if isinstance(tensor, _Held):
+        if isinstance(tensor, _ScriptObject):
             return tensor.at(name, type)
         inner = type.kind() == "ClassType" and name not in _submodules(tensor)
-        return _Held(tensor, ()).at(name, type) if inner else getattr(tensor, name)
+        return _ScriptObject(tensor, ()).at(name, type) if inner else getattr(tensor, name)
 
 
-class _Held:
+class _ScriptObject:
     """An object of a class of the program that a module holds. Python may lack its class, so its attributes are read by
     a graph that torch runs."""
 
@@ -155,7 +155,7 @@ class _Held:
     def at(self, name: str, type: Any) -> Any:
         names = (*self.names, (name, type))
         if type.kind() == "ClassType":
-            return _Held(self.module, names)
+            return _ScriptObject(self.module, names)
         graph = torch._C.Graph()
         graph.registerOutput(_held_value(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
@@ -176,7 +176,7 @@ def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> An
 def _is_same(a: Any, b: Any) -> bool:
     """Whether both are the same module or held object, possibly in different Python wrappers."""
     graph = torch._C.Graph()
-    owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
+    owners = [(v.module, v.names) if isinstance(v, _ScriptObject) else (getattr(v, "_c", v), ()) for v in (a, b)]
     node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
     node.output().setType(torch._C.BoolType.get())
     graph.registerOutput(node.output())

@@ -54,7 +54,7 @@ class Loop:
         self.columns = [self._param(name, dtype, a) for (name, dtype), a in zip(kinds, weights[1:], strict=False)]
         self.outputs = self._param("outputs", acc, outputs, True)
         self.state_buffers = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
-        self.between = [
+        self.fold_buffers = [
             (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
             for i, (dots, operand) in enumerate(between)
         ]
@@ -286,7 +286,7 @@ class _Step:
             source = self.loop.outputs
             start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
         else:
-            source = self.loop.between[self.number - 1][1]
+            source = self.loop.fold_buffers[self.number - 1][1]
             start = self._state(b, ZERO)
         start = block.let(start, "h")
         line = block.let(
@@ -369,7 +369,7 @@ class _Step:
         ]
         em = self._emitter(block, j, sums)
         if self.number < len(cell.stages) - 1:
-            dots, operand = self.loop.between[self.number]
+            dots, operand = self.loop.fold_buffers[self.number]
             row = ix.add(ix.mul(dim_expr(scan.batch), integer(cell.at.index)), b)
             base = ix.mul(row, integer(s.gates * scan.hidden))
             for g, value in enumerate(sums):
@@ -426,7 +426,7 @@ class _Step:
         leaves[cell.states[0]] = state(loop.outputs, before)
         for n, buffer in zip(cell.states[1:], loop.state_buffers, strict=True):
             leaves[n] = state(buffer, ZERO)
-        for s, (dots, _) in zip(cell.stages[: self.number], loop.between, strict=False):
+        for s, (dots, _) in zip(cell.stages[: self.number], loop.fold_buffers, strict=False):
             leaves[s.node] = self._earlier(s, dots)
         leaves[self.stage.node] = Leaf(product, home=block, pinned=True)
         em = Emitter(leaves)
