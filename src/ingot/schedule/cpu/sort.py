@@ -1,4 +1,4 @@
-"""Sorting: each row as words of a key and a place, by a network or by radix; a heap where few of its elements are kept.
+"""Sorting: each row is sorted as words of a key and a position, by a network or by radix; a heap selects few elements.
 
     digits: 32 bits of a key each, the last of the last key first; floats as integers in their order, NaN last
     for digit in digits:  word[i] = digit of x[order[i]] << 32 | i;  sort the words;  order[i] = order[word[i] mod 2^32]
@@ -10,9 +10,9 @@
     first k of n:  heap[0..k] = the last of all keys;  for i < n: if key[i] < heap[0]: replace the root, sift it down
                    for j = k - 1 .. 0: order[j] = the root; the last leaf becomes the root, sift it down
 
-No two words are equal, so what sorts them need not be stable. A row has fewer than 2^32 elements (its words would take
-64 GB). A step down the heap (Williams, Floyd 1964), in which equal keys are ordered by their places, is a selection, no
-branch. Most of a row is compared with the root and left.
+No two words are equal, so the algorithms need not be stable. A row has fewer than 2^32 elements (its words would take
+64 GB). Elements of equal keys are ordered by their positions in the heap (Williams, Floyd 1964), and a step down the
+heap is a select, not a branch. Most elements of a row are only compared with the root.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LAST_KEY = integer((1 << 63) - 1)
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A Sort of any number of operands."""
+    """Lower a Sort with any number of operands."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Sort))
     return _Sorting(anchor, body, ins, outs, machine).lower()
 
@@ -74,7 +74,7 @@ class _Area:
 
 @dataclass(frozen=True)
 class _Digit:
-    """32 bits of an operand's keys: all of narrow ones, or the low or the high half."""
+    """32 bits of an operand's keys: the whole key of a narrow type, or its low or high half."""
 
     operand: int
     half: str
@@ -89,14 +89,14 @@ class _Digit:
 
 @dataclass(frozen=True)
 class _Heap:
-    """Elements by their keys and places, of which the last is the root; `size` of them, at least one."""
+    """A heap of `size` >= 1 elements, as keys and positions. The root is the element that comes last in the order."""
 
     keys: _Area
     places: _Area
     size: int
 
     def clear(self, block: Block, i: Expr) -> None:
-        """The i-th element comes behind all there can be."""
+        """Set the i-th element to one that comes after all possible elements."""
         self.keys.store(block, i, LAST_KEY)
         self.places.store(block, i, LAST_KEY)
 
@@ -104,7 +104,8 @@ class _Heap:
         return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
 
     def sift(self, block: Block, key: Expr, place: Expr, size: Expr) -> None:
-        """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
+        """Replace the root by an element and move it down below all elements that come after it. size: of the heap, at
+        least 1."""
         hole = block.alloc("hole", i64, 1)
         block.store(hole, ZERO, ZERO)
 
@@ -128,7 +129,7 @@ class _Heap:
         block.loop("d", 0, integer(self.size.bit_length()), 1, down)
 
     def pop(self, block: Block, j: Expr, order: _Area) -> None:
-        """The root, the last of those that `j` pops have left, to its place in `order`."""
+        """Move the root, the last of the remaining elements after `j` pops, to its position in `order`."""
         last = block.let(k.sub(integer(self.size - 1), j), "last")
         order.store(block, last, self.places.load(ZERO))
         key, place = self.at(block, last)
@@ -218,8 +219,8 @@ class _Sorting:
         return Lowered((Step(kernel, args),), tuple(temps))
 
     def _areas(self) -> list[DimLike]:
-        """Sizes of what a row, or rows together, need: the heap's keys and places, and the order; or words, the order
-        that further digits start from, and counts."""
+        """The sizes of the working memory for the rows that are sorted at once: keys and positions of the heap, and the
+        order; or the words, the order that further digits start from, and the counts."""
         if self.uses_heap:
             return [self.result_length] * 3
         orders = [self.length * self.rows_at_once] if len(self.digits) > 1 else []
@@ -242,7 +243,7 @@ class _Sorting:
         return block.let(k.load(self.operands.ins[which], flat), "x")
 
     def _sort(self, block: Block, r: Expr, areas: list[_Area]) -> None:
-        """Sort row `r`, or as many rows from there on as a vector has lanes."""
+        """Sort row `r`, or one row per lane from `r` on."""
         words = areas[0]
         order = areas[1] if len(self.digits) > 1 else None
         rows: Expr = integer(1)
@@ -265,7 +266,7 @@ class _Sorting:
                 block.loop("lane", ZERO, rows, 1, row)
 
         def place(b: Block, lane: Expr, i: Expr) -> Expr:
-            """Where the word at `i` says that it comes from."""
+            """The position in the word at `i`."""
             return b.let(k.binary("and", words.past(lane).load(i), PLACE), "at")
 
         for number, digit in enumerate(self.digits):
@@ -299,7 +300,7 @@ class _Sorting:
         )
 
     def _exchange(self, block: Block, words: _Area) -> None:
-        """Sort the rows in the lanes of `words`: of elements `far` apart the lesser comes first."""
+        """Sort the rows in the lanes of `words` by compare-exchange of elements at distance `far`."""
         (n,) = static_shape((self.length,))
         levels = max(n - 1, 0).bit_length()
         one = integer(1)
@@ -393,7 +394,7 @@ class _Sorting:
         block.when(k.binary("gt", n, ZERO), sort)
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
-        """The elements that come first, by a heap whose root is the last of those kept so far."""
+        """Select the first elements of the order with a heap whose root is the last of those selected so far."""
         (kept,) = static_shape((self.result_length,))
         if not kept:
             return
@@ -406,7 +407,7 @@ class _Sorting:
             b.when(wanted, lambda x: heap.sift(x, key, i, integer(kept)))
 
         def take_some(b: Block, i: Expr) -> None:
-            """A vector of elements, most of which come behind the root."""
+            """Test a vector of elements, most of which come after the root."""
             which, layout = self.memory[0]
             flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
             near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
@@ -425,7 +426,7 @@ class _Sorting:
         block.loop("i", 0, self.result_length, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
-        """The element at `at` of a row is the i-th of the result."""
+        """Store the element at position `at` of a row as the i-th of the result."""
         to = self._full(index, i)
         values = [self._load(block, operand, index, at) for operand in range(len(self.memory))]
         if len(values) == 1:
@@ -437,7 +438,7 @@ class _Sorting:
             block.store(buffer, ix.linear(to, lay.strides, lay.offset), value)
 
     def _key(self, block: Block, x: Expr) -> Expr:
-        """An i64 in the order of x, within 32 bits for narrow types; NaN after everything, both zeros alike."""
+        """An i64 that sorts like x, within 32 bits for narrow types; NaN sorts last, and both zeros are equal."""
         key = block.let(_ascending(block, x), "key")
         return block.let(k.unary("not", key), "key") if self.op.descending else key
 
