@@ -33,7 +33,7 @@ class Agreement:
 
     @property
     def words(self) -> str:
-        """What people should know beside the numbers."""
+        """A remark for the user beside the numbers."""
         if self.note:
             return self.note
         if self.size == "rounding":

@@ -170,7 +170,7 @@ class Transcript:
 def generate(
     session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request
 ) -> Iterator[AnswerPart]:
-    """Pieces, of which only the last one has a `finish`. tokenizer: None for ids only."""
+    """The parts of an answer, of which only the last one has a `finish`. tokenizer: None for ids only."""
     answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
     if answer.left <= 0:
         yield answer.end("length")

@@ -1,4 +1,4 @@
-"""Pieces of the engine's answers as OpenAI's objects: complete ones, and chunks of a stream.
+"""Parts of the engine's answers as OpenAI's objects: complete ones, and chunks of a stream.
 
 async for choice, delta in deltas(choices): ...        as they come, from several concurrent answers
 Form(...).chunk(choice, delta);  Form(...).response(choices, joined deltas)

@@ -31,7 +31,7 @@ class Worker:
         """Raises what quantizing raises."""
         quantizer = self._opened(request["task"])
         with blas_threads(quantizer.threads):
-            return {"prefix": quantizer.table.prefix, "values": quantizer.is_done(request["job"])}
+            return {"prefix": quantizer.table.prefix, "values": quantizer.measure(request["job"])}
 
     def _opened(self, task: dict[str, Any]) -> Quantizer:
         if self._quantizer is None or task != self._task:
