@@ -333,8 +333,8 @@ class LanguageModel:
     def _stepper(
         self, sequences: int | None, cache_bytes: int | None, *, is_whole: bool = False
     ) -> tuple[Stepper, Mapping[str, Any]]:
-        """(a program of steps with caches of its own, what it says of itself). is_whole: with pages for all sequences
-        at full length."""
+        """(a program of steps with its own caches, its metadata). is_whole: with pages for all sequences at full
+        length."""
         self._check_generates()
         facts = self._facts
         own = int(facts["sequences"]) if self._kind == "steps" else None

@@ -1,4 +1,4 @@
-"""What is in a model's file, without compiling it."""
+"""The contents of a model file, without compiling it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Inspection:
 
 
 def inspect(source: Source) -> tuple[Inspection, Graph | None]:
-    """(what is in the file, its graph; None where some ops are not supported). Raises what `read_graph` raises of other
-    causes."""
+    """(the contents of the file, its graph or None if some ops are not supported). Raises the other errors of
+    `read_graph`."""
     file_ops, inputs, outputs = _in_file(source)
     try:
         graph = read_graph(source)

@@ -327,7 +327,7 @@ def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
 def cached_program(
     parts: Sequence[bytes], build: Callable[[], tuple[Graph, Mapping[str, str]]], options: Options
 ) -> Program:
-    """The program of a graph, with notes for its `meta`. parts: what determines both, beside the options."""
+    """The program of a graph, with notes for its `meta`. parts: of the cache key, besides the options."""
 
     def compiled() -> Program:
         graph, meta = build()

@@ -1,4 +1,4 @@
-"""A cache that holds what the last build used, and what is pinned."""
+"""A cache of the values that the last build used, and of pinned ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Generations(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V) -> None:
-        """In the place of an older one."""
+        """Replace the value of a key."""
         self._used[key] = value
 
     def advance(self, pin: bool = False) -> None:

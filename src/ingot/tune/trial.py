@@ -121,7 +121,8 @@ class Workbench:
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
-        """Run the untuned program and one with `choices` by turns. turn: what is held while they run."""
+        """Run the untuned program and one with `choices` in alternation. turn: the context manager that is entered
+        meanwhile."""
         candidate = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         with turn or nullcontext():

@@ -72,8 +72,8 @@ def require_one_shape(nodes: Sequence[Node], what: str) -> None:
 
 
 def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
-    """A symbol and its value that solve a = b, where that is linear in one symbol; None where it is not, or has no
-    solution. Of symbols found at run time, the last is solved for."""
+    """(a symbol, its value) that solve a = b, if it is linear in one symbol; None if it is not, or has no solution. If
+    several symbols are computed sizes, it is solved for the last of them."""
     difference = a - b
     names = symbols_of(difference)
     if run_time_names := [s for s in names if is_computed(s)]:
@@ -137,7 +137,7 @@ class Sizes:
         return only
 
     def with_size(self, node: Node, size: DimLike) -> Sizes:
-        """A copy in which a node of one element, and what it is a copy or conversion of, has the value `size`."""
+        """A copy in which a node of one element, and the nodes that it copies or converts, have the value `size`."""
         copy = Sizes(self.inputs)
         copy._known.update(self._known)
         while True:

@@ -77,7 +77,7 @@ class Walk:
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def run(self, frame: Frame, tensors: Sequence[str], nodes: Sequence[str] = ()) -> list[Value]:
-        """The values of `tensors`; `nodes` are run for what they do."""
+        """The values of `tensors`; `nodes` are run for their effects."""
         pending = [self._place(frame, t)[0] for t in tensors]
         self._run([n for n in (*pending, *nodes) if n], frame)
         return [self.value(frame, t) for t in tensors]
@@ -252,7 +252,7 @@ class Walk:
         return ops.RandomKey(self._draws - 1)()
 
     def require(self, size: DimLike, what: str) -> None:
-        """Have every call check that `size` >= 0. Raises Unsupported with `what` where that is never so."""
+        """Require that `size` >= 0, which every call checks. Raises Unsupported with `what` if that is never true."""
         low, high = bounds(size)
         if high is not None and high < 0:
             raise Unsupported(what)

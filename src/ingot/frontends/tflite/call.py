@@ -102,7 +102,7 @@ class Call:
         return tuple(self.x(i) for i in range(len(self.values)))
 
     def dims(self, i: int) -> tuple[DimLike, ...]:
-        """The elements of an operand as sizes. Raises Unsupported where only the run knows them."""
+        """The elements of an operand as sizes. Raises Unsupported if they are known only at run time."""
         return self.importer.sizes.dims(self.x(i))
 
     def ints(self, i: int) -> tuple[int, ...]:

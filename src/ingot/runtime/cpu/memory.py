@@ -89,7 +89,7 @@ class _Lease:
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask for huge pages within memory of the C library."""
+    """Request huge pages for memory of the C library."""
     first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if end - first >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # a refusal only costs speed

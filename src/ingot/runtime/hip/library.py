@@ -149,7 +149,7 @@ class HipDriver(Driver):
 
 @cache
 def hip_driver() -> HipDriver:
-    """The driver of the first GPU. Raises DeviceError where there is none."""
+    """The driver of the first GPU. Raises DeviceError if there is none."""
     for name in ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"):
         try:
             return HipDriver(ctypes.CDLL(name))

@@ -190,14 +190,14 @@ class _Scattering:
         return run, block
 
     def _axis(self, shape: tuple[DimLike, ...]) -> int | None:
-        """The dimension of the updates that lines run along: one in which they lie side by side and do not meet."""
+        """The dimension of the updates for vectors: updates are contiguous along it and write different elements."""
         dense = [d for d in self.parallel_dims if shape[d] != 1 and self.updates[1].strides[d] == 1]
         return dense[-1] if dense else None
 
     def _where_inside(
         self, block: Block, at: dict[int, Expr], axis: int | None, then: Callable[[Block, dict[int, Expr]], None]
     ) -> None:
-        """then(block, place of the update), but for `axis`, where that lies inside."""
+        """Call then(block, position of the update without `axis`) if the position is in bounds."""
         inside, target = self._target(block, at, axis)
         if inside is None:
             then(block, target)
@@ -205,7 +205,7 @@ class _Scattering:
             block.when(inside, lambda b: then(b, target))
 
     def _target(self, block: Block, at: dict[int, Expr], axis: int | None) -> tuple[Expr | None, dict[int, Expr]]:
-        """Where an update goes, but for `axis`, and whether it lies inside."""
+        """(whether an update is in bounds, None if always; its position in the result, without `axis`)."""
         op = self.op
         which, layout = self.indices
         rank = self.anchor.inputs[1].type.rank

@@ -116,7 +116,7 @@ def check(options: SearchOptions) -> None:
 
 
 def energy_counters(options: SearchOptions) -> EnergyCounters:
-    """Of this machine, if energy is constrained. Raises InputError where there is none."""
+    """The energy counters of this machine, if energy is constrained. Raises InputError if there are none."""
     if options.energy_millijoules is None:
         return EnergyCounters((), ())
     energy = device.energy_counters({"cpu"})

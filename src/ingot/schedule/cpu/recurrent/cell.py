@@ -158,7 +158,7 @@ def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarr
 
 
 def pack_bytes(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
-    """R as [direction][stage][block][k / 4][gate][columns of the block][4], what is missing zero."""
+    """R as [direction][stage][block][k / 4][gate][columns of the block][4], padded with zeros."""
     for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
         for s in stages:
             columns, turns = s.vectors * lanes, -(-hidden // BYTES)

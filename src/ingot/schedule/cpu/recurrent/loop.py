@@ -192,7 +192,8 @@ class _Step:
         return ix.mul(ix.add(ix.mul(mine, dim_expr(scan.batch)), b), integer(scan.depth))
 
     def make_operand(self, block: Block) -> None:
-        """What the products read instead of the state: element by element, behind folds of all of it."""
+        """Compute the operand that the products read instead of the state: elementwise ops after reductions of the
+        whole state."""
         scan, s, target = self.scan, self.stage, self.loop.operand
         assert target is not None
         em = self._emitter(block, k.var("none"), [])

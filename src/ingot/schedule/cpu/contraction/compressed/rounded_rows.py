@@ -94,7 +94,7 @@ def rounded_rows(c: Contraction, x: Operand, loops: Loops, machine: Machine) -> 
 
 @dataclass(frozen=True)
 class _Source:
-    """A row of floats: for each position in `blocks` a part, whose elements lie along `place`."""
+    """A row of floats: for each position in `blocks` a part, whose elements are along `place`."""
 
     buffer: Buffer
     start: Expr

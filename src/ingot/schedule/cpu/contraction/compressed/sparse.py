@@ -94,7 +94,7 @@ class SparseProducts:
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
     def _row_of(self, lane: int) -> int:
-        """The row of A that goes to this lane of a transposed vector."""
+        """The row of A in this lane of a transposed vector."""
         return lane
 
     def _turn(self, block: Block, vector: Expr, made: Sequence[Place]) -> None:
