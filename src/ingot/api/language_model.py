@@ -219,13 +219,7 @@ class LanguageModel:
 
         Raises InputError for arguments that do not fit, and for a prompt longer than the context.
         """
-        options: dict[str, Any] = dict(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, seed=seed, stop=stop, schema=schema, regex=regex, grammar=grammar,
-            logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
-            speculate=speculate, draft=draft,
-        )  # fmt: skip
+        options = {name: value for name, value in locals().items() if name not in ("self", "prompt")}
         if is_several(prompt):
             return self._answers([*map(self._prompt_ids, prompt)], isinstance(prompt[0], str), **options)
         return self._answer(self._prompt_ids(prompt), isinstance(prompt, str), **options)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 64 << 20  # of a file whose digest takes longer than to look for it
 _SETTLED_SECONDS = 5
+_HEAD_BYTES = 8 << 20  # of the file of a program, in front of its weights; a hole, where they are fewer
 ACTIVATIONS = ("float32", "int8")
 
 
@@ -341,8 +342,12 @@ def _load_or_build(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, lambda content: artifact.read(content, "a cached program"))
     if program is None:
-        program = build()
-        disk.store(key, artifact.content(program))
+        with disk.drafting(key, _HEAD_BYTES) as draft:
+            program = build()
+            weights = program.weights
+            *head, padding, blob = artifact.content(program, _HEAD_BYTES if weights is draft.array else 0)
+            if not draft.store(head, weights):
+                disk.store(key, [*head, padding, blob])
     return program
 
 

@@ -24,6 +24,10 @@ class Settings:
         """The value; None if the key is missing."""
         return self._values.get(self._prefix + key)
 
+    @property
+    def names(self) -> list[str]:
+        return [key.removeprefix(self._prefix) for key in self._values if key.startswith(self._prefix)]
+
     def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """The integer of the first key that exists."""
         key, value = self._first(keys, default)

@@ -62,6 +62,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
     is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
+    if isinstance(node.op, Attention) and node.op.indexed:
+        return False
     return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
 
 

@@ -25,6 +25,7 @@ from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.axes import MAX_FEW_ROWS
 from ingot.support.errors import InputError
+from tests.guard import failures
 from tests.language.models import MODELS, compiled, model, network
 from tests.language.test_targets import CONFIG, InBlocks
 
@@ -144,6 +145,27 @@ def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     s.stepper.run([s.part(1, ids[:30], 0, is_chunk=True)])
     (got,) = s.stepper.run([s.part(1, ids, 30, is_chunk=False, sampled=10)])
     near(got.logits, reference(net, ids)[-10:], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8])
+def test_single_rows_read_pages_in_place(dtype: DType) -> None:
+    """Chunks read copies. Pages that there are not are no memory outside of the pool."""
+    language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
+    graph = step(language, CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, dtype))
+    program = compiled(graph)
+    labels = "\n".join(step.label or step.kernel for step in program.program.steps)
+    loops = [loop.split() for loop in labels.split("\njump\n") if "attention" in loop]
+    copies = [sum(label.startswith("gather") for label in loop) for loop in loops]
+    assert copies == [0, 2]  # the second loop is that of chunks
+
+    def run_pages() -> None:
+        s = Trial(program, 96, 0)
+        ids = s.rng.integers(3, 96, 40).tolist()
+        for page in (1 << 50, -(1 << 50), PAGES, -PAGES - 1):
+            s.pages = [[page, 1, page]] * SEQUENCES
+            s.stepper.run([s.part(1, ids, 38, is_chunk=False), s.part(2, ids[:20], 0, is_chunk=True)])
+
+    assert not failures({str(dtype): run_pages})
 
 
 def test_pools() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.huggingface.folder import CONFIG, Folder
-from ingot.frontends.shared.levels import Levels
+from ingot.frontends.shared.levels import Levels, unpacked
 from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32, u4, u8
 from ingot.support.dataclass import dataclass
@@ -170,7 +170,7 @@ class _Layer:
 
     def _integers(self) -> np.ndarray:
         """uint8[outputs, inputs]."""
-        plain = self._columns(self.weight) if self.is_awq else _unpacked(self.weight.T, self.bits).T
+        plain = self._columns(self.weight) if self.is_awq else unpacked(_octets(self.weight.T), self.bits).T
         return np.ascontiguousarray(plain.T)
 
     def _zeros(self) -> np.ndarray:
@@ -178,19 +178,15 @@ class _Layer:
         return self._columns(self.zeros).astype(np.int32) + self.added
 
     def _columns(self, packed: np.ndarray) -> np.ndarray:
-        plain = _unpacked(packed, self.bits)
+        plain = unpacked(_octets(packed), self.bits)
         if not self.is_awq:
             return plain
         return plain.reshape(len(plain), -1, 8)[..., np.argsort(_AWQ_ORDER)].reshape(plain.shape)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """int32[n, k] -> uint8[n, k * 32 / bits], the lowest bits first."""
-    octets = np.ascontiguousarray(packed).view(np.uint8)
-    if bits == 8:
-        return octets
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return (octets[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
+def _octets(packed: np.ndarray) -> np.ndarray:
+    """int32[n, k] -> uint8[n, 4 k]"""
+    return np.ascontiguousarray(packed).view(np.uint8)
 
 
 # --- floats of 8 bits

@@ -22,7 +22,7 @@ from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
-from ingot.language.lora import LowRank, MergedWeights
+from ingot.language.lora import merged
 from ingot.language.metadata import from_metadata
 from ingot.language.programs import POOLINGS, chunk, embed, score
 from ingot.language.settings import Settings
@@ -66,17 +66,15 @@ def open_language(
         text = text_of_metadata(file.metadata) if with_text else {}
         pooling = _pooling_of_metadata(file.metadata, architecture)
         weights = GGUFWeights(file)
-        weights = _merged(weights, [in_gguf(read_adapter(*adapter), weights, architecture) for adapter in adapters])
+        changes = [in_gguf(read_adapter(*adapter), weights, architecture) for adapter in adapters]
+        weights, architecture = merged(weights, architecture, changes)
         return LanguageFile(path, architecture, weights, text, pooling)
     folder = Folder(path)
     architecture = from_config(folder.config)
     text = text_of_folder(folder) if with_text else {}
-    weights = _merged(FolderWeights(folder), [read_adapter(*adapter) for adapter in adapters])
+    changes = [read_adapter(*adapter) for adapter in adapters]
+    weights, architecture = merged(FolderWeights(folder), architecture, changes)
     return LanguageFile(path, architecture, weights, text, _pooling_of_folder(path))
-
-
-def _merged(weights: Weights, adapters: Sequence[Mapping[str, LowRank]]) -> Weights:
-    return MergedWeights(weights, adapters) if adapters else weights
 
 
 def chunk_graph(path: Path, kind: Kind) -> Graph:

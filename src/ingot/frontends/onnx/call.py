@@ -118,8 +118,8 @@ def materialize(sym: Sym | None) -> Node:
             size = const(v, sym.dtype.numpy)
         else:
             size = ops.div(
-                ops.cast(materialize(Sym.of(T.i64, [v.num])), sym.dtype),
-                ops.cast(materialize(Sym.of(T.i64, [v.den])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.of])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.by])), sym.dtype),
             )
             size = ops.Reshape(())(size)
         if size.dtype != sym.dtype:

@@ -36,7 +36,7 @@ from ingot.frontends.onnx.protos import (
     OperatorSetIdProto,
     TensorProto,
 )
-from ingot.frontends.onnx.symbolic import Sym, UnknownSize
+from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.frontends.shared.computed_sizes import ComputedSizes
@@ -473,10 +473,7 @@ def _full_name(proto: NodeProto) -> str:
 
 
 def _fold(call: Call) -> list[AnyValue | None] | None:
-    try:
-        symbolic = fold_node(call)
-    except UnknownSize:
-        return None
+    symbolic = fold_node(call)
     return None if symbolic is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in symbolic]
 
 

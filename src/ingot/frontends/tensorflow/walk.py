@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import Unsupported, located
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -201,9 +201,7 @@ class Walk:
                 self._note_cuts(operands)
             return Missing("yes" if str(e) else "")
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=loc) from None
+            raise located(e, loc) from None
         results = () if result is None else result if isinstance(result, Sequence) else (result,)
         locate((v for v in results if isinstance(v, Node)), first, loc)
         return results

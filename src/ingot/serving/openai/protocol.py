@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ingot.language.session import SAMPLING
 from ingot.serving.openai.errors import OpenAIError
 
 MAX_CHOICES = 128  # of a request
@@ -84,8 +85,7 @@ class _Sampled(_Body):
     @property
     def sampling(self) -> dict[str, Any]:
         """The options, as arguments of `LanguageModel.generate`."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-        options = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
+        options = {name: getattr(self, name) for name in SAMPLING if name != "seed"}  # each answer has its own
         bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
         return {**options, "stop": self.stops, "logit_bias": bias or None, "ignore_ends": self.ignore_eos}
 

@@ -223,7 +223,7 @@ def _attention(n: Node) -> Node | None:
     """The softmax of the visible scores times the values."""
     op, (q, k, v, *masks) = n.op, n.inputs
     assert isinstance(op, ops.Attention)
-    if op.scaled or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
+    if op.scaled or op.indexed or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
         return None
     scores, visible = op.scores(q, k), None
     key_axis = scores.rank - 1

@@ -22,7 +22,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, static_shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
-from ingot.transform.placement import derived_weights
+from ingot.transform.placement.cut import derived_weights
 from ingot.transform.shard.graph import collectives, shard
 from ingot.transform.shard.mesh import Mesh
 from ingot.transform.shard.partition import partition

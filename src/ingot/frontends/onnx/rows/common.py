@@ -10,15 +10,9 @@ from ingot import ops
 from ingot.frontends.onnx.call import Call
 from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir import types as T
 from ingot.ir.dims import DimLike, bounds, dim_max, is_static
 from ingot.ir.node import Node
-from ingot.ir.types import DType, Shape, TensorType
-
-
-def iota(shape: Shape, axis: int, dtype: DType = T.i64) -> Node:
-    """Each element's index along `axis`."""
-    return ops.Iota(TensorType(dtype, tuple(shape)), axis)()
+from ingot.ir.types import DType
 
 
 def in_dtype(dtype: DType, fn: Callable[..., Node], *xs: Node) -> Node:

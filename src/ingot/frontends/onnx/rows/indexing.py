@@ -6,7 +6,6 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import iota
 from ingot.frontends.shared.composites.suppression import corners_of, suppress_overlaps
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
@@ -48,7 +47,7 @@ def tensor_scatter(c: Call) -> Result:
     rank = c.rank()
     axis = c.axis("axis", -2, rank)
     shape = update.shape
-    positions = ops.Iota(T.TensorType(T.i64, shape), axis)()
+    positions = ops.iota(shape, axis)
     if c.has(2):
         first = ops.reshape(ops.cast(c.x(2), T.i64), (shape[0], *(1,) * (rank - 1)))
         positions = ops.add(positions, first)
@@ -77,7 +76,7 @@ def nonzero(c: Call) -> Result:
     if isinstance(x.op, ops.BroadcastInDim) and isinstance(x.inputs[0].op, Const) and x.inputs[0].op.value.size == 1:
         # a constant fill: all positions are nonzero, or none
         count = x.type.size if x.inputs[0].op.value.any() else 0
-        places = [ops.reshape(iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
+        places = [ops.reshape(ops.iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
     if isinstance(x.op, Const):
         return const(np.asarray(np.nonzero(np.atleast_1d(x.op.value)), np.int64)[: len(x.shape)])

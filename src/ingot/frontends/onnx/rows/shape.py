@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
-from ingot.frontends.onnx.rows.common import check_table, cut, iota, parts_of, told_size
+from ingot.frontends.onnx.rows.common import check_table, cut, parts_of, told_size
 from ingot.frontends.onnx.symbolic import Element, UnknownSize, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
@@ -321,7 +321,7 @@ def _computed_range(c: Call) -> Node:
 @onnx_op("EyeLike")
 def eye_like(c: Call) -> Result:
     dtype = dtype_from_code(c.int("dtype")) if c.has_attr("dtype") else c.type().dtype
-    i, j = (iota(c.shape(), a) for a in (0, 1))
+    i, j = (ops.iota(c.shape(), a) for a in (0, 1))
     return ops.cast(ops.compare("EQ", j, ops.add(i, c.int("k", 0))), dtype)
 
 
@@ -409,6 +409,6 @@ def one_hot(c: Call) -> Result:
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-    is_hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
+    is_hit = ops.compare("EQ", ops.iota(shape, axis), ops.expand_dims(i, axis))
     off_value, on_value = (ops.index_axis(values, 0, k) for k in (0, 1))
     return ops.where(is_hit, on_value, off_value)

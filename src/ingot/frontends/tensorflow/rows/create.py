@@ -12,7 +12,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
 from ingot.ir.node import Node, const, splat_of
-from ingot.ir.types import TensorType, i64
+from ingot.ir.types import i64
 from ingot.support.limits import max_run_time_size
 
 row = Table()
@@ -177,5 +177,5 @@ def one_hot(c: Call, indices: Node, depth: Node, on: Node, off: Node) -> Node:
     n, axis = c.size(depth), c.int("axis", -1)
     axis = indices.type.rank if axis == -1 else axis
     wide = ops.expand_dims(indices, axis)
-    places = ops.Iota(TensorType(i64, tuple(n if i == axis else 1 for i in range(indices.type.rank + 1))), axis)()
+    places = ops.iota(tuple(n if i == axis else 1 for i in range(indices.type.rank + 1)), axis)
     return ops.where(ops.compare("EQ", ops.cast(wide, i64), places), on, off)

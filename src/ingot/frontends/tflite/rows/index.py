@@ -44,7 +44,7 @@ def one_hot(c: Call) -> Node:
     at, rank = c.x(0), len(c.x(0).shape) + 1
     axis = normal_axis(c.int("axis", -1), rank)
     shape = (*at.shape[:axis], depth, *at.shape[axis:])
-    places = ops.Iota(T.TensorType(at.dtype, shape), axis)()
+    places = ops.iota(shape, axis, at.dtype)
     is_hit = ops.compare("EQ", places, ops.expand_dims(at, axis))
     return ops.where(is_hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
 
@@ -67,14 +67,14 @@ def matrix_diag(c: Call) -> Node:
     x = c.x()
     n = x.shape[-1]
     shape = (*x.shape, n)
-    a, b = (ops.Iota(T.TensorType(T.i32, shape), len(shape) - i)() for i in (1, 2))
+    a, b = (ops.iota(shape, len(shape) - i, T.i32) for i in (1, 2))
     return ops.where(ops.compare("EQ", a, b), ops.expand_dims(x, -1), 0)
 
 
 @row("MATRIX_SET_DIAG", takes_stored=True)
 def matrix_set_diag(c: Call) -> Node:
     x, diagonal = c.x(0), c.x(1)
-    a, b = (ops.Iota(T.TensorType(T.i32, x.shape), len(x.shape) - i)() for i in (1, 2))
+    a, b = (ops.iota(x.shape, len(x.shape) - i, T.i32) for i in (1, 2))
     wide = diagonal if x.shape[-2] == diagonal.shape[-1] else None
     values = ops.expand_dims(diagonal, -1) if wide is not None else ops.expand_dims(diagonal, -2)
     return ops.where(ops.compare("EQ", a, b), values, x)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, is_true
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
@@ -67,7 +67,7 @@ def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) 
     is_inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
     bin = ops.Select()(is_inside, bin, filled(x.shape, -1, i64))
     shape = (bins, *x.shape)
-    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(bin))
+    is_bin = ops.Compare("EQ")(ops.iota(shape, 0), ops.BroadcastInDim(shape, (1,))(bin))
     return cast(ops.Reduce("sum", (1,))(cast(is_bin, i64)), c.dtype)
 
 
@@ -284,7 +284,7 @@ def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
         is_best = ops.Compare("EQ")(x, best)
         if x.dtype.is_float:
             is_best = ops.Or()(is_best, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
-        position = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
+        position = ops.Select()(is_best, ops.iota(x.shape, axis), filled(x.shape, 0, i64))
         return best, ops.CumReduce("max", axis)(position)
 
     return running
@@ -298,7 +298,7 @@ def sorted_with_index(x: Node, axis: int, descending: bool, keep: DimLike | None
     """Stable sort and the positions that the values came from, or the first `keep` of them."""
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, places = ops.Sort(axis, descending, True, keep=keep)(x, index_along(x.shape, axis)).results
+    values, places = ops.Sort(axis, descending, True, keep=keep)(x, ops.iota(x.shape, axis)).results
     return values, places
 
 

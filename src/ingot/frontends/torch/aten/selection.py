@@ -7,7 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis, transpose
+from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, broadcast_shape, cast, expand, i64
 from ingot.ir.dims import DimLike, product
@@ -56,7 +56,7 @@ def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, G
     """(values, the groups, the number of groups) of the elements, or of the slices along an axis."""
     line = reshape(x, (x.type.size,)) if axis is None else x
     axis_ = axis or 0
-    rows = transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
+    rows = ops.transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
     groups = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
     size = c.sizes.computed_size(groups.count, rows.shape[0], c.shape[axis_])
     return ops.Take(axis_)(line, slice_axis(groups.first, 0, 0, size)), groups, size
@@ -146,7 +146,7 @@ def nms(c: Context, boxes: Node, scores: Node, iou_threshold: float) -> Node:
     """The indices of the boxes that are kept, best first (torchvision.ops.nms)."""
     (n,) = scores.shape
     _, order = ops.Sort(0, True)(scores, ops.arange(n)).results
-    corners = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
+    corners = ops.expand_dims(ops.transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
     is_kept = ops.SuppressOverlaps()(
         corners, ops.reshape(ops.scalar(n, i64), (1,)), ops.scalar(n, i64), _at_most(iou_threshold, boxes)
     )

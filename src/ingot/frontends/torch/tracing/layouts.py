@@ -34,6 +34,9 @@ Order = tuple[int, ...]  # a tensor's axes, outermost in memory first
 
 _aten = torch.ops.aten
 _EMPTY = slice(0)
+# the function by which Inductor's code makes views that autograd takes for base tensors; a private one of torch
+_torch_c: Any = torch._C
+_reinterpret = getattr(_torch_c._dynamo.guards, "_reinterpret_tensor", None)
 _IMAGE_OPS = frozenset(
     (
         _aten.convolution,
@@ -258,7 +261,7 @@ def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.No
         return value
     size, stride = [view_graph.size(n) for n in x.shape], [view_graph.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
+        return _with_strides(view_graph, value, size, stride)
     if _has_overlap(r):
         return value
     return view_graph.call(
@@ -267,8 +270,22 @@ def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.No
 
 
 def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
-    value = view_graph.node_of[r]
-    return value if order is None else view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
+    value, x = view_graph.node_of[r], r.meta["val"]
+    if order is None:
+        return value
+    if not all(isinstance(n, int) for n in x.shape):
+        return view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
+    step, stride = 1, [0] * len(order)
+    for axis in reversed(order):
+        stride[axis], step = step, step * max(x.shape[axis], 1)
+    return _with_strides(view_graph, value, [*x.shape], stride)
+
+
+def _with_strides(view_graph: _ViewGraph, value: fx.Node, size: list[Any], stride: list[Any]) -> fx.Node:
+    """`value` as a base tensor of other sizes and strides."""
+    if _reinterpret is not None and all(isinstance(n, int) for n in (*size, *stride)):
+        return view_graph.call(_reinterpret, value, tuple(size), tuple(stride))
+    return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
 
 
 def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:

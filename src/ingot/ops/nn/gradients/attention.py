@@ -219,7 +219,7 @@ class AttentionGradients(Op):
         for op, arrays in Attention.samples():
             assert isinstance(op, Attention)
             q, k, v, *mask = arrays
-            if len({q.dtype, k.dtype, v.dtype}) > 1:  # caches are not trained
+            if op.indexed or len({q.dtype, k.dtype, v.dtype}) > 1:  # caches are not trained
                 continue
             g = np.random.default_rng(9).normal(size=(*q.shape[:3], v.shape[3])).astype(q.dtype)
             yield cls(op.causal, op.scale, op.softcap, op.guarded), (q, k, v, g, *mask)

@@ -10,7 +10,8 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, told_size
-from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, UnknownSize, cast
+from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, cast
+from ingot.frontends.shared.quotients import Quotient
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike
@@ -23,9 +24,9 @@ def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
         return math.floor(np.float32(size) * np.float32(scale))
     try:
         scaled = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
-    except UnknownSize:
+    except Unsupported:
         return _computed(c, size, scale)
-    assert not isinstance(scaled, Ratio)
+    assert not isinstance(scaled, Quotient)
     return int(scaled) if isinstance(scaled, float) else scaled
 
 
@@ -99,7 +100,7 @@ def _cropped(scale: Element, region: tuple[float, float]) -> float:
 def _elements(c: Call, i: int) -> list[Element]:
     """Scales as floats, sizes or ratios of sizes."""
     elements = cast(c.sym(i), T.f32)
-    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in elements.items.reshape(-1)]
+    return [float(v) if not isinstance(v, Dim | Quotient) else v for v in elements.items.reshape(-1)]
 
 
 @onnx_op("Upsample")

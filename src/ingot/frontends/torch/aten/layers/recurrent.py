@@ -10,7 +10,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.random import dropped
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
+from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, expand, scalar_like
 from ingot.ir.dims import Dim
@@ -64,7 +64,7 @@ def _ordered(x: Node, order: Sequence[int]) -> Node:
 
 def _stacked(parts: Sequence[Node]) -> Node:
     """The parts stacked along a leading axis of directions."""
-    rows = [insert_axis(p, 0) for p in parts]
+    rows = [ops.expand_dims(p, 0) for p in parts]
     return rows[0] if len(rows) == 1 else ops.Concat(0)(*rows)
 
 
@@ -86,9 +86,9 @@ def _run(
     """Runs all layers: (output, final state, ...), with states stacked as in PyTorch."""
     unbatched = x.type.rank == 2
     if unbatched:
-        x, states = insert_axis(x, 1), [insert_axis(s, 1) for s in states]
+        x, states = ops.expand_dims(x, 1), [ops.expand_dims(s, 1) for s in states]
     elif stack.batch_first:
-        x = transpose(x, (1, 0, 2))
+        x = ops.transpose(x, (1, 0, 2))
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
         x = stack.dropout(x) if layer else x
@@ -103,17 +103,17 @@ def _run(
             raise Unsupported("a hidden state of symbolic size")
         y, *layer_states = make(hidden, stack.direction)(x, w, r, b, *initial).results
         if shrink is not None:
-            narrow = transpose(shrink, (0, 2, 1))
+            narrow = ops.transpose(shrink, (0, 2, 1))
             y = ops.MatMul()(y, expand(narrow, (y.shape[0], *narrow.shape)))
             layer_states[0] = ops.MatMul()(layer_states[0], narrow)
         steps, _, batch, width = y.shape
-        x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
+        x = reshape(ops.transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
         for final_states, state in zip(finals, layer_states, strict=True):
             final_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
-    return (transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
+    return (ops.transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
 
 
 def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node, ...]:

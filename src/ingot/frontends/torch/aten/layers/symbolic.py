@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.values import i64
 from ingot.ir.dims import Dim, DimLike, floordiv
@@ -69,7 +69,7 @@ def _picked(x: Node, axis: int, kernel: int, step: DimLike, dilation: DimLike) -
     places = floordiv(x.shape[axis] - (kernel - 1) * dilation - 1, step) + 1
     shape = (places, kernel)
     scale = [filled(shape, v, i64) for v in (step, dilation)]
-    indices = ops.Add()(*(ops.Mul()(index_along(shape, d), s) for d, s in enumerate(scale)))
+    indices = ops.Add()(*(ops.Mul()(ops.iota(shape, d), s) for d, s in enumerate(scale)))
     return ops.Take(axis)(x, reshape(indices, (places * kernel,)))
 
 
