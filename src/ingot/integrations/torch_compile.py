@@ -32,6 +32,7 @@ from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.tracing.constants import Constants
 from ingot.frontends.torch.tracing.layouts import (
+    copy_gradients,
     cut_memory,
     cut_results,
     order_of,
@@ -115,16 +116,19 @@ def ingot_backend(
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
     names: set[str] = set()
+    leaf_strides: dict[int, Sequence[int]] = {}
     calls = DirectCalls()
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _mutated_inputs()
         names.update(n.name for i, n in enumerate(placeholders(gm.graph)) if i in fixed)
+        leaf_strides.update(_leaf_strides(gm.graph))
         run = specialized(gm, example_inputs, fixed, saved_results())
         calls.compiled_forward(len(example_inputs), run)
         return run
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        copy_gradients(gm.graph, leaf_strides)
         (end,) = gm.graph.find_nodes(op="output")
         gradients, join = end.args[0], split_sparse(gm.graph)
         fixed = frozenset(i for i, n in enumerate(placeholders(gm.graph)) if n.name in names)
@@ -182,6 +186,18 @@ def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]
     """Positions of parameters on the CPU that require no gradient. Parameters on a GPU are excluded, as their values
     are not sampled for changes: a moving average that is written through `.data` would go unnoticed."""
     return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
+
+
+def _leaf_strides(graph: fx.Graph) -> dict[int, Sequence[int]]:
+    """The strides of the inputs that are leaves of autograd's graph, by position; those of constant sizes."""
+    context = TracingContext.try_get()
+    inputs = [] if context is None or context.fw_metadata is None else context.fw_metadata.input_info
+    values = [n.meta.get("val") for n in placeholders(graph)]
+    return {
+        i: value.stride()
+        for i, (info, value) in enumerate(zip(inputs, values, strict=False))
+        if info.is_leaf and isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.stride())
+    }
 
 
 def _mutated_inputs() -> frozenset[int]:

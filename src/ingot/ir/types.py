@@ -11,7 +11,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product
+from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product, symbols_of
 from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
@@ -167,6 +167,11 @@ class TensorType:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The symbols in the shape."""
+        return frozenset[str]().union(*(symbols_of(d) for d in self.shape if isinstance(d, Dim)))
 
     @cached_property
     def size(self) -> DimLike:

@@ -12,7 +12,8 @@
 
 No two words are equal, so the algorithms need not be stable. A row has fewer than 2^32 elements (its words would take
 64 GB). Elements of equal keys are ordered by their positions in the heap (Williams, Floyd 1964), and a step down the
-heap is a select, not a branch. Most elements of a row are only compared with the root.
+heap is a select, not a branch. Most elements of a row are only compared with the root, and with the k-th of the first
+keys of 2k lanes or more.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ MAX_NETWORK_ROW_PER_LANE = 64  # elements, per row that a vector has a lane for,
 BYTES, VALUES = 4, 256  # of a digit, of a byte
 PLACE = integer((1 << 32) - 1)  # a word's bits that are a place
 MIN_ROW_PER_HEAP = 16  # a heap is for a sixteenth of a row at most
+MAX_HEAP_WITH_BOUND = 32  # elements; twice as many lanes bound the keys that a heap takes
 LAST_KEY = integer((1 << 63) - 1)
 
 
@@ -400,25 +402,58 @@ class _Sorting:
             return
         keys, places, order = areas
         heap = _Heap(keys, places, kept)
+        which, layout = self.memory[0]
+        limit: Expr = LAST_KEY
 
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
-            wanted = _before(key, i, *heap.at(b, ZERO))
+            wanted = k.binary("and", k.binary("le", key, limit), _before(key, i, *heap.at(b, ZERO)))
             b.when(wanted, lambda x: heap.sift(x, key, i, integer(kept)))
+
+        def vector_keys(b: Block, i: Expr) -> Expr:
+            """The keys of a vector of elements."""
+            flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
+            return self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
 
         def take_some(b: Block, i: Expr) -> None:
             """Test a vector of elements, most of which come after the root."""
-            which, layout = self.memory[0]
-            flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
-            near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
+            near = vector_keys(b, i)
             better = k.reduce("or", k.binary("lt", near, heap.keys.load(ZERO)))
             unfilled = k.binary("eq", heap.places.load(ZERO), LAST_KEY)
-            end = k.add(i, integer(lanes))
-            b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
+            within = k.reduce("or", k.binary("le", near, limit))
+            better = k.binary("and", within, k.binary("or", better, unfilled))
+            b.when(better, lambda x: x.loop("l", i, k.add(i, integer(lanes)), 1, take))
+
+        def take_first(b: Block, key: Expr) -> None:
+            wanted = k.binary("lt", key, heap.keys.load(ZERO))
+            b.when(wanted, lambda x: heap.sift(x, key, ZERO, integer(kept)))
+
+        def key_bound(b: Block) -> Expr:
+            """The last key that the first of the row may have: at least as many lanes have a key up to it."""
+            count = -(-2 * kept // lanes)
+            step, vectors = lanes * count, b.alloc("least", i64, count, lanes=lanes)
+            for j in range(count):
+                b.store(vectors, integer(j), k.splat(LAST_KEY, lanes))
+
+            def least(x: Block, i: Expr) -> None:
+                for j in map(integer, range(count)):
+                    keys = vector_keys(x, k.add(i, k.mul(j, integer(lanes))))
+                    x.store(vectors, j, k.binary("min", keys, k.load(vectors, j, lanes)))
+
+            whole = b.let(k.mul(k.binary("div", dim_expr(self.length), integer(step)), integer(step)), "whole")
+            b.loop("i", 0, whole, step, least)
+            firsts = b.alloc("firsts", i64, step, stack=True)
+            for j in range(count):
+                b.store(firsts, integer(j * lanes), k.load(vectors, integer(j), lanes))
+            b.loop("l", 0, step, 1, lambda x, lane: take_first(x, x.let(k.load(firsts, lane), "key")))
+            return b.let(heap.keys.load(ZERO), "limit")
 
         lanes, done = self.machine.lanes(i64), ZERO
         block.loop("i", 0, kept, 1, heap.clear)
-        if self.memory[0][1].strides[self.op.dimension] == 1 and lanes > 1:
+        if layout.strides[self.op.dimension] == 1 and lanes > 1:
+            if kept <= MAX_HEAP_WITH_BOUND:
+                limit = key_bound(block)
+                block.loop("i", 0, kept, 1, heap.clear)
             done = block.let(k.mul(k.binary("div", dim_expr(self.length), integer(lanes)), integer(lanes)), "whole")
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)

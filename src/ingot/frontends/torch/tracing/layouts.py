@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -216,6 +216,26 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
         added.insert(0, placeholder)
     graph.eliminate_dead_code()
     return added, view_graph.function(new_views)
+
+
+def copy_gradients(graph: fx.Graph, strides: Mapping[int, Sequence[int]]) -> None:
+    """Have a backward graph compute gradients of leaves that are views with gaps or overlaps: autograd copies such a
+    view into memory of its own, which is slower. strides: the leaves' strides, by the numbers of their gradients.
+
+    slice(grad, 1, 0, 32)   ->   clone(slice(grad, 1, 0, 32))
+    """
+    (end,) = graph.find_nodes(op="output")
+    results = list(end.args[0])
+    for i, leaf_strides in strides.items():
+        r = results[i]
+        if not _is_strided(r) or source_of(r) is None or dense_order(r.meta["val"]) is not None:
+            continue
+        value = r.meta["val"].clone()
+        if value.stride() == leaf_strides:
+            with graph.inserting_before(end):
+                results[i] = graph.call_function(_aten.clone.default, (r,))
+            results[i].meta["val"] = value
+    end.args = (tuple(results),)
 
 
 def saved_results() -> slice:
