@@ -11,9 +11,8 @@
                    for j = k - 1 .. 0: order[j] = the root; the last leaf becomes the root, sift it down
 
 No two words are equal, so the algorithms need not be stable. A row has fewer than 2^32 elements (its words would take
-64 GB). Elements of equal keys are ordered by their positions in the heap (Williams, Floyd 1964), and a step down the
-heap is a select, not a branch. Most elements of a row are only compared with the root, and with the k-th of the first
-keys of 2k lanes or more.
+64 GB). The heap (Williams, Floyd 1964) orders equal keys by position; a step down is a select, not a branch. Most
+elements of a row are only compared with the root, and with the k-th of the first keys of 2k lanes or more.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class _Heap:
         return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
 
     def sift(self, block: Block, key: Expr, place: Expr, size: Expr) -> None:
-        """Replace the root by an element and move it down below all elements that come after it. size: of the heap, at
-        least 1."""
+        """Replace the root by an element and move it down below all that come after it. size: of the heap, >= 1."""
         hole = block.alloc("hole", i64, 1)
         block.store(hole, ZERO, ZERO)
 
@@ -152,12 +150,9 @@ class _Sorting:
         self.outer_dims = tuple(d for d in range(len(shape)) if d != op.dimension)
         self.outer = tuple(shape[d] for d in self.outer_dims)
         self.rows = product(self.outer)
-        self.result_length = self.length if op.keep is None else op.keep
-        self.uses_heap = (
-            isinstance(self.result_length, int)
-            and op.num_keys == 1
-            and self.result_length * MIN_ROW_PER_HEAP <= estimate(self.length)
-        )
+        self.top_k = self.length if op.keep is None else op.keep
+        is_small = isinstance(self.top_k, int) and self.top_k * MIN_ROW_PER_HEAP <= estimate(self.length)
+        self.uses_heap = is_small and op.num_keys == 1
 
         self.digits = [
             _Digit(operand, half)
@@ -224,7 +219,7 @@ class _Sorting:
         """The sizes of the working memory for the rows that are sorted at once: keys and positions of the heap, and the
         order; or the words, the order that further digits start from, and the counts."""
         if self.uses_heap:
-            return [self.result_length] * 3
+            return [self.top_k] * 3
         orders = [self.length * self.rows_at_once] if len(self.digits) > 1 else []
         if self.network:
             return [self.length * self.rows_at_once, *orders]
@@ -291,15 +286,12 @@ class _Sorting:
             else:
                 self._distribute(block, words, areas[-1])
             if order is None:
-                each(self.result_length, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
+                each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
                 return
             each(self.length, follow)
             each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
         assert order is not None
-        each(
-            self.result_length,
-            lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")),
-        )
+        each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
 
     def _exchange(self, block: Block, words: _Area) -> None:
         """Sort the rows in the lanes of `words` by compare-exchange of elements at distance `far`."""
@@ -397,7 +389,7 @@ class _Sorting:
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """Select the first elements of the order with a heap whose root is the last of those selected so far."""
-        (kept,) = static_shape((self.result_length,))
+        (kept,) = static_shape((self.top_k,))
         if not kept:
             return
         keys, places, order = areas
@@ -458,7 +450,7 @@ class _Sorting:
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
         block.loop("j", 0, kept, 1, lambda b, j: heap.pop(b, j, order))
-        block.loop("i", 0, self.result_length, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
+        block.loop("i", 0, self.top_k, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
         """Store the element at position `at` of a row as the i-th of the result."""
