@@ -32,10 +32,10 @@ from ingot.support.garbage import no_collection
 
 # where neither the caller nor the file says how to sample: llama.cpp's defaults
 _SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-_SCORED = 32  # tokens of a call that scores: each has as many logits as there are words
-_TOKENS = 256  # of a text, unless the caller says otherwise
+_SCORE_TOKENS = 32  # tokens of a call that scores: each has as many logits as there are words
+_DEFAULT_TOKENS = 256  # of a text, unless the caller says otherwise
 _SEQUENCES = 8  # at once
-_WHOLE = 1 << 62  # more than there can be
+_UNLIMITED = 1 << 62  # more than there can be
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class LanguageModel:
         self,
         prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         *,
-        max_tokens: int | None = _TOKENS,
+        max_tokens: int | None = _DEFAULT_TOKENS,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -220,13 +220,7 @@ class LanguageModel:
 
         Raises InputError for arguments that do not fit, and for a prompt longer than the context.
         """
-        options: dict[str, Any] = dict(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, seed=seed, stop=stop, schema=schema, regex=regex, grammar=grammar,
-            logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
-            speculate=speculate, draft=draft,
-        )  # fmt: skip
+        options = {name: value for name, value in locals().items() if name not in ("self", "prompt")}
         if is_several(prompt):
             return self._answers([*map(self._prompt_ids, prompt)], isinstance(prompt[0], str), **options)
         return self._answer(self._prompt_ids(prompt), isinstance(prompt, str), **options)
@@ -347,7 +341,7 @@ class LanguageModel:
             raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
         else:
             count = own or _SEQUENCES if sequences is None else sequences
-            program = self._program_of(Steps(count, _WHOLE if is_whole else cache_bytes))
+            program = self._program_of(Steps(count, _UNLIMITED if is_whole else cache_bytes))
             facts = json.loads(program.meta[artifact.LANGUAGE])
         return Stepper(CompiledModel(program, threads=self._threads)), facts
 
@@ -355,14 +349,14 @@ class LanguageModel:
         """Of calls of `generate`."""
         key = speculate, draft
         if key not in self._shared_engines:
-            self._shared_engines[key] = engine = self.engine(queue=_WHOLE, speculate=speculate, draft=draft)
+            self._shared_engines[key] = engine = self.engine(queue=_UNLIMITED, speculate=speculate, draft=draft)
             weakref.finalize(self, engine.close)
         return self._shared_engines[key]
 
     def request(
         self,
         *,
-        max_tokens: int | None = _TOKENS,
+        max_tokens: int | None = _DEFAULT_TOKENS,
         stop: str | Sequence[str] | None = None,
         schema: Any = None,
         regex: str | None = None,
@@ -423,8 +417,8 @@ class LanguageModel:
             raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids), fix=fix)
         check_ids(ids, self.vocabulary)
         parts: list[np.ndarray] = []
-        for start in range(0, len(ids) - 1, _SCORED):
-            end = min(start + _SCORED, len(ids) - 1)
+        for start in range(0, len(ids) - 1, _SCORE_TOKENS):
+            end = min(start + _SCORE_TOKENS, len(ids) - 1)
             inputs = [np.array(x) for x in ([ids[start:end]], [start], [ids[start + 1 : end + 1]])]
             parts.append(np.asarray(self._scorer.run(inputs)[0])[0])
         return Score(ids, np.concatenate(parts).astype(np.float64))

@@ -25,6 +25,7 @@ from ingot.ops.build import (
     floor_mod,
     full,
     index_axis,
+    iota,
     linear,
     maximum,
     mean,

@@ -75,6 +75,11 @@ def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
     return Iota(TensorType(dtype, (n,)), 0)(loc=loc)
 
 
+def iota(shape: Sequence[DimLike], axis: int, dtype: DType = i64) -> Node:
+    """Each element's index along `axis`, which is not negative."""
+    return Iota(TensorType(dtype, tuple(shape)), axis)()
+
+
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     """x in `dtype`; see `Convert`."""
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
@@ -385,18 +390,14 @@ def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
 
 def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:
     size = x.shape[axis]
-    low = _clamp_index(low, size)
-    high = dim_max(_clamp_index(high, size), low)
+    low = dim_min(dim_max(low, 0), size)
+    high = dim_max(dim_min(dim_max(high, 0), size), low)
     if low == 0 and high == size and step == 1:
         return x
     rank = len(x.shape)
     start = tuple(low if i == axis else 0 for i in range(rank))
     limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
     return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
-
-
-def _clamp_index(index: DimLike, size: DimLike) -> DimLike:
-    return dim_min(dim_max(index, 0), size)
 
 
 def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:

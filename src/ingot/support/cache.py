@@ -38,8 +38,8 @@ T = TypeVar("T")
 _SUFFIX = ".entry"
 _HEAD_BYTES = 16
 _STALE_SECONDS = 3600.0
-_WRITTEN = "written"  # a file whose length counts the bytes since the last trim, in units of max_bytes / _PARTS
-_PARTS, _SPARE = 256, 16
+_COUNTER_FILE = "written"  # a file whose length counts the bytes since the last trim, in units of max_bytes / _PARTS
+_PARTS, _MAX_COUNTED_PARTS = 256, 16
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_OTHERS = "it is a link, or others own it or may write it; it is left alone"
 _log = Log("ingot.cache")
@@ -136,14 +136,14 @@ class DiskCache:
         parts = -(-size // max(1, self.max_bytes // _PARTS))
         try:
             with self._written() as file:
-                file.write(bytes(min(parts, _SPARE)))
-                return file.tell() >= _SPARE
+                file.write(bytes(min(parts, _MAX_COUNTED_PARTS)))
+                return file.tell() >= _MAX_COUNTED_PARTS
         except OSError as error:
             _log.info("cache: %s", error)
             return True
 
     def _written(self) -> BinaryIO:
-        path = self.folder / _WRITTEN
+        path = self.folder / _COUNTER_FILE
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o600)
         if not _is_own(os.fstat(descriptor)):
             os.close(descriptor)
@@ -331,19 +331,19 @@ def current_draft() -> Draft | None:
     return _draft.get()
 
 
-_shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
+_shared_cache: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
 
 
 @contextmanager
 def sharing(disk: DiskCache | None) -> Iterator[None]:
     """Cache parts of programs in `disk` inside the block; None: do not cache them."""
-    token = _shared.set(disk)
+    token = _shared_cache.set(disk)
     try:
         yield
     finally:
-        _shared.reset(token)
+        _shared_cache.reset(token)
 
 
 def shared() -> DiskCache | None:
     """The cache for parts of programs; None: there is none."""
-    return _shared.get()
+    return _shared_cache.get()

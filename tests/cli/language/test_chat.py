@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from typer.testing import CliRunner, Result
 import ingot
 from ingot import cli
 from ingot.cli.language.chat import Conversation
+from ingot.cli.language.options import SamplingOptions
+from ingot.language.session import SAMPLING
 from tests.frontends.gguf.builder import F32, STRING, key, of_tensors, scalar, text
 from tests.language.tiny import write
 
@@ -37,6 +41,11 @@ def lm(file: Path) -> ingot.LanguageModel:
 
 def call(*args: object, text: str | None = None) -> Result:
     return CliRunner().invoke(cli.app, [str(a) for a in args], input=text)
+
+
+def test_options_are_those_of_generate() -> None:
+    assert {f.name for f in fields(SamplingOptions)} <= signature(ingot.LanguageModel.generate).parameters.keys()
+    assert set(SAMPLING) <= {f.name for f in fields(SamplingOptions)}
 
 
 def test_generate(file: Path, lm: ingot.LanguageModel) -> None:

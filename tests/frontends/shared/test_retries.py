@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ingot import ops
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
 from ingot.ir.node import Graph, Input
@@ -34,7 +34,7 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
     count = ops.reduce_sum(Input("x", TensorType(i64, (N,)))())
 
     def attempt(known: Known) -> Graph:
-        found = Found(known.found)
+        found = ComputedSizes(known.computed_sizes)
         if (size := found.size(count, 2 * N, "places")) != other:
             raise differ(other, size)
         return found.added(Graph((), ()))

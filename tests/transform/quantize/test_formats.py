@@ -99,7 +99,7 @@ def test_weights_of_several_steps_are_stored_once():
 def test_what_else_reads_a_value_shares_its_levels():
     graph = prepare(nets.cnn())
     groups = find_groups(graph)
-    assert [g.name for g in groups if g.shared] == ["matrix"]
+    assert [g.name for g in groups if g.is_shared] == ["matrix"]
     recipe = recipe_of(graph, calls(graph))
     made = apply_formats(graph, groups, recipe, {"matrix": "int8-shared"})
     (value,) = {n for n in made.nodes() if isinstance(n.op, ops.Dequantize) and n.inputs[0].op.name == "quantize"}

@@ -21,10 +21,10 @@ from ingot.language.weights import Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
 
-_LONGEST_CONFIG = 4 << 20  # bytes
+_MAX_CONFIG_BYTES = 4 << 20
 _PREFIX = "base_model.model."  # of PEFT's names
 # PEFT options that change weights in other ways -> the value that disables them; any other `use_...`, too
-_OFF: dict[str, Any] = {
+_OFF_VALUES: dict[str, Any] = {
     "layer_replication": None, "trainable_token_indices": None, "target_parameters": None, "kasa_config": None,
     "alora_invocation_tokens": None, "ensure_weight_tying": False, "arrow_config": None, "monteclora_config": None,
     "velora_config": None,
@@ -111,12 +111,12 @@ def _of_gguf(path: Path, scale: float) -> Adapter:
 
 
 def _of_folder(path: Path, scale: float) -> Adapter:
-    config = read_json(path / "adapter_config.json", _LONGEST_CONFIG)
+    config = read_json(path / "adapter_config.json", _MAX_CONFIG_BYTES)
     s = Settings(config, str(path / "adapter_config.json"))
     if s.text("peft_type", default="none") != "LORA":
         raise s.error("peft_type", "'LORA'", s.get("peft_type"))
     uses = {key: False for key in config if key.startswith("use_") and key not in _MERGED_USES}
-    for key, off_value in (_OFF | uses).items():
+    for key, off_value in (_OFF_VALUES | uses).items():
         if s.get(key) not in (None, off_value, [], {}):
             raise s.error(key, repr(off_value), s.get(key))
     if s.get("init_lora_weights") not in _INITIALIZATIONS:

@@ -33,7 +33,7 @@ from ingot.support.errors import InputError
 Kind = Literal["gguf", "huggingface"]
 CONTEXT = 4096  # tokens by default, or fewer if the model's limit is lower
 CACHES: Mapping[str, DType] = {"float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8}
-_TOKENS = 16  # tokens per native call
+_TOKENS_PER_CALL = 16  # tokens per native call
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def language_graph(
         case "score":
             graph = score(network, form)
         case _:
-            graph = generate(network, form, _TOKENS)
+            graph = generate(network, form, _TOKENS_PER_CALL)
     return graph, {"kind": what, **facts}
 
 

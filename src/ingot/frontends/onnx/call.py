@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
 from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, Interval, substitute, symbol
@@ -118,8 +118,8 @@ def materialize(sym: Sym | None) -> Node:
             size = const(v, sym.dtype.numpy)
         else:
             size = ops.div(
-                ops.cast(materialize(Sym.of(T.i64, [v.num])), sym.dtype),
-                ops.cast(materialize(Sym.of(T.i64, [v.den])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.of])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.by])), sym.dtype),
             )
             size = ops.Reshape(())(size)
         if size.dtype != sym.dtype:
@@ -168,7 +168,7 @@ class Importer(Protocol):
         ...
 
     @property
-    def found(self) -> Found:
+    def computed_sizes(self) -> ComputedSizes:
         """The run-time sizes of the graph that is being built."""
         ...
 
@@ -190,7 +190,7 @@ class Importer(Protocol):
         whether that is possible: not where a loop changes them."""
         ...
 
-    def computed_sizes(self, node: Node) -> Sym | None:
+    def elements_as_sizes(self, node: Node) -> Sym | None:
         """The elements of `node` as sizes, computed from other sizes or found at run time; None where there are too
         many, or where they are no integers."""
         ...
@@ -276,7 +276,7 @@ class Call:
         needed, symbols are not enough."""
         elements = self.value(i).sym
         if elements is None and not self.importer.wish(self.x(i), exact=exact) and not exact:
-            elements = self.importer.computed_sizes(self.x(i))
+            elements = self.importer.elements_as_sizes(self.x(i))
         if elements is None:
             name = self.proto.input[i]
             raise Unsupported(
@@ -337,9 +337,10 @@ class Call:
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 
-    def attr(self, name: str) -> Attribute | None:
-        """An attribute of any kind; None where it is absent."""
-        return self._attribute(name)
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute of any kind."""
+        value = self._attribute(name)
+        return default if value is None else value
 
     def has_attr(self, name: str) -> bool:
         return self._attribute(name) is not None

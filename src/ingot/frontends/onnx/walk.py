@@ -36,10 +36,11 @@ from ingot.frontends.onnx.protos import (
     OperatorSetIdProto,
     TensorProto,
 )
-from ingot.frontends.onnx.symbolic import Sym, Unknown
+from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.composites.movement import with_shape
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.quotients import upper_bound
 from ingot.frontends.shared.refusal import Unsupported
@@ -130,7 +131,7 @@ class Walk:
         self.limits: dict[str, Interval] = {}
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
-        self.found = Found()
+        self.computed_sizes = ComputedSizes()
         self.sizes = Sizes()
         self._draws = 0
         self.wishes = Wishes()
@@ -375,7 +376,7 @@ class Walk:
             if isinstance(difference, Dim):
                 self.conditions[difference] = None
 
-    def computed_sizes(self, node: Node) -> Sym | None:
+    def elements_as_sizes(self, node: Node) -> Sym | None:
         """The elements of `node` as sizes, computed from other sizes or found at run time; None where there are too
         many, or where they are no integers."""
         count = node.type.size
@@ -383,12 +384,12 @@ class Walk:
             return None
         items = np.empty(count, object)
         for i, part in enumerate(_parts(node, count)):
-            size = self.sizes.told(part)
+            size = self.sizes.size_of(part)
             if size is None:
                 high = upper_bound(self.sizes.elements, part)
                 max_size = max_run_time_size() if high is None else high
-                size = self.found.size(ops.reshape(ops.cast(part, i64), ()), max_size, "size")
-                self.sizes = self.sizes.with_found(part, size)
+                size = self.computed_sizes.size(ops.reshape(ops.cast(part, i64), ()), max_size, "size")
+                self.sizes = self.sizes.with_size(part, size)
             items[i] = size
         return Sym(node.dtype, items.reshape([int(d) for d in node.shape]))
 
@@ -454,8 +455,7 @@ def _is_adopted(proto: NodeProto, domain: str) -> bool:
 
 def _written(x: Node, old: DimLike, new: DimLike) -> Node:
     """`x` with sizes `old` rewritten as the equal size `new`."""
-    shape = tuple(new if d == old else d for d in x.shape)
-    return x if shape == x.shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return with_shape(x, tuple(new if d == old else d for d in x.shape))
 
 
 def _equal_for_multiples(e: ShapeError) -> None:
@@ -473,10 +473,7 @@ def _full_name(proto: NodeProto) -> str:
 
 
 def _fold(call: Call) -> list[AnyValue | None] | None:
-    try:
-        symbolic = fold_node(call)
-    except Unknown:
-        return None
+    symbolic = fold_node(call)
     return None if symbolic is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in symbolic]
 
 

@@ -34,7 +34,7 @@ class ExecutionOrder(IntEnum):
 
 
 # of these a file or a device is expected that will not be used: a warning, the others are information
-_MISSED = {"enable_profiling", "optimized_model_filepath"}
+_WARNED_OPTIONS = {"enable_profiling", "optimized_model_filepath"}
 # what has no meaning for a compiled program, with ONNX Runtime's default
 _IGNORED: dict[str, Any] = {
     "enable_cpu_mem_arena": True,
@@ -116,7 +116,7 @@ def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | No
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default
         if not is_default and name not in _QUIET:
-            ignored(f"the session option {name} = {value}", name in _MISSED)
+            ignored(f"the session option {name} = {value}", name in _WARNED_OPTIONS)
     for provider in provider_names(providers):
         if provider != CPU:
             ignored(f"the provider {provider} (target='cuda:sm_90a' compiles for a GPU)", True)

@@ -42,7 +42,7 @@ class Running:
         request = self.transcript.request
         return self.is_decoding and request.constraint is None and not request.sampling.has_penalties
 
-    def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> Part:
+    def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> SequencePart:
         """The part for the next step. Raises the errors of a grammar.
 
         A prompt is always divided at multiples of `chunk`, so that its keys and values do not depend on other requests.
@@ -54,7 +54,7 @@ class Running:
         else:
             end = min(start + chunk, len(self.ids))
         is_sampled = end == len(self.ids)
-        return Part(
+        return SequencePart(
             self.slot, self.pages, start, [*self.ids[start:end], *proposed],
             is_chunk=start < prompt, sampled=is_sampled + len(proposed), transcript=self.transcript,
             bias=self.transcript.bias() if is_sampled else None,
@@ -62,7 +62,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Part:
+class SequencePart:
     """Rows of a sequence: its tokens from `start` on. is_chunk: whether they are computed together, else one by one.
     sampled: the number of last rows after which a token is drawn. bias: f32[vocabulary], added to their logits."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.language.engine.paging import PAGE
-from ingot.language.engine.sequence import Part, Sampled
+from ingot.language.engine.sequence import Sampled, SequencePart
 from ingot.language.session import SAMPLING, Program
 from ingot.support.dataclass import dataclass
 
@@ -23,7 +23,7 @@ _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for nam
 class _Rows:
     """`count` consecutive rows of a part, from `first` on."""
 
-    part: Part
+    part: SequencePart
     first: int
     count: int
 
@@ -46,7 +46,7 @@ class Stepper:
         self._counts = np.zeros((self.sequences, 2, self.vocabulary), np.int32)
         self._is_weighed = np.zeros(self.sequences, np.bool_)
 
-    def run(self, parts: Sequence[Part]) -> list[Sampled]:
+    def run(self, parts: Sequence[SequencePart]) -> list[Sampled]:
         """The tokens after the sampled rows of each part."""
         for part in parts:
             self._tables[part.slot, : len(part.pages)] = part.pages
@@ -95,7 +95,7 @@ class Stepper:
         tokens, logits = self._program.run([values[spec.name] for spec in self._program.inputs])
         return np.asarray(tokens), np.asarray(logits)
 
-    def _weigh(self, part: Part) -> None:
+    def _weigh(self, part: SequencePart) -> None:
         """Set a sequence's bias and token counts for the sampler."""
         slot = part.slot
         if part.bias is not None:
@@ -107,7 +107,7 @@ class Stepper:
             self._is_weighed[slot] = True
 
 
-def _calls(parts: Sequence[Part]) -> Iterator[list[_Rows]]:
+def _calls(parts: Sequence[SequencePart]) -> Iterator[list[_Rows]]:
     """The rows of each call of the program: first the single rows, then the chunks."""
     call, free_rows = list[_Rows](), FEW_ROWS
     for part in parts:

@@ -79,7 +79,8 @@ class RunContext:
         try:
             while self._run(instance.address):
                 instance.check()
-            instance.check()
+            if instance.error is not None:
+                instance.check()
         except BaseException:
             self._end(instance.address)
             raise

@@ -36,7 +36,7 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
-_HIDDEN = {
+_MASKED_SCORE = {
     16: -6e4,
     32: -1e30,
     64: -1e30,
@@ -157,7 +157,7 @@ def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Ter
     if visible is None:
         e = t.exp(x - x.map(Shift(axis)))
         return e, e.sum((axis,))
-    x = t.term(t.where(visible, x, _HIDDEN[x.dtype.bits]))
+    x = t.term(t.where(visible, x, _MASKED_SCORE[x.dtype.bits]))
     e = t.term(t.where(visible, t.exp(x - x.map(Shift(axis))), 0.0))
     return e, t.term(t.where(visible.reduce("or", (axis,)), e.sum((axis,)), 1.0))
 
@@ -223,7 +223,7 @@ def _attention(n: Node) -> Node | None:
     """The softmax of the visible scores times the values."""
     op, (q, k, v, *masks) = n.op, n.inputs
     assert isinstance(op, ops.Attention)
-    if op.scaled or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
+    if op.scaled or op.indexed or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
         return None
     scores, visible = op.scores(q, k), None
     key_axis = scores.rank - 1

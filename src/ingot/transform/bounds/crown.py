@@ -20,10 +20,10 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Hinge, Largest
+from ingot.transform.bounds.forms import Hinge, Largest, SoftmaxParts, softmax_of
 from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
+from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
 from ingot.transform.bounds.rounding import (
     OWN_UNIT,
     absolute_value,
@@ -39,7 +39,7 @@ from ingot.transform.bounds.rounding import (
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
-_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
+_LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
 _SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
 _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
@@ -64,6 +64,14 @@ class Walk:
 def is_relaxed(node: Node) -> bool:
     """Whether a walk needs bounds of the node's operands."""
     return isinstance(node.op, (Hinge, Largest)) or function_of(node.op) is not None or is_product(node)
+
+
+def own_softmax(node: Node, c: Intervals) -> SoftmaxParts | None:
+    """The parts of a softmax that has planes of its own: its mask, if it has one, is not perturbed."""
+    softmax = softmax_of(node)
+    if softmax is None or c.is_exact(softmax.scores) or not (softmax.visible is None or c.is_exact(softmax.visible)):
+        return None
+    return softmax
 
 
 def is_product(node: Node) -> bool:
@@ -161,6 +169,8 @@ class Backward:
             self.relax(node, a)
         elif isinstance(node.op, Largest):
             self.largest(node, a)
+        elif (softmax := own_softmax(node, self.c)) is not None:
+            self.softmax(node, softmax, a)
         elif is_product(node) and len(perturbed) == 2:
             self.bilinear(node, a)
         elif self.is_linear(node):
@@ -174,7 +184,9 @@ class Backward:
             return node.op.kind == "sum"
         if isinstance(node.op, ops.Select):
             return self.c.is_exact(node.inputs[0])
-        return isinstance(node.op, (*_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+        return isinstance(
+            node.op, (*_LINEAR_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert)
+        )
 
     # --- sums
 
@@ -228,7 +240,7 @@ class Backward:
         for x, g in zip(node.inputs, RULES[type(op)](node_f64, [a.node]), strict=True):
             if g is not None:
                 self.pass_on(x, Term(g))
-        if isinstance(op, _MOVES):
+        if isinstance(op, _LINEAR_MOVES):
             return
         if isinstance(op, _CONTRACTIONS):
             terms, error = contracted_terms(node), self.c.rounding.of_sum(contracted_terms(node))
@@ -326,6 +338,28 @@ class Backward:
                 lines = lines_of_function(f, x)
             self.walk.lines[node] = lines
         return lines
+
+    def softmax(self, node: Node, softmax: SoftmaxParts, a: Term) -> None:
+        """Pass coefficients from e^x / sum(e^x) to x: see `planes_of_softmax`."""
+        f, p, dims = function_of(ops.Exp()), self.c.of(node), softmax.dims
+        assert f is not None
+        visible = None if softmax.visible is None else Term(softmax.visible)
+        x = self.c.of(softmax.scores)
+        planes = planes_of_softmax(f, x, p, visible, dims)
+        magnitude = x.magnitude if visible is None else where(visible, x.magnitude, 0.0)
+        of_x: Term | None = None
+        for plane, part in zip(planes, (maximum(a, 0.0), minimum(a, 0.0)), strict=True):
+            self.dot(node, part, plane.offset)
+            factors = part * plane.factor
+            mean = (plane.weights * magnitude).sum(dims).broadcast(magnitude.shape)
+            self.err(node, part, plane.factor * (magnitude + mean) + absolute_value(plane.offset), 0.0)
+            coefficients = factors - factors.sum(dims).broadcast(a.shape) * plane.weights
+            of_x = coefficients if of_x is None else of_x + coefficients
+        assert of_x is not None
+        if self.c.rounding.unit:
+            error = self.c.rounding.of_sum(product(node.shape[d] for d in dims)) + self.c.rounding.of_function(f.ulps)
+            self.err(node, a, p.magnitude, 4 * error, 4 * self.c.rounding.floor)
+        self.pass_on(softmax.scores, of_x)
 
     def bilinear(self, node: Node, a: Term) -> None:
         """Planes through the centers with equal slopes below and above, which cancel in a quotient: x y lies within

@@ -13,18 +13,17 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f64
-from ingot.ops.nn import terms as t
+from ingot.ir.types import f64
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
+from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, own_softmax
+from ingot.transform.bounds.forms import is_normalizer
 from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
+from ingot.transform.bounds.rounding import Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
-from ingot.transform.vectorize import vectorize
 
 _INF = float("inf")
 METHODS = ("crown", "auto", "crown-ibp", "ibp")
@@ -58,20 +57,21 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """A canonical graph and its question. ends: for each perturbed input the inputs of the graph of bounds."""
+    """A canonical graph and its question. interval_inputs: for each perturbed input the inputs of the graph of
+    bounds."""
 
     core: Graph
     question: Question
-    ends: Mapping[Node, tuple[Node, Node]]
+    interval_inputs: Mapping[Node, tuple[Node, Node]]
 
     @property
     def inputs(self) -> tuple[Node, ...]:
         """The inputs of the graph of bounds."""
-        return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
+        return tuple(v for x in self.core.inputs for v in self.interval_inputs.get(x, (x,)))
 
     def intervals(self) -> Intervals:
         """Intervals of the inputs alone."""
-        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
+        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.interval_inputs.items()}
         return Intervals(boxes, self.question.rounding)
 
     @cached_property
@@ -81,6 +81,8 @@ class Bounded:
         c = self.intervals()
         for node in self.core.nodes():
             perturbed = [x for x in node.inputs if not c.is_exact(x)]
+            if is_normalizer(node) or own_softmax(node, c) is not None:  # the planes of a softmax take its scores
+                continue
             if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
                 operands.update(dict.fromkeys(perturbed))
         return tuple(operands)
@@ -116,7 +118,7 @@ class Bounded:
     @cached_property
     def rows(self) -> Mapping[Node, int]:
         """The row axis of each value, if rows are independent: see `rows_of`."""
-        return rows_of(self.core, list(self.ends), self.intervals().is_exact)
+        return rows_of(self.core, list(self.interval_inputs), self.intervals().is_exact)
 
     @cached_property
     def _widest(self) -> int:
@@ -190,29 +192,3 @@ def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
     rows = const(spec.astype(y.dtype.numpy))
     sums = ops.DotGeneral(((), ()), ((1,), (0,)))(rows, ops.reshape(y, (size,)))
     return Graph(graph.inputs, (sums,), tuple(_names(graph)))
-
-
-def search_graph(bounded: Bounded, count: int) -> Graph:
-    """The graph of lower bounds of a result with one input, for `count` boxes at once.
-    lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
-    moves the rows within its box, summed over the rows.
-    """
-    walk = bounded.walk()
-    (x,), (y,) = bounded.core.inputs, bounded.core.results
-    if bounded.question.method == "ibp":
-        lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
-    else:
-        lower, coefficients = lower_bounds(walk, y, {})
-        input_coefficients = coefficients.get(x)
-        influence = (
-            t.full(x.shape, 0.0, f64)
-            if input_coefficients is None
-            else absolute_value(input_coefficients).sum((0,), False)
-        )
-    box = walk.intervals.of(x)
-    lower = walk.intervals.guarded(lower, -_INF)
-    results = (lower.node, (influence * (box.upper - box.lower)).node)
-    single = lower_model_ops(Graph(bounded.inputs, results))
-    ends = zip(single.inputs, ("lower", "upper"), strict=True)
-    mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
-    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import MAX_SIZE, DimLike, dim_max, exact_quotient, mod, product
-from ingot.ir.node import Node
-from ingot.ir.types import DType, i64
+from ingot.ir.dims import MAX_SIZE, DimLike, ceildiv, dim_max, exact_quotient, mod, product
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType, f32, i32, i64
 from ingot.support.errors import ShapeError
 
 # (x, axis, begin or None, end or None, step) -> the slice
@@ -25,6 +27,40 @@ def normal_axis(axis: int, rank: int) -> int:
 
 def sizes_vector(dims: Sequence[DimLike], dtype: DType) -> Node:
     return ops.stack([ops.scalar(d, dtype) for d in dims]) if dims else ops.full((0,), 0, dtype)
+
+
+def range_length(first: DimLike, limit: DimLike, step: DimLike) -> DimLike:
+    """The number of integers from `first` before `limit`. Raises Unsupported for a step of 0 or a symbolic one."""
+    if not isinstance(step, int) or step == 0:
+        raise Unsupported(f"a step of {step}")
+    return dim_max(ceildiv(limit - first, step) if step > 0 else ceildiv(first - limit, -step), 0)
+
+
+def one_hot(indices: Node, depth: DimLike, axis: int, on: Node, off: Node) -> Node:
+    """`off` with `on` at each index along a new axis of size `depth`; none for an index out of range."""
+    line = ops.iota(tuple(depth if i == axis else 1 for i in range(indices.type.rank + 1)), axis, indices.dtype)
+    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on, off)
+
+
+def buckets_of(x: Node, boundaries: Sequence[float] | np.ndarray) -> Node:
+    """i32: for each number, how many boundaries are less or equal."""
+    is_below = ops.compare("LE", const(np.asarray(boundaries, np.float32)), ops.expand_dims(ops.cast(x, f32), -1))
+    return ops.reduce_sum(ops.cast(is_below, i32), -1)
+
+
+def cut(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
+    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size: nothing is clamped."""
+    if start == 0 and limit == x.shape[axis] and step == 1:
+        return x
+    rank = x.type.rank
+    starts = tuple(start if i == axis else 0 for i in range(rank))
+    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
+    return ops.Slice(starts, limits, tuple(step if i == axis else 1 for i in range(rank)))(x)
+
+
+def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
+    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
+    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:

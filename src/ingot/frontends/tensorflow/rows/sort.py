@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.node import Node, const
-from ingot.ir.types import f32, i32, i64
+from ingot.ir.node import Node
+from ingot.ir.types import i32, i64
 
 row = Table()
 
@@ -43,16 +42,14 @@ def bound(c: Call, edges: Node, x: Node) -> Node:
 
 @row("Bucketize")
 def bucketize(c: Call, x: Node) -> Node:
-    edges = const(c.floats("boundaries").astype(np.float32))
-    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
-    return ops.reduce_sum(ops.cast(is_below, i32), -1)
+    return movement.buckets_of(x, c.floats("boundaries"))
 
 
 @row("ListDiff", results=("out", "idx"))
 def list_difference(c: Call, x: Node, y: Node) -> Result:
     """The elements of x that are not in y, and their indices."""
     is_same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
-    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
+    places = ops.reshape(c.walk.computed_sizes.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
     return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]
 
 
@@ -61,4 +58,4 @@ def dynamic_partition(c: Call, x: Node, parts: Node) -> Result:
     rows = ops.reshape(x, (parts.type.size, *x.shape[parts.type.rank :]))
     line = ops.reshape(parts, (parts.type.size,))
     masks = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
-    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in masks]
+    return [ops.Take(0)(rows, ops.reshape(c.walk.computed_sizes.places(on), (-1,))) for on in masks]

@@ -16,10 +16,11 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
-from ingot.frontends.onnx.rows.common import cut, ints_of
+from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
-from ingot.frontends.shared.found import Sizes, with_sizes
+from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.shared.computed_sizes import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, symbols_of
@@ -72,7 +73,7 @@ def if_(c: Call) -> Result:
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
-            with c.importer.found.within() as sizes:
+            with c.importer.computed_sizes.within() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
                 inner_sizes.append(sizes)
         outputs = [_tensors(b, "an If with a result") for b in branches]
@@ -268,7 +269,7 @@ def _while(it: _Iteration) -> Result:
         for x, axis, is_backwards in it.scanned
     ]
     inputs = it.inputs(Value(step), Value(is_going), [Value(n) for n in names], slices)
-    with c.importer.found.within() as sizes:
+    with c.importer.computed_sizes.within() as sizes:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
@@ -309,7 +310,7 @@ def _while(it: _Iteration) -> Result:
     first_buffer = 2 + len(names) + len(captured)
     stacks = list(results_and_state[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        stacks = _filled(it, stacks, c.importer.found.size(results_and_state[0], room, "turns"), room)
+        stacks = _filled(it, stacks, c.importer.computed_sizes.size(results_and_state[0], room, "turns"), room)
     return [*results_and_state[2 : 2 + len(names)], *stacks]
 
 
@@ -393,7 +394,7 @@ def scan_8(c: Call) -> Result:
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        slices = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
+        slices = [ops.squeeze(cut(x, 0, i, i + 1), (0,)) for x in inputs]
         scanned = tuple((x, 0, is_backwards) for x, is_backwards in zip(slices[split:], backs, strict=True))
         carried = tuple(map(Value, slices[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)
