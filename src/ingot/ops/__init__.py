@@ -18,6 +18,7 @@ from ingot.ops.build import (
     concat,
     cumulative,
     div,
+    exact_slice,
     expand_dims,
     flatten,
     flip,

@@ -48,7 +48,7 @@ class Trial:
 
     def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> SequencePart:
         transcript = Transcript(None, ids, GREEDY, CONTEXT, self.vocabulary)
-        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, sampled, transcript)
+        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, transcript, [None] * sampled)
 
     def companions(self, slots: list[int]) -> list[SequencePart]:
         parts: list[SequencePart] = []

@@ -215,7 +215,8 @@ UNARY: dict[str, Callable[[Element], Element]] = {
 
 
 def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
-    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast or are too large."""
+    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast, are too large, or
+    have no result as Python's numbers (the floor of an infinity)."""
     try:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
@@ -225,8 +226,11 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
     results = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = results.reshape(-1)
-    for i, items in enumerate(zip(*flat_arrays, strict=True)):
-        flat[i] = fn(*items)
+    try:
+        for i, items in enumerate(zip(*flat_arrays, strict=True)):
+            flat[i] = fn(*items)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise Unknown from None
     return flat.reshape(shape)
 
 
@@ -237,7 +241,8 @@ def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
         if isinstance(v, Dim | Quotient):
             return v
         if dtype.is_float:
-            return float(np.asarray(v, np.float64).astype(dtype.numpy))
+            with np.errstate(over="ignore"):
+                return float(np.asarray(v, np.float64).astype(dtype.numpy))
         if dtype is T.boolean:
             return bool(v)
         if dtype.bits == 64 and -(2**63) <= v < 2**63:

@@ -61,6 +61,8 @@ def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], wh
         try:
             return attempt(known)
         except SizeInput as e:
+            if e.label in known.size_inputs:  # its elements were no symbols: another attempt is the same
+                raise ImportModelError(f"sizes that input {e.label!r} holds", where=where or None) from e
             known = replace(known, size_inputs=known.size_inputs | {e.label})
         except ShapeError as e:
             equal = known.equal(e)

@@ -182,9 +182,13 @@ class Sizes:
 
     def _evaluate(self, node: Node) -> np.ndarray:
         op, inputs = node.op, [self._known[i] for i in _evaluated_inputs(node)]
+        if _is_empty(node):
+            return np.empty(node.shape, object)
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
-        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > MAX_ELEMENTS:
+        if len(node.types) != 1 or isinstance(op, Project):
+            raise _unknown(node)
+        if not isinstance(node.type.size, int) or node.type.size > MAX_ELEMENTS:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
             return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
@@ -237,8 +241,15 @@ class Sizes:
 
 def _evaluated_inputs(node: Node) -> tuple[Node, ...]:
     """The inputs from which the elements of a node are evaluated."""
+    if _is_empty(node):
+        return ()
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node has no elements, whatever the sizes."""
+    return len(node.types) == 1 and node.type.size == 0
 
 
 def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Node] | None:
@@ -247,7 +258,7 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
     r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
     """
-    if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
+    if node.shape or not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
     truncated = node.inputs[2]
     a, b = truncated.inputs

@@ -12,7 +12,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.composites.complex import partwise
 from ingot.frontends.shared.composites.movement import with_shape
-from ingot.frontends.shared.refusal import Unsupported, located
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
@@ -273,6 +273,9 @@ class Importer:
             # a refusal without a reason comes from an inner operation, which is listed already
             if str(e):
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
+            return [Missing()] * len(op.results)
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.name, loc, malformed(e)))
             return [Missing()] * len(op.results)
         except ShapeError as e:
             raise located(e, loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None

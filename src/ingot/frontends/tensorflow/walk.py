@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported, located
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -200,6 +200,9 @@ class Walk:
             else:
                 self._note_cuts(operands)
             return Missing("yes" if str(e) else "")
+        except MALFORMED_ERRORS as e:
+            self._refuse(node, frame, malformed(e))
+            return Missing("yes")
         except ShapeError as e:
             raise located(e, loc) from None
         results = () if result is None else result if isinstance(result, Sequence) else (result,)

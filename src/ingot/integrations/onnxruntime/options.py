@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from ingot.support.log import Log
 
 _log = Log("ingot.onnxruntime")
@@ -99,8 +99,13 @@ class SessionOptions:
         raise InputError("weights outside of the model", expected="weights in it, or in its external data", got=name)
 
 
+class RunTerminated(IngotError):
+    """A run was ended by `RunOptions.terminate`."""
+
+
 class RunOptions:
-    """Options of a run: none of them has a meaning here."""
+    """Options of a run. terminate: ends the runs with these options, from any thread, within a second; while it is True
+    none begins. The others have no meaning here."""
 
     def __init__(self) -> None:
         self.log_severity_level, self.log_verbosity_level, self.logid = 2, 0, ""
@@ -108,6 +113,13 @@ class RunOptions:
 
     def add_run_config_entry(self, key: str, value: str) -> None:
         ignored(f"the run's configuration entry {key!r}")
+
+
+def check_terminate(options: Any) -> None:
+    """Raise RunTerminated if these options, ours or ONNX Runtime's own, end the run."""
+    if getattr(options, "terminate", False):
+        fix = "set it to False before the next run"
+        raise RunTerminated("the run was ended", expected="RunOptions.terminate False", got=True, fix=fix)
 
 
 def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | None, dict[str, int]]:

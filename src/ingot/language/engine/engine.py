@@ -156,14 +156,13 @@ class Engine:
         self._drop_cancelled()
         with self._changed:
             self._admit()
-        proposed = self._proposed()
-        parts = self._plan(proposed)
+        parts = self._plan(self._proposed())
         if not parts:
             return
         results = self._stepper.run([part for _, part in parts])
         for (sequence, part), sampled in zip(parts, results, strict=True):
             try:
-                self._deliver(sequence, part, sampled, proposed.get(sequence, []))
+                self._deliver(sequence, part, sampled)
             except Exception as error:  # of a grammar
                 self._fail(sequence, error)
         self._counts["steps"] += 1
@@ -209,7 +208,7 @@ class Engine:
         limits = {
             s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
-            if s.takes_proposals
+            if s.is_decoding
         }
         return self._speculator.propose({s: limit for s, limit in limits.items() if limit > 0})
 
@@ -257,14 +256,13 @@ class Engine:
         with self._changed:
             self._running.remove(sequence)
         self._pages.release(sequence.pages)
-        self._stepper.forget(sequence.slot)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         self._slots.append(sequence.slot)
         sequence.pages, sequence.computed, sequence.slot = [], 0, -1
 
-    def _deliver(self, sequence: Running, part: SequencePart, sampled: Sampled, proposed: Sequence[int]) -> None:
-        accepted = 0
+    def _deliver(self, sequence: Running, part: SequencePart, sampled: Sampled) -> None:
+        accepted, proposed = 0, part.proposed
         while accepted < len(proposed) and sampled.tokens[accepted] == proposed[accepted]:
             accepted += 1
         sequence.computed = part.end - len(proposed) + accepted

@@ -74,14 +74,16 @@ class Draft:
         proposed: dict[Running, list[int]] = {sequence: [] for sequence in limits}
         waiting = [*limits]
         while waiting:
-            parts = [self._part(sequence, proposed[sequence]) for sequence in waiting]
-            for sequence, part, sampled in zip(waiting, parts, self._stepper.run(parts), strict=True):
+            found = [(sequence, self._part(sequence, proposed[sequence])) for sequence in waiting]
+            parts = [(sequence, part) for sequence, part in found if part is not None]
+            for (sequence, part), sampled in zip(parts, self._stepper.run([p for _, p in parts]), strict=True):
                 self._draft_ids[sequence] += part.ids
                 proposed[sequence] += sampled.tokens
-            waiting = [s for s in waiting if len(proposed[s]) < limits[s]]
+            waiting = [s for s, _ in parts if len(proposed[s]) < limits[s]]
         return proposed
 
-    def _part(self, sequence: Running, proposed: Sequence[int]) -> SequencePart:
+    def _part(self, sequence: Running, proposed: Sequence[int]) -> SequencePart | None:
+        """The next part; None if a grammar ends the answer after the proposed tokens."""
         ids = [*sequence.ids, *proposed]
         cached = self._draft_ids.setdefault(sequence, [])
         common = next(
@@ -91,10 +93,11 @@ class Draft:
         del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
-        return SequencePart(
-            sequence.slot, pages, start, ids[start:end], is_chunk=end - start > 1, sampled=int(end == len(ids)),
-            transcript=sequence.transcript, bias=sequence.transcript.bias() if end == len(ids) else None,
-        )  # fmt: skip
+        biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        if biases and len(biases) <= len(proposed):
+            return None
+        is_chunk = end - start > 1
+        return SequencePart(sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:])
 
     def forget(self, sequence: Running) -> None:
         self._draft_ids.pop(sequence, None)

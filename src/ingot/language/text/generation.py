@@ -124,10 +124,15 @@ class Transcript:
 
     def bias(self) -> np.ndarray | None:
         """f32[vocabulary], added to the logits of the next token."""
+        return self.biases(())[0]
+
+    def biases(self, proposed: Sequence[int]) -> list[np.ndarray | None]:
+        """As `bias`, for the next token and after each of the proposed ones, up to one that a grammar does not allow or
+        that completes it."""
         constraint = self.request.constraint
         if constraint is None:
-            return self._bias
-        return constraint.bias() + (0 if self._bias is None else self._bias)
+            return [self._bias] * (len(proposed) + 1)
+        return [bias + (0 if self._bias is None else self._bias) for bias in constraint.biases(proposed)]
 
     def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> AnswerPart:
         """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, if logprobs are

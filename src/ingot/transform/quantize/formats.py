@@ -21,6 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
+from ingot.passes.core.dtypes.precision import excess
 from ingot.pipeline.target import features_of
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -266,6 +267,11 @@ def stored_bytes(group: Group, form: str) -> int:
     return sum(s.weights + 4 * s.channels for s in group.sites)
 
 
+def _has_excess(group: Group, stored: DType) -> bool:
+    """Whether a weight would be infinite in that type."""
+    return any(excess(site.weight(), stored) is not None for site in group.sites)
+
+
 def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -> tuple[str, ...]:
     """The formats out of `formats` that the group supports, float32 first."""
     candidates = [f for f in formats if f != FLOAT]
@@ -277,6 +283,7 @@ def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -
         candidates = [f for f in candidates if f not in BITS]
     if group.is_recurrent:
         candidates = [f for f in candidates if f == DYNAMIC]
+    candidates = [f for f in candidates if f not in STORED_FLOATS or not _has_excess(group, STORED_FLOATS[f])]
     return (FLOAT, *candidates)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import MAX_SIZE, DimLike, ceildiv, dim_max, exact_quotient, mod, product
+from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, mod, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f32, i32, i64
 from ingot.support.errors import ShapeError
@@ -73,12 +73,15 @@ def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
 
 
 def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repeats_edge: bool) -> Node:
-    if not repeats_edge:
-        return ops.PadMode(tuple(low), tuple(high), "reflect")(x)
+    """x between mirror images of its first and last elements. Raises ShapeError where it has fewer than are mirrored:
+    for open sizes that is a condition of the program."""
+    first = 0 if repeats_edge else 1
     for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True)):
-        head = ops.flip(ops.slice_axis(x, axis, 0, low_amount), axis)
-        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - high_amount), axis)
-        x = ops.concat([part for part, n in ((head, low_amount), (x, 1), (tail, high_amount)) if n != 0], axis)
+        last = x.shape[axis] - first
+        head = ops.exact_slice(x, axis, first, first + low_amount)
+        tail = ops.exact_slice(x, axis, last - high_amount, last)
+        parts = ((ops.flip(head, axis), low_amount), (x, 1), (ops.flip(tail, axis), high_amount))
+        x = ops.concat([part for part, n in parts if n != 0], axis)
     return x
 
 
@@ -197,6 +200,16 @@ def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: 
 MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
 
+def _element(x: Node, axis: int, index: DimLike | Node) -> Node:
+    """x[index] along an axis. A size that may be out of range is clamped, as an index that only the run knows is."""
+    if isinstance(index, Dim):
+        row = ops.slice_axis(x, axis, index, index + 1)
+        if row.shape[axis] == 1:
+            return ops.squeeze(row, axis)
+        index = ops.scalar(index, i64)
+    return ops.Take(axis)(x, index) if isinstance(index, Node) else ops.index_axis(x, axis, index)
+
+
 def strided_slice(
     x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
     masks: Mapping[str, int], slice_axis: SliceAxis,
@@ -218,7 +231,7 @@ def strided_slice(
             x = ops.expand_dims(x, axis)
             axis += 1
         elif has("shrink_axis", i):
-            x = ops.Take(axis)(x, begin) if isinstance(begin, Node) else ops.index_axis(x, axis, begin)
+            x = _element(x, axis, begin)
         else:
             x = slice_axis(x, axis, None if has("begin", i) else begin, None if has("end", i) else end, step)
             axis += 1
