@@ -10,6 +10,7 @@ from ingot.autodiff.reverse import gradients
 from ingot.autodiff.rules import RULES
 from ingot.autodiff.rules.loops import with_history
 from ingot.ir.node import Graph, Input, Node, rebuild
+from ingot.ir.rewrite import replace_nodes
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import ShapeError
@@ -23,7 +24,7 @@ def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
     for n in core.nodes():
         if isinstance(n.op, ops.While) and (with_saved := with_history(n, keep_products)) is not n:
             replacements |= dict(zip(n.results, with_saved.results, strict=False))
-    return core.replace_nodes(replacements)
+    return replace_nodes(core, replacements)
 
 
 def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node, result: Node | None = None) -> Node:

@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.layout import Layout
 from ingot.ir.types import DType
 from ingot.ops.group import Group
-from ingot.plan.link import kernel_dim
+from ingot.plan.sizes import kernel_dim
 from ingot.runtime import program as rt
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
