@@ -90,7 +90,7 @@ class CacheForm:
         return [tuple(next(rest) for _ in layer) for layer in self.layers]
 
 
-def written(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
+def with_rows(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
     """The tensors of keys or of values, with `chunk`, f32[batch, heads, tokens, width], written from `at` on."""
     return _updated(cache, _stored(cache, chunk), at.value)
 

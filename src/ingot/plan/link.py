@@ -349,7 +349,7 @@ class _Linker:
         return results
 
     def _lower(self, node: Node) -> tuple[object, Lowered]:
-        """The kernels of a group, and what they are a function of: equal groups share them."""
+        """The kernels of a group, and the key of their lowering, by which equal groups share them."""
         group = node.op
         assert isinstance(group, Group)
         if isinstance(group, Recomputed):

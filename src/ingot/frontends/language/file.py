@@ -78,7 +78,8 @@ def open_language(
 
 
 def chunk_graph(path: Path, kind: Kind) -> Graph:
-    """What `ingot.compile` makes of a language model: a chunk of a sequence to logits, or of an encoder embeddings."""
+    """The graph that `ingot.compile` compiles for a language model: from a chunk of a sequence to logits, or for an
+    encoder to embeddings."""
     file = open_language(path, kind, with_text=False)
     network = file.network(None)
     if not file.architecture.causal:
@@ -94,7 +95,7 @@ def language_graph(
     cache: str,
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> tuple[Graph, Mapping[str, Any]]:
-    """(the graph of "generate", "embed", "score" or steps, what its program must tell of itself); an encoder's is
+    """(the graph of "generate", "embed", "score" or steps, the metadata of its program); an encoder has only
     "embed"."""
     if cache not in CACHES:
         raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))

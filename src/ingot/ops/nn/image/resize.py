@@ -288,7 +288,7 @@ class Resize(Op):
         return out
 
     def _repeat_factor(self, i: int, size: DimLike) -> int | None:
-        """k such that output j is input j // k; None if there is none."""
+        """The factor k for which output j is input j // k; None if there is no such factor."""
         factor = exact_quotient(self.sizes[i], size)
         if not isinstance(factor, int) or factor < 1 or size == 0:
             return None
