@@ -121,11 +121,6 @@ class Op:
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
 
-    def expect_equal(self, a: Shape, b: Shape, message: str) -> None:
-        """As `expect`, that the sizes are equal."""
-        unequal = ((x, y) for x, y in zip(a, b, strict=False) if x != y)
-        self.expect(a == b, message, next(unequal, None) if len(a) == len(b) else None)
-
     def expect_constraints(self, *inputs: TensorType) -> None:
         """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
@@ -399,26 +394,22 @@ class Graph:
 
     @cached_property
     def size_requirements(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that come before values of a computed size, by symbol: its own, and those of the sizes in its
-        maximum, as it is checked against that first."""
-        nodes, requirements = self.size_nodes, dict[str, tuple[Node, ...]]()
-        for name, most in self.sizes:
-            earlier = (n for s in sorted(symbols_of(most)) for n in requirements.get(s, ()))
-            requirements[name] = tuple(dict.fromkeys((nodes[name], *earlier)))
-        return requirements
+        """By computed size, what comes before values of it: its node, and those of the sizes that bound it."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for (name, most), node in zip(self.sizes, self.size_nodes.values(), strict=True):
+            found[name] = (node, *(n for s in sorted(symbols_of(most)) for n in found.get(s, ())))
+        return found
 
     def nodes(self) -> list[Node]:
-        """Every input and every node that the outputs need, operands before users, computed sizes before values of
-        their size."""
+        """The inputs and all nodes that the outputs need, operands before users, sizes before values of their size."""
         return list(self._order)
 
     @cached_property
     def _order(self) -> tuple[Node, ...]:
         # cached: passes, their checks and their traces all use it
         roots = (*self.inputs, *self.outputs)
-        if not self.sizes:
+        if not (required := self.size_requirements):
             return tuple(topological(roots))
-        required = self.size_requirements
 
         def operands(n: Node) -> tuple[Node, ...]:
             sizes = free_symbols(n) & required.keys()
@@ -466,9 +457,7 @@ class Graph:
         return self.with_outputs(images[o] for o in self.outputs)
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """Return this graph with symbols in types and attributes replaced. Raises ShapeError for sizes that violate a
-        condition.
-        """
+        """Return this graph with symbols replaced. Raises ShapeError for sizes that violate a condition."""
 
         def substituted(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
@@ -476,18 +465,15 @@ class Graph:
 
         nodes = rebuild((*self.inputs, *self.outputs), rule=substituted)
         conditions = [substitute(c, values) for c in self.conditions]
-        sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
         return replace(
-            self,
-            inputs=nodes[: len(self.inputs)],
-            outputs=nodes[len(self.inputs) :],
+            self, inputs=nodes[: len(self.inputs)], outputs=nodes[len(self.inputs) :],
+            sizes=tuple((name, substitute(most, values)) for name, most in self.sizes),
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
-            sizes=sizes,
-        )
+        )  # fmt: skip
 
 
 def size_elements(node: Node) -> Shape:
@@ -506,10 +492,8 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
     for value in values:
         if isinstance(value, Dim):
             symbols |= symbols_of(value)
-        elif isinstance(value, TensorType):
-            symbols |= _symbols_in(value.shape)
-        elif isinstance(value, tuple):
-            symbols |= _symbols_in(value)
+        elif isinstance(value, TensorType | tuple):
+            symbols |= value.symbols if isinstance(value, TensorType) else _symbols_in(value)
         elif isinstance(value, Graph):
             symbols |= value.free_symbols
     return symbols
