@@ -96,12 +96,12 @@ class GpuTarget:
         self.name, self._machines, self._default_arch = name, machines, default_arch
         self._kept_ops, self._functions = kept_ops, functions
 
-    def features(self, asked: str) -> Features:
+    def features(self, variant: str) -> Features:
         """An architecture, "sm_90a", or several separated by commas; schedules target the first."""
-        archs = [a.strip() for a in (asked or self._default_arch).split(",")]
+        archs = [a.strip() for a in (variant or self._default_arch).split(",")]
         if any(a not in self._machines for a in archs):
             expected = f"{self.name}:ARCH with some of {', '.join(self._machines)}"
-            raise InputError("target", expected=expected, got=f"{self.name}:{asked}")
+            raise InputError("target", expected=expected, got=f"{self.name}:{variant}")
         return Features(archs[0], tuple(archs[1:]), target=self.name)
 
     def prepare(self, nodes: int) -> None:

@@ -355,11 +355,18 @@ def test_masks_of_proposals(lm: ingot.LanguageModel) -> None:
     words = lm.tokenizer
     constraint = Grammars(words, 260).constraint(regex="abc?")
     a, b, c = words.encode("abc", framed=False)
-    for proposed, count in (([], 1), ([a, b], 3), ([a, b, c, a], 3), ([b], 1), ([a, c], 2), ([a, b, words.ends[0]], 3)):
+    for proposed, count in (
+        ([], 1),
+        ([a, b], 3),
+        ([a, b, c, a], 3),
+        ([b], 1),
+        ([a, c], 2),
+        ([a, b, words.end_ids[0]], 3),
+    ):
         masks = constraint.biases(proposed)
         assert len(masks) == count and not constraint.is_done
         allowed = [{*np.flatnonzero(mask == 0).tolist()} for mask in masks]
-        assert allowed == [{a}, {b}, {c, *words.ends}][:count]
+        assert allowed == [{a}, {b}, {c, *words.end_ids}][:count]
     constraint.accept(a)
     assert len(constraint.biases([b])) == 2 and not constraint.is_done
 

@@ -15,7 +15,7 @@ from ingot.language.config import from_config
 from ingot.language.engine.answer import Answer
 from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
-from ingot.language.engine.sequence import Part, Running
+from ingot.language.engine.sequence import Running, SequencePart
 from ingot.language.engine.stepper import FEW_ROWS, Stepper
 from ingot.language.layers import Network
 from ingot.language.session import Sampling
@@ -46,12 +46,12 @@ class Trial:
         for name, value in program.state().items():
             program.set_state({name: np.full_like(value, 100 if value.dtype == np.int8 else np.nan)})
 
-    def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> Part:
+    def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> SequencePart:
         transcript = Transcript(None, ids, GREEDY, CONTEXT, self.vocabulary)
-        return Part(slot, self.pages[slot], start, ids[start:], is_chunk, transcript, [None] * sampled)
+        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, transcript, [None] * sampled)
 
-    def companions(self, slots: list[int]) -> list[Part]:
-        parts: list[Part] = []
+    def companions(self, slots: list[int]) -> list[SequencePart]:
+        parts: list[SequencePart] = []
         for slot in slots:
             ids = self.rng.integers(3, self.vocabulary, self.rng.integers(1, 30)).tolist()
             parts.append(self.part(slot, ids, 0, is_chunk=bool(self.rng.integers(2)), sampled=1))

@@ -404,7 +404,7 @@ def is_answer(words: Tokenizer, grammar: str, text: str) -> bool:
         if constraint.is_done or constraint.bias()[index] < 0:
             return False
         constraint.accept(index)
-    return constraint.is_done or constraint.bias()[words.ends[0]] == 0
+    return constraint.is_done or constraint.bias()[words.end_ids[0]] == 0
 
 
 @pytest.mark.parametrize("special", [None, "<tool_call>"])

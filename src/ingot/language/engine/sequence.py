@@ -35,7 +35,7 @@ class Running:
         """Whether only the last token is to be read, and the answer has begun."""
         return self.computed == len(self.ids) - 1 >= self.transcript.prompt
 
-    def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> Part:
+    def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> SequencePart:
         """The part for the next step, with those of the proposals that a grammar allows. Raises its errors.
 
         A prompt is always divided at multiples of `chunk`, so that its keys and values do not depend on other requests.
@@ -47,14 +47,14 @@ class Running:
         else:
             end = min(start + chunk, len(self.ids))
         biases = self.transcript.biases(proposed) if end == len(self.ids) else []
-        return Part(
+        return SequencePart(
             self.slot, self.pages, start, [*self.ids[start:end], *proposed[: max(len(biases) - 1, 0)]],
             start < prompt, self.transcript, biases,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Part:
+class SequencePart:
     """Rows of a sequence: its tokens from `start` on. is_chunk: whether they are computed together, else one by one.
     biases: for each of the last rows, after which a token is drawn, f32[vocabulary] to add to its logits, or None."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.language.engine.paging import FEW_ROWS, PAGE
-from ingot.language.engine.sequence import Part, Sampled
+from ingot.language.engine.sequence import Sampled, SequencePart
 from ingot.language.session import SAMPLING, Program
 from ingot.support.dataclass import dataclass
 
@@ -19,7 +19,7 @@ _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for nam
 class _Rows:
     """`count` consecutive rows of a part, from `first` on."""
 
-    part: Part
+    part: SequencePart
     first: int
     count: int
 
@@ -42,7 +42,7 @@ class Stepper:
         self._counts = np.zeros((FEW_ROWS, 2, self.vocabulary), np.int32)
         self._is_weighed = np.zeros(FEW_ROWS, np.bool_)
 
-    def run(self, parts: Sequence[Part]) -> list[Sampled]:
+    def run(self, parts: Sequence[SequencePart]) -> list[Sampled]:
         """The tokens after the sampled rows of each part."""
         for part in parts:
             self._tables[part.slot, : len(part.pages)] = part.pages
@@ -88,7 +88,7 @@ class Stepper:
         tokens, logits = self._program.run([values[spec.name] for spec in self._program.inputs])
         return np.asarray(tokens), np.asarray(logits)
 
-    def _weigh(self, sample: int, part: Part, row: int) -> None:
+    def _weigh(self, sample: int, part: SequencePart, row: int) -> None:
         """Set the bias and the token counts of a sample, after a row of a part."""
         bias = part.biases[part.sampled - len(part.ids) + row]
         has_penalties = part.transcript.request.sampling.has_penalties
@@ -102,7 +102,7 @@ class Stepper:
             self._counts[sample, kind] = np.bincount(tokens, minlength=self.vocabulary) if tokens else 0
 
 
-def _calls(parts: Sequence[Part]) -> Iterator[list[_Rows]]:
+def _calls(parts: Sequence[SequencePart]) -> Iterator[list[_Rows]]:
     """The rows of each call of the program: first the single rows, then the chunks."""
     call, free_rows = list[_Rows](), FEW_ROWS
     for part in parts:

@@ -32,11 +32,11 @@ class Grammars:
             import llguidance
         except ImportError as error:
             raise ImportModelError("schemas and grammars need the package llguidance", fix=_EXTRA) from error
-        if not tokenizer.ends:
+        if not tokenizer.end_ids:
             raise ImportModelError("a schema needs a token that ends an answer", got="none in the tokenizer")
         self._library = llguidance
         self._vocabulary = vocabulary
-        ends = [i for i in tokenizer.ends if i < vocabulary]
+        ends = [i for i in tokenizer.end_ids if i < vocabulary]
         try:
             self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), vocabulary, ends)
         except Exception as error:  # the library raises plain exceptions

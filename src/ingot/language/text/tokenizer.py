@@ -24,7 +24,7 @@ _INCOMPLETE = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONG_CHARACTERS = 1 << 13  # from here on texts are encoded as batches of one, during which other threads may run
 _CONTEXT = 16  # tokens at the end of a prompt that may affect the text of the next one
 # tokens that end an answer, besides the end of a sequence: a file has some of them and names at most one
-_ENDS = (
+_END_TOKENS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
     "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
     "<｜end▁of▁sentence｜>", "<|tool_response>", "<|end_of_msg|>",
@@ -40,8 +40,8 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, str], ends: Sequence[int] = ()) -> None:
         self.backend, self.special = backend, special
-        ids = (backend.token_to_id(text) for text in (special.get("eos_token", ""), *_ENDS))
-        self.ends = tuple(dict.fromkeys((*ends, *(i for i in ids if i is not None))))
+        ids = (backend.token_to_id(text) for text in (special.get("eos_token", ""), *_END_TOKENS))
+        self.end_ids = tuple(dict.fromkeys((*ends, *(i for i in ids if i is not None))))
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -53,7 +53,7 @@ class Tokenizer:
             if isinstance(error, ImportModelError):
                 raise
             raise vocabulary.refusal_of_library(error) from error
-        s = Settings(metadata, vocabulary.WHERE, vocabulary.KEY)
+        s = Settings(metadata, vocabulary.SOURCE, vocabulary.KEY)
         tokens = vocabulary.texts(s, "tokens")
         ids = {name: vocabulary.token_id(s, name, len(tokens)) for name in (*_NAMES, "eot", "eom")}
         special = {f"{name}_token": tokens[i] for name in _NAMES if (i := ids[name]) is not None}

@@ -57,39 +57,39 @@ class CallReader:
     def __init__(self, form: CallForm, tools: Sequence[Tool], *, is_guarded: bool = False) -> None:
         self._form, self._is_guarded = form, is_guarded
         self._properties = {tool.function.name: _properties(tool) for tool in tools}
-        self._kept, self._is_inside = "", False
+        self._pending, self._is_inside = "", False
         self._is_behind = False  # whether a call precedes: spaces after it are not content
         self._first = 0  # the index of the first call in the kept text
-        self._told: list[int] = []  # the number of reported characters of each call's arguments
+        self._reported_lengths: list[int] = []  # the number of reported characters of each call's arguments
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._told)
+        return bool(self._reported_lengths)
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
         """(text that is certainly content, parts of calls)."""
-        self._kept += text
+        self._pending += text
         trigger = self._form.trigger
         if not trigger:  # an answer that is not a call as a whole is content as it comes
             if self._is_guarded:
-                return "", self._parts(self._read(self._kept)[0])
-            beginning, openings = self._kept.lstrip(), self._openings()
+                return "", self._parts(self._read(self._pending)[0])
+            beginning, openings = self._pending.lstrip(), self._openings()
             is_open = any(o.startswith(beginning[: len(o)]) for o in openings)
-            return ("" if is_open else self._take(len(self._kept))), []
+            return ("" if is_open else self._take(len(self._pending))), []
         content, parts = "", list[CallPart]()
         while True:
             if not self._is_inside:
-                place = self._kept.find(trigger)
-                content += self._content(len(self._kept) - overlap(self._kept, trigger) if place < 0 else place)
+                place = self._pending.find(trigger)
+                content += self._content(len(self._pending) - overlap(self._pending, trigger) if place < 0 else place)
                 if place < 0:
                     return content, parts
-                self._kept = self._kept[self._kept.find(trigger) :]
-                self._is_inside, self._first = True, len(self._told)
-            if _after(self._kept, 0, self._form.before) is None:
+                self._pending = self._pending[self._pending.find(trigger) :]
+                self._is_inside, self._first = True, len(self._reported_lengths)
+            if _after(self._pending, 0, self._form.before) is None:
                 content += self._content(len(trigger))
                 self._is_inside = False
                 continue
-            calls, end = self._read(self._kept)
+            calls, end = self._read(self._pending)
             parts += self._parts(calls)
             if not calls or end is None or not self._form.after:
                 return content, parts
@@ -98,7 +98,7 @@ class CallReader:
 
     def finish(self) -> tuple[str, list[CallPart]]:
         """The rest. Some models omit the mark after calls."""
-        rest, self._kept = self._kept, ""
+        rest, self._pending = self._pending, ""
         if self._form.trigger and not self._is_inside:
             return "" if self._is_behind and not rest.strip() else rest, []
         calls, _ = self._read(rest)
@@ -113,13 +113,13 @@ class CallReader:
         """The parts of calls that were not reported yet."""
         parts: list[CallPart] = []
         for index, call in enumerate(calls, self._first):
-            if index == len(self._told):
+            if index == len(self._reported_lengths):
                 identity = "".join(secrets.choice(_ID) for _ in range(9))
                 parts.append(CallPart(index, call.arguments, call.name, identity))
-                self._told.append(len(call.arguments))
-            elif len(call.arguments) > self._told[index]:
-                parts.append(CallPart(index, call.arguments[self._told[index] :]))
-                self._told[index] = len(call.arguments)
+                self._reported_lengths.append(len(call.arguments))
+            elif len(call.arguments) > self._reported_lengths[index]:
+                parts.append(CallPart(index, call.arguments[self._reported_lengths[index] :]))
+                self._reported_lengths[index] = len(call.arguments)
         return parts
 
     def _read(self, text: str) -> tuple[list[_Call], int | None]:
@@ -191,13 +191,13 @@ class CallReader:
 
     def _content(self, count: int) -> str:
         """Take `count` characters of the kept text; spaces after a call stay in it."""
-        if self._is_behind and not self._kept[:count].strip():
+        if self._is_behind and not self._pending[:count].strip():
             return ""
         self._is_behind &= not count
         return self._take(count)
 
     def _take(self, count: int) -> str:
-        text, self._kept = self._kept[:count], self._kept[count:]
+        text, self._pending = self._pending[:count], self._pending[count:]
         return text
 
 

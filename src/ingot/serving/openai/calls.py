@@ -200,7 +200,7 @@ class _Probe:
         if mark >= 0 and not re.search(r"[>\]]", text[mark:common]):  # two marks with a common prefix
             common = mark
         answer = text[common:]
-        ends = [place for i in self.tokenizer.ends if (place := answer.find(self.tokenizer.token(i))) >= 0]
+        ends = [place for i in self.tokenizer.end_ids if (place := answer.find(self.tokenizer.token(i))) >= 0]
         return answer[: min(ends)] if ends else answer
 
 

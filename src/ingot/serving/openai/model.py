@@ -74,39 +74,39 @@ class ServedLanguageModel:
 
     # --- prompts
 
-    def completion(self, asked: CompletionRequest) -> list[Prompt]:
+    def completion(self, request: CompletionRequest) -> list[Prompt]:
         self.engine  # noqa: B018  # raises before any error about the prompt
-        return [Prompt(self._ids(p, "prompt"), {}) for p in asked.prompts]
+        return [Prompt(self._ids(p, "prompt"), {}) for p in request.prompts]
 
-    def chat(self, asked: ChatRequest) -> Prompt:
+    def chat(self, request: ChatRequest) -> Prompt:
         self.engine  # noqa: B018
-        tools = [] if asked.tool_choice == "none" else asked.tools or []
-        if isinstance(asked.tool_choice, NamedTool):
-            chosen = [tool for tool in tools if tool.function.name == asked.tool_choice.function.name]
+        tools = [] if request.tool_choice == "none" else request.tools or []
+        if isinstance(request.tool_choice, NamedTool):
+            chosen = [tool for tool in tools if tool.function.name == request.tool_choice.function.name]
         else:
             chosen = tools
-        messages = [_message(message, i) for i, message in enumerate(asked.messages)]
+        messages = [_message(message, i) for i, message in enumerate(request.messages)]
         if any("tool_calls" in message for message in messages):
             messages = self._with_calls(messages)
         tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
-        text = self._rendered(messages, tool_objects or None, **(asked.chat_template_kwargs or {}))
-        reasoning = None if asked.reasoning_format == "none" else self._reasoning()
+        text = self._rendered(messages, tool_objects or None, **(request.chat_template_kwargs or {}))
+        reasoning = None if request.reasoning_format == "none" else self._reasoning()
         is_thinking = reasoning is not None and reasoning.is_begun(text)
-        calls, constraint = self._constraint(asked, chosen, reasoning, is_thinking=is_thinking)
+        calls, constraint = self._constraint(request, chosen, reasoning, is_thinking=is_thinking)
         ids = self._ids(text, "messages", framed=False)
         return Prompt(ids, constraint, calls, chosen, reasoning, is_thinking)
 
     def _constraint(
-        self, asked: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
+        self, request: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
     ) -> tuple[CallForm | None, Mapping[str, Any]]:
         """(the form of calls, the constraint of the answer)."""
-        schema, tokenizer = self._schema(asked), self.model.tokenizer
+        schema, tokenizer = self._schema(request), self.model.tokenizer
         if tools:
             calls = self._call_form()
-            is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
+            is_required = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
             grammar = calls_grammar(
-                calls, tools, tokenizer, is_required=is_required, has_several=asked.parallel_tool_calls, schema=schema,
-                reasoning=reasoning, is_thinking=is_thinking,
+                calls, tools, tokenizer, is_required=is_required, has_several=request.parallel_tool_calls,
+                schema=schema, reasoning=reasoning, is_thinking=is_thinking,
             )  # fmt: skip
             return calls, {} if grammar is None else {"grammar": grammar}
         if schema is None:
@@ -147,8 +147,8 @@ class ServedLanguageModel:
             _read_arguments(messages)
         return messages if form is None or not form.in_content else [_in_content(form, m) for m in messages]
 
-    def _schema(self, asked: ChatRequest) -> Any:
-        match asked.response_format:
+    def _schema(self, request: ChatRequest) -> Any:
+        match request.response_format:
             case JsonFormat():
                 return _OBJECT
             case SchemaFormat(json_schema=schema_format):
@@ -180,19 +180,23 @@ class ServedLanguageModel:
     # --- answers
 
     def submit(
-        self, prompts: Sequence[Prompt], asked: CompletionRequest | ChatRequest, most: int | None, logprobs: int | None
+        self,
+        prompts: Sequence[Prompt],
+        request: CompletionRequest | ChatRequest,
+        max_tokens: int | None,
+        logprobs: int | None,
     ) -> list[Answer]:
-        """`asked.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
-        options = asked.sampling
-        seeds = [None if asked.seed is None else _wrapped(asked.seed + i) for i in range(asked.choices)]
+        """`request.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
+        options = request.sampling
+        seeds = [None if request.seed is None else _wrapped(request.seed + i) for i in range(request.choices)]
         answers: list[Answer] = []
         try:
             for prompt in prompts:
                 for seed in seeds:
-                    request = self.model.request(
-                        max_tokens=most, seed=seed, logprobs=logprobs, **options, **prompt.constraint
+                    generation = self.model.request(
+                        max_tokens=max_tokens, seed=seed, logprobs=logprobs, **options, **prompt.constraint
                     )
-                    answers.append(self.engine.submit(prompt.ids, request))
+                    answers.append(self.engine.submit(prompt.ids, generation))
         except BaseException:
             for answer in answers:
                 answer.cancel()
@@ -230,11 +234,11 @@ class LanguageModels:
             model.close()
 
 
-def most_tokens(asked: CompletionRequest | ChatRequest) -> int | None:
+def max_answer_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     """The maximum number of tokens; None: until the model ends the answer or the context is full."""
-    if isinstance(asked, ChatRequest):
-        return asked.most_tokens
-    return _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    if isinstance(request, ChatRequest):
+        return request.max_answer_tokens
+    return _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:

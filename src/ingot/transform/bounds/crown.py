@@ -20,10 +20,10 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Hinge, Largest
+from ingot.transform.bounds.forms import Hinge, Largest, SoftmaxParts, softmax_of
 from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
+from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
 from ingot.transform.bounds.rounding import (
     OWN_UNIT,
     absolute_value,
@@ -39,9 +39,9 @@ from ingot.transform.bounds.rounding import (
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
-_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
-_SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
-_CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
+SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
+CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,35 @@ def is_relaxed(node: Node) -> bool:
     return isinstance(node.op, (Hinge, Largest)) or function_of(node.op) is not None or is_product(node)
 
 
+def own_softmax(node: Node, c: Intervals) -> SoftmaxParts | None:
+    """The parts of a softmax that has planes of its own: its mask, if it has one, is not perturbed."""
+    softmax = softmax_of(node)
+    if softmax is None or c.is_exact(softmax.scores) or not (softmax.visible is None or c.is_exact(softmax.visible)):
+        return None
+    return softmax
+
+
+def is_linear(node: Node, c: Intervals) -> bool:
+    """Whether the node is affine in its perturbed operands, given that at most one factor of a product is perturbed."""
+    if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+        return node.op.kind == "sum"
+    if isinstance(node.op, ops.Select):
+        return c.is_exact(node.inputs[0])
+    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+
+
+def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
+    """For a linear node that computes: the number of terms of an element, and its error relative to the sum of their
+    magnitudes."""
+    if isinstance(node.op, CONTRACTIONS):
+        return contracted_terms(node), c.rounding.of_sum(contracted_terms(node))
+    if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+        return summed_terms(node), c.rounding.of_sum(summed_terms(node))
+    return 1, 0.0 if isinstance(node.op, (*LINEAR_MOVES, *SUMS)) else c.rounding.of_function(0.5)
+
+
 def is_product(node: Node) -> bool:
-    return isinstance(node.op, (ops.Mul, *_CONTRACTIONS))
+    return isinstance(node.op, (ops.Mul, *CONTRACTIONS))
 
 
 def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = None) -> Interval:
@@ -161,20 +188,14 @@ class Backward:
             self.relax(node, a)
         elif isinstance(node.op, Largest):
             self.largest(node, a)
+        elif (softmax := own_softmax(node, self.c)) is not None:
+            self.softmax(node, softmax, a)
         elif is_product(node) and len(perturbed) == 2:
             self.bilinear(node, a)
-        elif self.is_linear(node):
+        elif is_linear(node, self.c):
             self.linear(node, a)
         else:
             self.stop(node, a)
-
-    def is_linear(self, node: Node) -> bool:
-        """Whether the node is affine in its perturbed operands."""
-        if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
-            return node.op.kind == "sum"
-        if isinstance(node.op, ops.Select):
-            return self.c.is_exact(node.inputs[0])
-        return isinstance(node.op, (*_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
 
     # --- sums
 
@@ -228,15 +249,9 @@ class Backward:
         for x, g in zip(node.inputs, RULES[type(op)](node_f64, [a.node]), strict=True):
             if g is not None:
                 self.pass_on(x, Term(g))
-        if isinstance(op, _MOVES):
+        if isinstance(op, LINEAR_MOVES):
             return
-        if isinstance(op, _CONTRACTIONS):
-            terms, error = contracted_terms(node), self.c.rounding.of_sum(contracted_terms(node))
-        elif isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
-            terms = summed_terms(node)
-            error = self.c.rounding.of_sum(terms)
-        else:
-            terms, error = 1, 0.0 if isinstance(op, _SUMS) else self.c.rounding.of_function(0.5)
+        terms, error = terms_and_error(node, self.c)
         self.err(node, a, self.sizes(node), error, self.c.rounding.floor * terms)
         self.winograd(node, a)
 
@@ -257,7 +272,7 @@ class Backward:
 
     def offset(self, node: Node, a: Term) -> None:
         """Add the constant term of an affine node: its value where perturbed operands are 0."""
-        if isinstance(node.op, (*_CONTRACTIONS, ops.Mul, ops.Div)) or all(not self.c.is_exact(x) for x in node.inputs):
+        if isinstance(node.op, (*CONTRACTIONS, ops.Mul, ops.Div)) or all(not self.c.is_exact(x) for x in node.inputs):
             return
         exact = [x for x in node.inputs if self.c.is_exact(x) and x.dtype.is_float]
         if exact and any(splat_of(x) != 0 for x in exact):
@@ -327,6 +342,28 @@ class Backward:
             self.walk.lines[node] = lines
         return lines
 
+    def softmax(self, node: Node, softmax: SoftmaxParts, a: Term) -> None:
+        """Pass coefficients from e^x / sum(e^x) to x: see `planes_of_softmax`."""
+        f, p, dims = function_of(ops.Exp()), self.c.of(node), softmax.dims
+        assert f is not None
+        visible = None if softmax.visible is None else Term(softmax.visible)
+        x = self.c.of(softmax.scores)
+        planes = planes_of_softmax(f, x, p, visible, dims)
+        magnitude = x.magnitude if visible is None else where(visible, x.magnitude, 0.0)
+        of_x: Term | None = None
+        for plane, part in zip(planes, (maximum(a, 0.0), minimum(a, 0.0)), strict=True):
+            self.dot(node, part, plane.offset)
+            factors = part * plane.factor
+            mean = (plane.weights * magnitude).sum(dims).broadcast(magnitude.shape)
+            self.err(node, part, plane.factor * (magnitude + mean) + absolute_value(plane.offset), 0.0)
+            coefficients = factors - factors.sum(dims).broadcast(a.shape) * plane.weights
+            of_x = coefficients if of_x is None else of_x + coefficients
+        assert of_x is not None
+        if self.c.rounding.unit:
+            error = self.c.rounding.of_sum(product(node.shape[d] for d in dims)) + self.c.rounding.of_function(f.ulps)
+            self.err(node, a, p.magnitude, 4 * error, 4 * self.c.rounding.floor)
+        self.pass_on(softmax.scores, of_x)
+
     def bilinear(self, node: Node, a: Term) -> None:
         """Planes through the centers with equal slopes below and above, which cancel in a quotient: x y lies within
         rx ry of cy x + cx y - cx cy."""
@@ -338,7 +375,7 @@ class Backward:
             self.pass_on(v, Term(g))
         self.dot(node, a, -Term(op(bx.center.node, by.center.node)))
         self.dot(node, absolute_value(a), -Term(op(bx.radius.node, by.radius.node)))
-        terms = contracted_terms(node) if isinstance(op, _CONTRACTIONS) else 1
+        terms = contracted_terms(node) if isinstance(op, CONTRACTIONS) else 1
         magnitude = Term(op(bx.magnitude.node, by.magnitude.node))
         error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
         # three products of this magnitude, each a sum
@@ -352,7 +389,7 @@ class Backward:
 def mixes(node: Node, is_exact: Callable[[Node], bool]) -> bool:
     """Whether the node combines several elements of perturbed values, so that an interval after it may be wider than
     its linear bounds."""
-    if isinstance(node.op, (*_CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+    if isinstance(node.op, (*CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return True
     return len([x for x in node.inputs if not is_exact(x)]) > 1 and not isinstance(node.op, ops.Concat)
 

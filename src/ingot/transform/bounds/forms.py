@@ -175,6 +175,32 @@ def is_exponential(node: Node) -> bool:
     return isinstance(node.op, ops.Exp)
 
 
+@dataclass(frozen=True, eq=False)
+class SoftmaxParts:
+    """e * (1 / sum(e)) over `dims`, where e is e^scores, and 0 where the mask `visible` is not set."""
+
+    exponentials: Node
+    scores: Node
+    visible: Node | None
+    dims: tuple[int, ...]
+
+
+def softmax_of(node: Node) -> SoftmaxParts | None:
+    """The parts of a softmax; None for other nodes."""
+    if not isinstance(node.op, ops.Mul):
+        return None
+    for e, quotient in (node.inputs, node.inputs[::-1]):
+        divisor = source_of(quotient)
+        total = sum_of_exponentials(divisor) if isinstance(divisor.op, Reciprocal) else None
+        if total is None or total.inputs[0] is not e:
+            continue
+        assert isinstance(total.op, ops.Reduce)
+        is_masked = isinstance(e.op, ops.Select)
+        exponential = e.inputs[1] if is_masked else e
+        return SoftmaxParts(e, exponential.inputs[0], e.inputs[0] if is_masked else None, total.op.dims)
+    return None
+
+
 def source_of(node: Node) -> Node:
     """The node below broadcasts and reshapes."""
     while isinstance(node.op, (ops.BroadcastInDim, ops.Reshape)):

@@ -13,22 +13,23 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f64
-from ingot.ops.nn import terms as t
+from ingot.ir.types import f64
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, lower_bounds
+from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, own_softmax
+from ingot.transform.bounds.forms import is_normalizer
+from ingot.transform.bounds.forward import Forward
 from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.rounding import Rounding, absolute_value, from_f64
+from ingot.transform.bounds.rounding import Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
-from ingot.transform.vectorize import vectorize
 
 _INF = float("inf")
-METHODS = ("crown", "auto", "crown-ibp", "ibp")
+METHODS = ("crown", "auto", "crown-ibp", "forward", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
+_WALKS_PER_ROW = 12  # "auto": a walk takes at most so many rows for each row of a pass forward
 _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 
@@ -47,7 +48,8 @@ class Question:
         """The canonical graph with this question. Raises UnsupportedOpError, which names all ops without bounds, and
         InputError for symbolic sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
-        core = canonical(with_spec(graph, self.spec), trees=self.method in ("crown", "auto"))
+        has_trees = self.method in ("crown", "auto", "forward")
+        core = canonical(with_spec(graph, self.spec), has_trees, self.rounding.winograd)
         ends: dict[Node, tuple[Node, Node]] = {}
         for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
             if is_perturbed:
@@ -58,20 +60,21 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """A canonical graph and its question. ends: for each perturbed input the inputs of the graph of bounds."""
+    """A canonical graph and its question. interval_inputs: for each perturbed input the inputs of the graph of
+    bounds."""
 
     core: Graph
     question: Question
-    ends: Mapping[Node, tuple[Node, Node]]
+    interval_inputs: Mapping[Node, tuple[Node, Node]]
 
     @property
     def inputs(self) -> tuple[Node, ...]:
         """The inputs of the graph of bounds."""
-        return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
+        return tuple(v for x in self.core.inputs for v in self.interval_inputs.get(x, (x,)))
 
     def intervals(self) -> Intervals:
         """Intervals of the inputs alone."""
-        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
+        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.interval_inputs.items()}
         return Intervals(boxes, self.question.rounding)
 
     @cached_property
@@ -81,18 +84,45 @@ class Bounded:
         c = self.intervals()
         for node in self.core.nodes():
             perturbed = [x for x in node.inputs if not c.is_exact(x)]
+            if is_normalizer(node) or own_softmax(node, c) is not None:  # the planes of a softmax take its scores
+                continue
             if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
                 operands.update(dict.fromkeys(perturbed))
         return tuple(operands)
 
     @cached_property
+    def deep(self) -> tuple[Node, ...]:
+        """The values of `relaxed` whose intervals may be wider than linear bounds."""
+        depth = depths(self.core.nodes(), self.intervals().is_exact)
+        return tuple(n for n in self.relaxed if depth[n] > 1)
+
+    @cached_property
     def walked(self) -> frozenset[Node]:
-        """The values of `relaxed` that get tighter bounds than intervals, each from its own backward walk."""
+        """The values that get tighter bounds than intervals or forms, each from its own backward walk."""
         if self.question.method not in ("crown", "auto"):
             return frozenset()
-        depth = depths(self.core.nodes(), self.intervals().is_exact)
-        deep = [n for n in self.relaxed if depth[n] > 1]
-        return frozenset(n for n in deep if self.fits(n))
+        return frozenset(n for n in self.deep if self.fits(n) and not self.is_cheaper_forward(n))
+
+    @cached_property
+    def is_forward(self) -> bool:
+        """Whether values get affine forms: see `forward`."""
+        if self.question.method != "auto":
+            return self.question.method == "forward"
+        targets = (*self.deep, *self.core.results)
+        return any(self.is_cheaper_forward(n) or not self.fits(n) for n in targets)
+
+    def is_cheaper_forward(self, target: Node) -> bool:
+        """Whether "auto" leaves the value to a pass forward, which costs far less than a walk from it. Elements of rows
+        that never meet are walked from together."""
+        if self.question.method != "auto" or self._forward_rows * self._widest * 8 > _MAX_COEFFICIENT_BYTES:
+            return False
+        axis = self.rows.get(target)
+        rows = 2 * int(product(target.shape)) // (1 if axis is None else int(target.shape[axis]))
+        return rows > _WALKS_PER_ROW * self._forward_rows
+
+    @cached_property
+    def _forward_rows(self) -> int:
+        return sum(int(product(x.shape)) for x in self.interval_inputs) + 4  # of slopes, centers, radii, magnitudes
 
     def fits(self, target: Node) -> bool:
         """Whether a walk from the value is within the memory limit. If it is not, raises InputError unless the method
@@ -116,7 +146,7 @@ class Bounded:
     @cached_property
     def rows(self) -> Mapping[Node, int]:
         """The row axis of each value, if rows are independent: see `rows_of`."""
-        return rows_of(self.core, list(self.ends), self.intervals().is_exact)
+        return rows_of(self.core, list(self.interval_inputs), self.intervals().is_exact)
 
     @cached_property
     def _widest(self) -> int:
@@ -135,8 +165,11 @@ class Bounded:
         a value for each row (see `bounds_of`)."""
         c = self.intervals()
         walk = Walk(c, self.rows if slopes is None else {})
+        forward = Forward(c, list(self.interval_inputs)) if self.is_forward else None
         for node in self.core.nodes():
             c.add([node])
+            if forward is not None and not c.missing:
+                forward.add(node)
             if node in self.walked and not c.missing:
                 target_walk = walk if slopes is None else Walk(c, alphas=slopes[node])
                 c.values[node] = bounds_of(target_walk, node, mapped)
@@ -152,7 +185,8 @@ def bound_graph(graph: Graph, question: Question) -> Graph:
     results: list[Node] = []
     for y in bounded.core.results:
         bounds = walk.intervals.of(y)
-        if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
+        is_walked = question.method not in ("ibp", "forward") and not bounded.is_cheaper_forward(y)
+        if is_walked and not walk.intervals.is_exact(y) and bounded.fits(y):
             bounds = bounds_of(walk, y)
         lower, upper = (walk.intervals.guarded(v, e) for v, e in ((bounds.lower, -_INF), (bounds.upper, _INF)))
         results += [b.node for b in from_f64(lower, upper, y.dtype)]
@@ -190,29 +224,3 @@ def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
     rows = const(spec.astype(y.dtype.numpy))
     sums = ops.DotGeneral(((), ()), ((1,), (0,)))(rows, ops.reshape(y, (size,)))
     return Graph(graph.inputs, (sums,), tuple(_names(graph)))
-
-
-def search_graph(bounded: Bounded, count: int) -> Graph:
-    """The graph of lower bounds of a result with one input, for `count` boxes at once.
-    lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
-    moves the rows within its box, summed over the rows.
-    """
-    walk = bounded.walk()
-    (x,), (y,) = bounded.core.inputs, bounded.core.results
-    if bounded.question.method == "ibp":
-        lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
-    else:
-        lower, coefficients = lower_bounds(walk, y, {})
-        input_coefficients = coefficients.get(x)
-        influence = (
-            t.full(x.shape, 0.0, f64)
-            if input_coefficients is None
-            else absolute_value(input_coefficients).sum((0,), False)
-        )
-    box = walk.intervals.of(x)
-    lower = walk.intervals.guarded(lower, -_INF)
-    results = (lower.node, (influence * (box.upper - box.lower)).node)
-    single = lower_model_ops(Graph(bounded.inputs, results))
-    ends = zip(single.inputs, ("lower", "upper"), strict=True)
-    mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
-    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))

@@ -21,14 +21,12 @@ from ingot.support.errors import UnsupportedOp
 from ingot.transform.bounds.forms import (
     Hinge,
     Largest,
-    Reciprocal,
     Shift,
     Square,
     Unknown,
     is_normalizer,
     operands_of_extreme,
-    source_of,
-    sum_of_exponentials,
+    softmax_of,
 )
 from ingot.transform.bounds.functions import PERIODIC, Function, function_of
 from ingot.transform.bounds.rounding import (
@@ -321,21 +319,17 @@ def _extremes(values: Sequence[Term]) -> tuple[Term, Term]:
 def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | None:
     """The interval of e / sum(e) for e >= 0. As e is also a term of the sum, its largest value is e / (e + the least
     sum of the other terms). None for any other product."""
-    for e, quotient, x in ((*node.inputs, xs[0]), (*node.inputs[::-1], xs[1])):
-        divisor = source_of(quotient)
-        total = sum_of_exponentials(divisor) if isinstance(divisor.op, Reciprocal) else None
-        if total is None or total.inputs[0] is not e:
-            continue
-        assert isinstance(total.op, ops.Reduce)
-        dims = total.op.dims
-        error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
-        least_sum, largest_sum = x.lower.sum(dims), x.upper.sum(dims)
-        largest_rest = largest_sum * (1 + 2 * error) - x.upper
-        least_rest = maximum(least_sum * (1 - 2 * error) - x.lower, 0.0)
-        lower = where(x.lower > 0.0, x.lower / (x.lower + largest_rest), 0.0)
-        upper = where(x.upper > 0.0, x.upper / (x.upper + least_rest), 0.0)
-        return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
-    return None
+    if (softmax := softmax_of(node)) is None:
+        return None
+    e, dims = softmax.exponentials, softmax.dims
+    x = c.of(e)
+    error = c.rounding.of_sum(product(e.shape[d] for d in dims)) + c.rounding.of_function()
+    least_sum, largest_sum = x.lower.sum(dims), x.upper.sum(dims)
+    largest_rest = largest_sum * (1 + 2 * error) - x.upper
+    least_rest = maximum(least_sum * (1 - 2 * error) - x.lower, 0.0)
+    lower = where(x.lower > 0.0, x.lower / (x.lower + largest_rest), 0.0)
+    upper = where(x.upper > 0.0, x.upper / (x.upper + least_rest), 0.0)
+    return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
 
 
 @_interval(ops.Div)

@@ -2,7 +2,7 @@
 
 ReLU and S-shaped functions as in CROWN (Zhang et al., Efficient Neural Network Robustness Certification with General
 Activation Functions, NeurIPS 2018); GELU and SiLU by two lines with the chord's slope. Any slope is sound: the offsets
-are computed for the rounded slope and include the error of computing them.
+are computed for the rounded slope and include the error of computing them. Softmax has two planes: `planes_of_softmax`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 from math import pi
 
 from ingot import ops
+from ingot.ir.dims import product
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function
 from ingot.transform.bounds.intervals import Interval
-from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, where
+from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, outward, where
 
 _BISECTIONS = 14
 _PERIODS = (-2 * pi, 0.0, 2 * pi)  # offsets of the periods that an interval of half a period may reach
 _ERROR = 64 * OWN_UNIT  # of a few operations and two functions
+_LEAST_SHARE = 1e-250  # of a sum of exponentials: below it logarithms and quotients are not computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,83 @@ def lines_of_function(f: Function, x: Interval) -> Lines:
     if f.shape == PERIODIC:
         return _periodic(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """factor * (x - sum(weights * x)) + offset, the sum along the axes of a softmax."""
+
+    factor: Term
+    weights: Term
+    offset: Term
+
+
+def planes_of_softmax(
+    exp: Function, x: Interval, p: Interval, visible: Term | None, dims: tuple[int, ...]
+) -> tuple[Plane, Plane]:
+    """A plane below and one above p = e^x / sum(e^x), tangents at the center c of the bounds in Wei et al., Convex
+    Bounds on the Softmax Function with Applications to Robustness Verification, AISTATS 2023; constants where these are
+    closer at c. x, p: intervals of the scores and of the result. visible: a mask; hidden elements have no term.
+
+    Below: e^x / sum(chord(x)), log-convex; its tangents are  v (2 + x - c - sum(chord(x)) / a), where a = sum(chord(c))
+    and v = e^c / a. Above, with the logarithm y = x - log(sum(e^x)) of p: chord(y) of e^y, which is concave in x, or
+    the chord of 1 / s for the sum s of e^(x_j - x). Tangents of both are multiples of  x - sum(q x),  q = softmax(c).
+    """
+
+    def shown(v: Term, hidden: float = 0.0) -> Term:
+        return v if visible is None else where(visible, v, hidden)
+
+    def total(v: Term) -> Term:
+        return v.sum(dims).broadcast(v.shape)
+
+    count = product(x.lower.shape[d] for d in dims)
+    assert isinstance(count, int)
+    error = (count + 64) * 2 * OWN_UNIT
+    top = shown(x.upper, -1e300).max(dims).broadcast(x.upper.shape)
+    top = where(top > -1e299, top, 0.0)  # all are hidden
+    shifted = Interval(*outward(x.lower - top, x.upper - top, OWN_UNIT))
+    center, magnitude = shown(shifted.center), shown(shifted.magnitude)
+    chord = _chord(exp, shifted)
+    slope, intercept = shown(chord.slope), shown(chord.offset)
+
+    sum_of_chords = total(slope * center + intercept)
+    sum_of_chords = where(sum_of_chords > 0.25, sum_of_chords, 1.0)
+    exponentials = shown(exp.value(center))
+    value = exponentials / sum_of_chords
+    value = where((value > _LEAST_SHARE) & (value > p.lower), value, 0.0)
+    weights, intercepts = slope / sum_of_chords, total(intercept) / sum_of_chords
+    weighted = total(weights * magnitude)
+    to_unshifted = top * (total(weights) - 1.0)
+    sizes = absolute_value(intercepts) + magnitude + weighted + absolute_value(top) * (total(weights) + 1.0) + 4.0
+    offset = value * (2.0 - intercepts - center + to_unshifted - sizes * error)
+    lower = Plane(value, weights, where(value > 0.0, offset, p.lower))
+
+    sum_of_exponentials = total(exponentials)
+    sum_of_exponentials = where(sum_of_exponentials > 0.0, sum_of_exponentials, 1.0)
+    q = exponentials / sum_of_exponentials
+    log_sum, mean = t.log(sum_of_exponentials), total(q * center)
+    sizes = magnitude + total(q * magnitude) + absolute_value(log_sum) + absolute_value(top) + 4.0
+
+    has_lower = p.lower > _LEAST_SHARE
+    least = shifted.lower - t.log(total(shown(exp.value(shifted.upper))) + 1.0)
+    least_y = where(has_lower, t.log(where(has_lower, p.lower, 1.0)), least)
+    most_y = minimum(t.log(maximum(p.upper, _LEAST_SHARE)), 0.0)
+    most_y = maximum(most_y, least_y)
+    y = Interval(*outward(least_y, most_y, _ERROR, _ERROR))
+    of_y = _chord(exp, y)
+    is_open = q > _LEAST_SHARE
+    q_or_one = where(is_open, q, 1.0)
+    at_center = of_y.slope * t.log(q_or_one) + of_y.offset
+    by_y = Line(of_y.slope, of_y.offset + of_y.slope * (mean - log_sum + sizes * error))
+
+    both = where(has_lower & is_open, p.lower * p.upper, 0.0) / q_or_one
+    by_sum = Line(both, p.lower + p.upper - both * (1.0 + center - mean - sizes * error))
+    is_by_sum = has_lower & is_open & (p.lower + p.upper - both < at_center)
+    factor, offset = (where(is_by_sum, a, b) for a, b in ((by_sum.slope, by_y.slope), (by_sum.offset, by_y.offset)))
+    is_plane = is_open & (where(is_by_sum, p.lower + p.upper - both, at_center) < p.upper)
+    offset = offset + absolute_value(offset) * error + OWN_TINY
+    upper = Plane(where(is_plane, factor, 0.0), q, where(is_plane, offset, p.upper))
+    return lower, upper
 
 
 def _chord_slope(f: Function, x: Interval) -> Term:

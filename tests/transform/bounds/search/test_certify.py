@@ -17,12 +17,11 @@ from torch import nn
 import ingot
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
-from ingot.transform.bounds.certify import _halves
 from ingot.transform.bounds.graph import Question
-from ingot.transform.bounds.neurons import Cases, neurons_of
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search.neurons import Cases, neurons_of
+from ingot.transform.bounds.search.vnnlib import parse_property
 from ingot.transform.bounds.slopes import slopes_of
-from ingot.transform.bounds.vnnlib import parse_property
 from tests.transform.bounds.test_bounds import net_of
 
 
@@ -291,18 +290,6 @@ def test_bounds_of_cases_hold() -> None:
     assert cases.prove(row, linear + 0.6 * (least - linear), np.inf) == "" and cases.bounded > 2
     assert "cases are left" in cases.prove(row, least, 0.0)
     assert "on both sides" in cases.prove(row, least + 1e-4, np.inf)
-
-
-def test_boxes_are_cut_by_turns() -> None:
-    """Influence alone would cut the first element each time."""
-    first = np.array([1.0, 1.0])
-    lower, upper, cuts = np.zeros((1, 2)), np.ones((1, 2)), []
-    for _ in range(6):
-        halves = _halves(lower, upper, np.array([[4.0, 2.0]]) * (upper - lower), first)
-        assert halves is not None
-        lower, upper = (h[:1] for h in halves)
-        cuts.append(tuple((upper - lower)[0]))
-    assert cuts[-1] == (0.125, 0.125)
 
 
 def _quantized(tmp_path: Path) -> Path:

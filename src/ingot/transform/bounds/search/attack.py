@@ -26,6 +26,8 @@ from ingot.transform.vectorize import vectorize
 
 _FIRST_STEP = 0.25  # relative to the box's width, decaying to a hundredth of it
 
+_NEAR = 0.1  # relative to the box's width: how far around the best point others start
+
 
 @dataclass(frozen=True, eq=False)
 class Goal:
@@ -60,17 +62,27 @@ class Attack:
     def __init__(self, graph: Graph, goal: Goal, points: int, options: Options) -> None:
         self.goal, self.points = goal, points
         self.x = graph.inputs[0].type
+        self.nearest: np.ndarray | None = None  # the best point of all runs, and its violation
+        self.least = np.inf
         self._program = CompiledModel(
             compiled_program(_step_graph(graph, goal.rows, points), options), threads=options.threads
         )
 
     def run(self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, float]:
         """The best point visited in a box and its violation, at most 0 if the goal is reached. Starts at the center and
-        at random points. lower, upper: of the input's shape."""
+        at random points; with odd seeds, around the best point of earlier runs. lower, upper: of the input's shape."""
         rng = np.random.default_rng(seed)
-        starts = lower + rng.random((self.points, *lower.shape)) * (upper - lower)
-        starts[0] = lower + (upper - lower) / 2
-        return self.descend(starts, lower, upper, steps)
+        width = upper - lower
+        if self.nearest is None or not seed % 2:
+            starts = lower + rng.random((self.points, *lower.shape)) * width
+            starts[0] = lower + width / 2
+        else:
+            radius = _NEAR * rng.random((self.points, *(1 for _ in lower.shape))) ** 2
+            starts = self.nearest + rng.normal(size=(self.points, *lower.shape)) * radius * width
+        point, violation = self.descend(starts, lower, upper, steps)
+        if violation < self.least:
+            self.nearest, self.least = point, violation
+        return point, violation
 
     def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
         """Like `run` from these starting points, each in its own box or all in one."""
@@ -163,13 +175,13 @@ def attack_model(
     check_seed(seed)
     opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
-    graph = static_graph(opened.graph, [low for low, _ in box.ends])
+    graph = static_graph(opened.graph, [low for low, _ in box.intervals])
     if len(graph.inputs) != 1 or len(graph.results) != 1:
         got = f"{len(graph.inputs)} inputs and {len(graph.results)} results"
         raise InputError("attack", expected="a model of one input and one result", got=got)
     rows = rows_of(graph.results[0].type, label, spec)
     goal = Goal(rows, np.zeros(len(rows)), tuple((i,) for i in range(len(rows))))
-    low, high = box.ends[0]
+    low, high = box.intervals[0]
     point, _ = Attack(graph, goal, points, options).run(low, high, steps=steps, seed=seed)
     program = CompiledModel(compiled_program(graph, options), threads=options.threads)
     y = np.asarray(program.run([point])[0])

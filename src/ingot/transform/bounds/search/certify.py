@@ -1,16 +1,17 @@
 """Verification of properties of networks: branch and bound over boxes of inputs, which are split until decided.
 
 Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 21, 2020. In low dimensions the
-input box is split: an undecided box is halved along the element with the most influence on the rows. In high dimensions
-neurons are split (see `neurons`). An attack runs first, and short attacks run in the boxes that remain.
+input box is split: undecided boxes are halved (see `boxes`). In high dimensions neurons are split (see `neurons`). An
+attack runs first, and short attacks run in the boxes that remain.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,18 +27,21 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.attack import Attack, Goal, check_seed
 from ingot.transform.bounds.canonical import at_precision
-from ingot.transform.bounds.graph import Question, search_graph
-from ingot.transform.bounds.neurons import Cases, neurons_of
+from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.run import rounded, rounding_of
+from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
+from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
+from ingot.transform.bounds.search.neurons import Cases, neurons_of
+from ingot.transform.bounds.search.vnnlib import Alternative, Property
 from ingot.transform.bounds.slopes import slopes_of
-from ingot.transform.bounds.vnnlib import Alternative, Property
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 _BATCH_BOXES = 128  # bounded in one call
-_ATTACK_STEPS = 50  # of the first attack
+_ATTACK_STEPS = 50
+_ATTACK_BATCHES = 6  # of boxes, from one attack on the whole box to the next
 _STEPS_IN_BOXES = 3
+_PLAIN_BOXES = 2048  # before a program with better bounds is compiled
 _SLOPE_STEPS = 60
 _MAX_SPLIT_ELEMENTS = 32  # perturbed elements of a box; splits of its inputs hardly decide a larger one
 _MAX_WIDE_BOXES = 8  # in one call, of boxes with more elements
@@ -151,7 +155,7 @@ class _Search:
         attacks = [Attack(_with_input_rows(self.graph, goal), goal, _BATCH_BOXES, self.options) for goal, _ in goals]
         progress.report("attack")
         for attack, (goal, box) in zip(attacks, goals, strict=True):  # cheap, before any proof
-            if (verdict := self.attack(attack, goal, box)) is not None:
+            if (verdict := self.attack(attack, goal, box, self.seed)) is not None:
                 return verdict
         reasons: list[str] = []
         for attack, (goal, box) in zip(attacks, goals, strict=True):
@@ -183,11 +187,11 @@ class _Search:
 
     # --- counterexamples
 
-    def attack(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
+    def attack(self, attack: Attack, goal: Goal, box: Alternative, seed: int) -> Verdict | None:
         lower, upper = self.inner_ends(box)
         if (lower > upper).any():  # no float lies in the box
             return None
-        point, violation = attack.run(lower, upper, steps=_ATTACK_STEPS, seed=self.seed)
+        point, violation = attack.run(lower, upper, steps=_ATTACK_STEPS, seed=seed)
         return self.counterexample(goal, box, point) if violation <= 0 else None
 
     def inner_ends(self, box: Alternative) -> tuple[np.ndarray, np.ndarray]:
@@ -224,17 +228,30 @@ class _Search:
         bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
         count = min(bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
-        bounds = CompiledModel(compiled_program(search_graph(bounded, count), options), threads=self.options.threads)
+
+        def compiled(is_improved: bool) -> CompiledModel:
+            program = compiled_program(search_graph(bounded, count, is_improved), options)
+            return CompiledModel(program, threads=self.options.threads)
+
+        bounds, boxes_before_improving = compiled(False), self.boxes + _PLAIN_BOXES
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
-        initial_widths = upper - lower
         limits = np.nextafter(goal.limits, np.inf)
+        splits = Splits(goal, limits, (upper - lower)[0], 0 if is_wide else count)
+        batches = 0
         while len(lower):
             if self.is_late:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left after {self.seconds:g} s")
             if lower.nbytes + upper.nbytes > _MAX_WAITING_BYTES:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left, more than memory should hold")
+            if self.boxes > boxes_before_improving and can_improve(bounded):
+                bounds, boxes_before_improving = compiled(True), math.inf
             lows, highs, lower, upper = lower[-count:], upper[-count:], lower[:-count], upper[:-count]
+            batches += 1
+            if batches % _ATTACK_BATCHES == 0:
+                verdict = self.attack(attack, goal, box, self.seed + batches // _ATTACK_BATCHES)
+                if verdict is not None:
+                    return verdict
             rows, influence = self.bound(bounds, lows, highs, count)
             is_first, self.boxes = not self.boxes, self.boxes + len(lows)
             is_open = ~goal.is_excluded(rows > limits)
@@ -247,12 +264,13 @@ class _Search:
                 if neurons is not None and is_open.any():
                     return self.prove_cases(Cases(neurons, box_ends, hinge_ends), goal, rows[0], limits)
             progress.report(f"{self.boxes} boxes, {len(lower)} left")
-            lows, highs, influence = lows[is_open], highs[is_open], influence[is_open]
+            lows, highs, influence, rows = lows[is_open], highs[is_open], influence[is_open], rows[is_open]
             if not len(lows):
                 continue
             if (counterexample := self.attack_boxes(attack, goal, box, lows, highs)) is not None:
                 return counterexample
-            halves = _halves(lows, highs, influence, initial_widths)
+            self.boxes += splits.learn(lows, highs, rows, partial(self.lower_bounds, bounds, count))
+            halves = splits.halves(lows, highs, influence)
             if halves is None:
                 return self.verdict(UNKNOWN, "a box of a single point has bounds on both sides of a limit")
             lower, upper = np.concatenate([lower, halves[0]]), np.concatenate([upper, halves[1]])
@@ -272,6 +290,9 @@ class _Search:
             if reason:
                 return self.verdict(UNKNOWN, reason)
         return None
+
+    def lower_bounds(self, bounds: CompiledModel, count: int, lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
+        return self.bound(bounds, lows, highs, count)[0]
 
     def bound(
         self, bounds: CompiledModel, lows: np.ndarray, highs: np.ndarray, count: int
@@ -325,27 +346,3 @@ def _with_input_rows(graph: Graph, goal: Goal) -> Graph:
     flat = [ops.reshape(v, (product(v.shape),)) for v in (x, y)]
     dtype = f64 if f64 in (x.dtype, y.dtype) else y.dtype
     return Graph((x,), (ops.concat([ops.cast(v, dtype) for v in flat], 0),), ("values",))
-
-
-def _halves(
-    lower: np.ndarray, upper: np.ndarray, influence: np.ndarray, initial_widths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Halve each box along the element with the largest influence * sqrt(relative width); None if a box has no float
-    between its ends there. initial_widths: the widths of the first box.
-
-    By influence alone the same element is halved again and again: property 1 of ACAS Xu's network 1_4 takes more than
-    500,000 boxes instead of 500; by influence * relative width, network 4_9 takes 30,000 instead of 5,600.
-    """
-    middles = lower + (upper - lower) / 2
-    can_split = (middles > lower) & (middles < upper)
-    finite_influence = np.minimum(np.nan_to_num(influence, nan=0.0), 1e300)
-    relative_widths = np.divide(upper - lower, initial_widths, out=np.zeros(lower.shape), where=initial_widths > 0)
-    score = np.where(can_split, finite_influence * np.sqrt(relative_widths) + 1e-300, -1.0)
-    element = score.argmax(1)
-    rows = np.arange(len(lower))
-    if not can_split[rows, element].all():
-        return None
-    low, high = lower.copy(), upper.copy()
-    high[rows, element] = middles[rows, element]
-    low[rows, element] = middles[rows, element]
-    return np.concatenate([lower, low]), np.concatenate([high, upper])
