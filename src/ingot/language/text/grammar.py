@@ -97,6 +97,10 @@ class Constraint:
             self._check()
         return biases
 
+    def forced(self) -> list[int]:
+        """The next tokens of a text that the grammar leaves no choice about; other tokens may have the same text."""
+        return self._matcher.compute_ff_tokens()
+
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
         self._check()
