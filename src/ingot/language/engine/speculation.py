@@ -98,7 +98,10 @@ class Draft:
         del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
-        biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        try:
+            biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        except InputError:  # which the sequence's own step raises
+            return None
         if biases and len(biases) <= len(proposed):
             return None
         is_chunk = end - start > 1
