@@ -65,7 +65,7 @@ def started(app: Starlette) -> str:
 
 
 def served(capacity: int = 256) -> tuple[str, ServedModel]:
-    found = ServedModel("model", "1", model(), Queueing(capacity, most_rows=16))
+    found = ServedModel("model", "1", model(), Queueing(capacity, max_rows=16))
     return started(application(Repository([found]), RequestLimits(1 << 20, seconds=5), Metrics())), found
 
 

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TextIO, get_args
 from unittest import mock
 
 import numpy as np
@@ -241,21 +243,26 @@ _WAITS = 5  # a busy machine may take so many times as long as the processor
 
 
 def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int = 60) -> dict[str, str]:
-    """Which cases raise, die or take longer than `seconds` of processor time with guard pages at each end, and how; one
-    process runs them until one dies. One that waits ends with 1 and its stack on stderr.
+    """Which cases raise, die, wait or take longer than `seconds` of processor time with guard pages at each end, and
+    how; one process runs them until one dies. A case that waits has a second process: libraries whose threads did not
+    come along may have held locks at the fork.
 
     A case that is to check for a refusal catches it itself.
     """
     found: dict[str, str] = {}
     for end in ends:
-        left = list(cases)
+        left, waited = list(cases), set[str]()
         while left:
-            done, status = _in_child(cases, left, end, seconds)
+            done, status, stack = _in_child(cases, left, end, seconds)
             found.update({f"{name} ({end})": how for name, how in done.items() if how})
             left = left[len(done) :]
             if left and status:
-                name = signal.Signals(status).name if status > 0 else f"exit {-status}"
-                found[f"{left[0]} ({end})"] = f"signal {name}" if status > 0 else name
+                if stack.startswith("Timeout") and left[0] not in waited:
+                    waited.add(left[0])
+                    print(f"{left[0]} ({end}) waited, and runs again", stack, sep="\n", file=sys.stderr)
+                    continue
+                how = f"signal {signal.Signals(status).name}" if status > 0 else f"exit {-status}"
+                found[f"{left[0]} ({end})"] = f"{how}\n{stack}" if stack else how
                 del left[0]
     return found
 
@@ -267,30 +274,39 @@ def check_all(cases: Mapping[str, Case], ends: Sequence[End] = ENDS) -> None:
     assert not found, f"{len(found)} of {len(ends) * len(cases)}:\n{text}"
 
 
-def _in_child(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int) -> tuple[dict[str, str], int]:
-    """What cases said that ended, "" where they passed; and the signal that ended the process, or less than 0."""
+def _in_child(
+    cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int
+) -> tuple[dict[str, str], int, str]:
+    """What cases said that ended, "" where they passed; the signal that ended the process, or less than 0; and the
+    stack of a case that waited or of what else went wrong."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        _run_all(cases, names, end, seconds, writer)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as lines:
-        said = [line.rstrip("\n") for line in lines if line.endswith("\n")]
-    status = os.waitpid(child, 0)[1]
-    died = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
-    return dict(zip(names, said, strict=False)), died
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stack:
+        child = os.fork()
+        if not child:
+            os.close(reader)
+            _run_all(cases, names, end, seconds, writer, stack)
+        os.close(writer)
+        with os.fdopen(reader, encoding="utf-8") as lines:
+            said = [line.rstrip("\n") for line in lines if line.endswith("\n")]
+        status = os.waitpid(child, 0)[1]
+        died = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
+        stack.seek(0)
+        return dict(zip(names, said, strict=False)), died, stack.read()
 
 
-def _run_all(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int, writer: int) -> None:
+def _run_all(
+    cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int, writer: int, stack: TextIO
+) -> None:
     """In the child, which ends here: a line for each case."""
+    # what the parent left behind may join threads when it is collected, and no thread came along
+    gc.freeze()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     faulthandler.disable()  # pytest's prints where a process dies: here that is a result
     try:
         with guarded(end), os.fdopen(writer, "w", encoding="utf-8") as out:
             for name in names:
                 signal.setitimer(signal.ITIMER_PROF, seconds)
-                faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=2)
+                faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=stack)
                 try:
                     cases[name]()
                     how = ""
@@ -301,6 +317,7 @@ def _run_all(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds:
                 out.write(how + "\n")
                 out.flush()
     except BaseException:
-        traceback.print_exc()
+        traceback.print_exc(file=stack)
+        stack.flush()
         os._exit(1)
     os._exit(0)

@@ -55,7 +55,7 @@ def ship(database: Path) -> int:
     """How many entries were added to the shipped ones."""
     from ingot.pipeline import tuning
 
-    found = [e for e in tuning.read(database).values() if isinstance(e, tuning.Entry) and e.choice != e.over]
+    found = [e for e in tuning.read(database).values() if isinstance(e, tuning.Entry) and e.choice != e.baseline]
     tuning.add(tuning.SHIPPED, found)
     return len(found)
 
@@ -95,7 +95,7 @@ def main() -> int:
     from ingot.pipeline import tuning
 
     entries = [e for e in tuning.read(asked.database).values() if isinstance(e, tuning.Entry)]
-    print(f"{len(entries)} sites, {sum(e.choice != e.over for e in entries)} faster than the model's choice; "
+    print(f"{len(entries)} sites, {sum(e.choice != e.baseline for e in entries)} faster than the model's choice; "
           f"ended early: {', '.join(failed) or 'none'}")  # fmt: skip
     if asked.ship:
         print(f"{ship(asked.database)} entries are shipped: {tuning.SHIPPED}")

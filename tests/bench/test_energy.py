@@ -14,7 +14,7 @@ from ingot.bench import language, run
 from ingot.bench.round_robin import Worker, WorkerFailed
 from ingot.runtime import device
 from ingot.support.energy import measure as measuring
-from ingot.support.energy.counters import Found, find_counters
+from ingot.support.energy.counters import EnergyCounters, find_counters
 from tests.support.energy.machine import Machine
 
 onnx = pytest.importorskip("onnx")
@@ -70,7 +70,7 @@ def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     profile = model.profile(x, energy=True)
     assert profile.energy is not None and profile.energy.joules == pytest.approx(4, rel=1e-3)
     assert len(calls) > 80 and [label for label, _ in profile]
-    monkeypatch.setattr(device, "find_counters", lambda gpu: Found((), ()))
+    monkeypatch.setattr(device, "find_counters", lambda gpu: EnergyCounters((), ()))
     assert str(model.profile(x, energy=True).energy) == "energy: no counter on this machine"
 
 
@@ -99,5 +99,5 @@ def test_tokens(tmp_path: Path, step: float) -> None:
     read, written = language.energy_of_tokens(Speaker(machine), 128, 64, found, machine.clock, machine.sleep)
     assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
     assert "a token" in str(read) and "tokens" in str(written) and written.seconds == pytest.approx(0.01)
-    nothing = language.energy_of_tokens(Speaker(machine), 128, 64, Found((), ()))
+    nothing = language.energy_of_tokens(Speaker(machine), 128, 64, EnergyCounters((), ()))
     assert [str(e) for e in nothing] == ["energy: no counter on this machine"] * 2

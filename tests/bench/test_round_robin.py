@@ -31,7 +31,7 @@ for line in sys.stdin:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "served.py").write_text(SERVE)
-    monkeypatch.setattr(round_robin, "REST", 0.0)
+    monkeypatch.setattr(round_robin, "PAUSE_SECONDS", 0.0)
     made: list[Worker] = []
 
     def start(limit: float = 60.0) -> Worker:

@@ -72,9 +72,9 @@ def stored(weights: dict[str, np.ndarray], old: Architecture, new: Architecture)
             out[name] = value + 1
         elif old.transposed and value.ndim == 2 and "embd" not in name:
             out[name] = value.T
-        elif new.family == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+        elif new.family == "llama" and ("attn_q." in name or "attn_k." in name):
             # halves become pairs side by side
-            heads = value.reshape(-1, 2, new.head_width // 2, value.shape[1])
+            heads = value.reshape(-1, 2, new.head_width // 2, *value.shape[1:])
             out[name] = heads.swapaxes(1, 2).reshape(value.shape)
     return out
 

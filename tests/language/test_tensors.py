@@ -62,7 +62,7 @@ def test_levels_in_one_form_are_one_product(
 
 def test_what_an_adapter_changes_is_apart(tmp_path: Path) -> None:
     own = LowRank(RNG.normal(size=(2, COLUMNS)), RNG.normal(size=(16, 2)), 0.5)
-    agrees(MergedWeights(weights(tmp_path / "w.gguf", *("Q4_0",) * 3), [{"blk.0.attn_k.weight": own}]), 2)
+    agrees(MergedWeights(weights(tmp_path / "w.gguf", *("Q4_0",) * 3), {"blk.0.attn_k.weight": [own]}), 2)
 
 
 @pytest.mark.parametrize("format", ["Q4_0", "Q6_K"])

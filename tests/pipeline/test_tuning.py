@@ -14,7 +14,7 @@ import pytest
 from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline import tuning
 from ingot.pipeline.tuning import Entry
-from ingot.schedule.choice import GENERATION, Direct, Measured, Pieces, read_choice
+from ingot.schedule.choice import GENERATION, Direct, Measured, Winograd, read_choice
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
 
@@ -39,7 +39,7 @@ GOOD = json.loads(entry().line())
 
 def test_what_is_written_is_read(tmp_path: Path):
     path = tmp_path / "new folder" / "db.jsonl"
-    entries = [entry("a"), entry("b", choice=Pieces(4, 16, 64, 1)), entry("a", machine="another")]
+    entries = [entry("a"), entry("b", choice=Winograd(4, 16, 64, 1)), entry("a", machine="another")]
     tuning.add(path, entries)
     assert list(tuning.read(path).values()) == entries
     later = entry("a", choice=TILE, seconds=1.2e-4)
@@ -65,7 +65,7 @@ def test_the_shipped_file_is_whole():
     assert json.loads(lines[0]) == HEADER and len(tuning.read(tuning.SHIPPED)) == len(lines) - 1
     entries = [e for e in tuning.read(tuning.SHIPPED).values() if isinstance(e, Entry)]
     assert len(entries) == len(lines) - 1
-    assert all(e.choice == e.over or e.over_seconds >= 1.03 * e.seconds * 0.999 for e in entries)
+    assert all(e.choice == e.baseline or e.over_seconds >= 1.03 * e.seconds * 0.999 for e in entries)
 
 
 def test_programs_are_cached_by_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, monkeypatch: p
 
 
 def test_choices_as_records():
-    for choice in (TILE, Pieces(2, 6, 32, 1)):
+    for choice in (TILE, Winograd(2, 6, 32, 1)):
         assert read_choice(json.loads(json.dumps(choice.record()))) == choice
     assert read_choice(TILE.record() | {"lines": True}) is None
 

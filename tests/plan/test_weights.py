@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.driver.compile import Options, compiled_program
 from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32
 from ingot.pipeline.build import build_native
+from ingot.plan import weights
+from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 
 
@@ -37,3 +42,24 @@ def test_products_along_both_axes(k: int, n: int, rows: tuple[int, int]) -> None
 
 def test_rows_of_any_number_share_one_form() -> None:
     assert _run(256, 512, (64, 1), transposed=False) < 1.1 * 256 * 512 * 4
+
+
+def test_large_weights_are_written_to_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same as in memory, and are a mapping of the entry's file."""
+    monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
+    rng = np.random.default_rng(0)
+    x = Input("x", TensorType(f32, (3, 70)))()
+    w, bias = (const(rng.normal(size=shape).astype(np.float32)) for shape in ((70, 130), (130,)))
+    graph = Graph((x,), (ops.add(ops.DotGeneral(contract=((1,), (0,)))(x, w), ops.broadcast_to(bias, (3, 130))),))
+    in_memory = build_native(graph, 1)
+    monkeypatch.setattr(weights, "_DRAFT_BYTES", 1)
+    program = compiled_program(graph, Options())
+    assert in_memory.weights.flags.writeable and not program.weights.flags.writeable
+    loaded = compiled_program(graph, Options())
+    assert loaded is not program and not [*tmp_path.rglob("*.tmp")]
+    for other in (program, loaded):
+        assert np.array_equal(other.weights, in_memory.weights) and other.code == in_memory.code
+        with (tmp_path / "saved.ingot").open("wb") as file:
+            file.writelines(artifact.content(other))
+        assert (tmp_path / "saved.ingot").stat().st_size < 1 << 20, "what is saved has no gap"
+        assert np.array_equal(artifact.load(tmp_path / "saved.ingot").weights, in_memory.weights)

@@ -66,9 +66,7 @@ def get(address: str, path: str) -> tuple[int, bytes]:
 
 def test_tritonclient_finds_health_metadata_versions_config_and_statistics(pool):
     metrics = Metrics()
-    two = [
-        ServedModel("pool", v, pool, Queueing(most_rows=8), observe=metrics.observer("pool", v)) for v in ("1", "10")
-    ]
+    two = [ServedModel("pool", v, pool, Queueing(max_rows=8), observe=metrics.observer("pool", v)) for v in ("1", "10")]
     with served(two, metrics=metrics) as address, tritonclient.InferenceServerClient(address) as client:
         assert client.is_server_live() and client.is_server_ready()
         assert client.is_model_ready("pool") and client.is_model_ready("pool", "10")
@@ -136,8 +134,8 @@ def test_strings_pass_in_both_forms():
 
 def test_a_thousand_requests_of_mixed_lengths_have_the_bits_of_single_calls(pool):
     """Over 16 connections; some are joined."""
-    model = serving("pool", pool, most_rows=16, delay=0.002, capacity=64)
-    assert model.queueing.most_rows == 16
+    model = serving("pool", pool, max_rows=16, delay=0.002, capacity=64)
+    assert model.queueing.max_rows == 16
     cases = [(rows, length) for length in (1, 3, 7, 16) for rows in (1, 2, 5)]
     wanted = {case: pool(*feeds(*case)) for case in cases}
     with served([model]) as address:
@@ -159,10 +157,10 @@ def test_a_thousand_requests_of_mixed_lengths_have_the_bits_of_single_calls(pool
 def test_rows_that_depend_on_each_other_are_never_joined(caplog: pytest.LogCaptureFixture):
     coupled = compiled(centered())
     with caplog.at_level("INFO"):
-        assert serving("c", coupled, most_rows=8).queueing.most_rows == 0
+        assert serving("c", coupled, max_rows=8).queueing.max_rows == 0
     assert "other bits than by itself" in caplog.text
     with pytest.raises(InputError, match="other bits than by itself"):
-        ServedModel("c", "1", coupled, Queueing(most_rows=8), batch="batch")
+        ServedModel("c", "1", coupled, Queueing(max_rows=8), batch="batch")
 
 
 X = {"name": "x", "shape": [1, 1, 8], "datatype": "FP32", "data": [0.0] * 8}
@@ -317,7 +315,7 @@ def test_a_killed_client_gives_up_its_place_and_a_slow_model_is_504(pool):
 
 def test_a_model_that_fails_fails_its_own_request_alone(pool, caplog: pytest.LogCaptureFixture):
     slow = Slow(pool)
-    model = ServedModel("slow", "1", pool, Queueing(most_rows=8, capacity=64))
+    model = ServedModel("slow", "1", pool, Queueing(max_rows=8, capacity=64))
     model._scheduler._run = slow.run  # type: ignore[attr-defined]
     bad = json.dumps({"inputs": [X, SHIFT | {"data": [-1.0]}]}).encode()
     good = json.dumps({"inputs": [X, SHIFT]}).encode()

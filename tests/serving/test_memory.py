@@ -67,7 +67,7 @@ def test_memory_is_flat_under_good_and_bad_requests():
 
     good = json.dumps({"inputs": [X, SHIFT]}).encode()
     bad = [b"{", b"[" * 50_000, json.dumps({"inputs": [X | {"data": ["a"] * 9}]}).encode(), bytes(2 << 20)]
-    with served([serving("pool", compiled(pooled()), most_rows=8)], RequestLimits(body_bytes=1 << 20)) as address:
+    with served([serving("pool", compiled(pooled()), max_rows=8)], RequestLimits(body_bytes=1 << 20)) as address:
 
         def requests(count: int) -> None:
             for i in range(count):

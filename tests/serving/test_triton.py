@@ -48,10 +48,10 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("repository")
     for version in ("1", "2"):
-        write(folder, "pool", compiled(pooled()), version, most_rows=16, delay=0.01)
-    write(folder, "centered", compiled(centered()), most_rows=16)
-    write(folder, "typed", compiled(typed()), most_rows=4)
-    write(folder, "narrow", compiled(pooled()), capacity=1, most_rows=2)
+        write(folder, "pool", compiled(pooled()), version, max_rows=16, delay=0.01)
+    write(folder, "centered", compiled(centered()), max_rows=16)
+    write(folder, "typed", compiled(typed()), max_rows=4)
+    write(folder, "narrow", compiled(pooled()), capacity=1, max_rows=2)
     ports = free_ports(3)
     words = server.command(folder, "127.0.0.1", ports[0], grpc=ports[1], metrics=ports[2])
     log = folder.with_suffix(".log")
@@ -190,7 +190,7 @@ def test_the_backend_answers_each_request_by_itself(tmp_path: Path, monkeypatch:
     from ingot.serving.triton_backend import TritonPythonModel
 
     model = compiled(pooled())
-    write(tmp_path, "pool", model, most_rows=16)
+    write(tmp_path, "pool", model, max_rows=16)
     config = {"max_batch_size": 16, "parameters": {"threads": {"string_value": "1"}}}
     backend = TritonPythonModel()
     backend.initialize(

@@ -1,4 +1,5 @@
 import errno
+import mmap
 import os
 import shutil
 import signal
@@ -8,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ingot.support.cache import DiskCache, cache_key
+from ingot.support.cache import DiskCache, cache_key, current_draft
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write
 
@@ -125,6 +127,50 @@ def test_an_entry_of_another_key_is_dropped(tmp_path: Path):
     shutil.copyfile(cache.path(other), cache.path(mine))
     assert cache.load(mine, read) is None and not cache.path(mine).exists()
     assert put(cache, mine, b"ok mine") and cache.load(mine, read) == b"ok mine"
+
+
+def test_an_array_is_written_before_its_head(tmp_path: Path):
+    cache, key = DiskCache(tmp_path), cache_key("large")
+    assert current_draft() is None
+    with cache.drafting(key, 4096) as draft:
+        assert current_draft() is draft
+        piece = np.full(100, 7, np.uint8)
+        array = draft.write(300, [(100, piece), (7, piece[:3])])
+        assert array is not None and not array.flags.writeable and not cache.holds(key)
+        assert draft.write(300, [(0, piece)]) is None, "it has an array already"
+        expected = np.zeros(300, np.uint8)
+        expected[100:200] = expected[7:10] = 7
+        assert not draft.store([b"ok"], array.copy()) and not draft.store([bytes(4097)], array)
+        assert draft.store([b"ok", b" head"], array)
+    assert current_draft() is None
+    assert np.array_equal(array, expected), "it stays mapped"
+    assert cache.load(key, read) == b"ok head".ljust(4096, b"\0") + expected.tobytes()
+    assert stat.S_IMODE(cache.path(key).stat().st_mode) == 0o600
+    assert [path.name for path in cache.path(key).parent.iterdir()] == [cache.path(key).name]
+
+
+def test_a_draft_that_is_not_stored_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cache, key = DiskCache(tmp_path), cache_key("large")
+    with pytest.raises(ZeroDivisionError), cache.drafting(key, 4096) as draft:
+        draft.write(10, [(0, np.zeros(10, np.uint8))])
+        assert len(list(cache.path(key).parent.iterdir())) == 1
+        raise ZeroDivisionError
+    assert list(cache.path(key).parent.iterdir()) == []
+    with cache.drafting(key, 4096) as draft, monkeypatch.context() as full:
+        full.setattr(mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOMEM, "no memory")))
+        assert draft.write(10, [(0, np.zeros(10, np.uint8))]) is None
+    with cache.drafting(key, 4096) as draft:
+        array = draft.write(10, [(0, np.zeros(10, np.uint8))])
+        assert array is not None
+        (tmp_path / "target").write_bytes(b"mine")
+        cache.path(key).symlink_to(tmp_path / "target")
+        assert not draft.store([b"ok"], array), "a link that was planted meanwhile"
+    assert (tmp_path / "target").read_bytes() == b"mine" and cache.path(key).is_symlink()
+    cache.path(key).unlink()
+    blocked = DiskCache(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"")
+    with blocked.drafting(key, 4096) as draft:
+        assert draft.write(10, [(0, np.zeros(10, np.uint8))]) is None
 
 
 def link_to_entry(cache: DiskCache, path: Path) -> None:

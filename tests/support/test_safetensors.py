@@ -15,7 +15,7 @@ from ingot.support.errors import ImportModelError
 
 KINDS = [
     *(np.dtype(c) for c in "fdeqihbQIHB?"),
-    *(np.dtype(getattr(ml_dtypes, name)) for name in safetensors._MORE.values()),
+    *(np.dtype(getattr(ml_dtypes, name)) for name in safetensors._NON_NUMPY.values()),
 ]
 
 

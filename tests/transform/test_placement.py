@@ -31,19 +31,10 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, TensorSpec
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import ArtifactError, InputError
-from ingot.transform import placement
-from ingot.transform.placement import (
-    Copies,
-    Part,
-    PlacedProgram,
-    Unit,
-    choose,
-    compile_part,
-    cut,
-    derived_weights,
-    place,
-    value_names,
-)
+from ingot.transform.placement import run as placement
+from ingot.transform.placement.choose import Copies, Unit, choose
+from ingot.transform.placement.cut import Part, cut, derived_weights, value_names
+from ingot.transform.placement.run import PlacedProgram, compile_part, place
 from tests.runtime.cuda.programs import H100
 from tests.runtime.cuda.test_streaming import Metered
 from tests.serving.models import pooled, proto

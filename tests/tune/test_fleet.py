@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ingot.cli import app
 from ingot.pipeline import tuning
 from ingot.support.errors import DeviceError, InputError
-from ingot.tune.fleet import TRIES, Fleet, workers_of
+from ingot.tune.fleet import MAX_TRIES, Fleet, workers_of
 from ingot.tune.search import Search
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
@@ -72,10 +72,10 @@ class Dying:
 
 def test_a_request_goes_on_where_its_worker_died_and_is_left_out_where_all_do():
     lost: dict[str, str] = {}
-    workers = [Dying(0), Dying(TRIES - 1), Dying(TRIES)]
+    workers = [Dying(0), Dying(MAX_TRIES - 1), Dying(MAX_TRIES)]
     found = Fleet(workers, {}, "here", lost).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
     assert [float(r.sites["a"][0, 0] / r.sites["a"][0, 1]) for r in found] == [2.0, 2.0, 0.0]
-    assert [w.asked for w in workers] == [1, TRIES, TRIES]
+    assert [w.asked for w in workers] == [1, MAX_TRIES, MAX_TRIES]
     assert len(lost) == 1 and str(tile(3)) in next(iter(lost))
 
 

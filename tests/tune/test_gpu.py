@@ -122,7 +122,7 @@ def test_a_search_finds_what_is_fastest_and_leaves_out_what_hangs(monkeypatch) -
     site = bench(product(), monkeypatch).spots[0].site
     first = site.untuned
     assert isinstance(first, Tiling) and first.warps == 4
-    hanging = site.others()[0]
+    hanging = site.candidates()[0]
     trials = bench(product(), monkeypatch, hanging)
     (finding,), found = search(trials)
     assert isinstance(finding.choice, Tiling) and finding.choice.warps == 8 and finding.choice != hanging

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.schedule.choice import Choice, Direct, Measured, Pieces, Site
-from ingot.tune.search import GUARD_ROUNDS, MARGIN, Finding, Search
+from ingot.schedule.choice import Choice, Direct, Measured, Site, Winograd
+from ingot.tune.search import GUARD_ROUNDS, MIN_GAIN, Finding, Search
 from ingot.tune.trial import Choices, Readings, Spot
 
 BASE = Direct(1, 8, 3, 1, 1, 1, 1, 0)
@@ -38,7 +38,7 @@ class FakeBench:
         return self.now
 
     def others(self, site: Site) -> list[Choice]:
-        return site.others()
+        return site.candidates()
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
         return site.refine(choice)
@@ -92,7 +92,7 @@ def test_neighbours_are_tried_for_as_long_as_they_help():
 
 
 def test_a_small_gain_is_no_gain():
-    bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MARGIN - 0.01})
+    bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MIN_GAIN - 0.01})
     found, written = search(bench)
     assert not found["a"].tuned and [f.choice for f in written] == [BASE]  # that nothing is faster is remembered
 
@@ -120,12 +120,12 @@ def test_nothing_is_written_that_makes_the_model_slower():
 
 
 def test_winograd_must_be_worth_its_errors():
-    quick = Pieces(4, 16, 64)
+    quick = Winograd(4, 16, 64)
     speed: dict[tuple[str, Choice], float] = {("a", quick): 1.1, ("b", quick): 1.2}
     bench = FakeBench([spot("a", 0.5, [quick]), spot("b", 0.5, [quick])], speed)
     found, _ = search(bench)
     assert not found["a"].tuned and found["b"].choice == quick
-    other = FakeBench([spot("a", 0.5, [quick], untuned=Pieces(2, 16, 64))], speed)
+    other = FakeBench([spot("a", 0.5, [quick], untuned=Winograd(2, 16, 64))], speed)
     assert search(other)[0]["a"].choice == quick
 
 

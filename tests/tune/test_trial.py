@@ -20,7 +20,7 @@ from ingot.ir.types import TensorType, f32
 from ingot.ops.build import const
 from ingot.pipeline import tuning
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.choice import Choice, Direct, Pieces, Site
+from ingot.schedule.choice import Choice, Direct, Site, Winograd
 from ingot.targets.cpu.workers import host_features
 from ingot.tune.generations import Generations
 from ingot.tune.run import tune
@@ -107,7 +107,7 @@ def test_every_choice_gives_the_same_results():
                 found = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
                 if i < len(found):
                     choices[spot.site.key] = found[i]
-                    tried.add(found[i].way)
+                    tried.add(found[i].kind)
             assert work.disagreeing(choices) == {}
         assert ("winograd" in tried) == (graph.inputs[0].type.rank == 4)
 
@@ -149,7 +149,7 @@ def test_a_choice_that_is_none_here_is_ignored(own: Path, changes: dict[str, int
     assert not site.admits(hostile)
     add(own, site, hostile)
     assert chunks(graph) == before
-    add(own, site, Pieces(4, 16, 64))
+    add(own, site, Winograd(4, 16, 64))
     assert chunks(graph) == before
 
 
@@ -224,7 +224,7 @@ def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: 
         report = tune(graph, feeds(graph), threads=2, budget=1.0, database=own, again=True)
         assert report.withdrawn == (0 if kept else 2)
         entries = [e for e in tuning.read(own).values() if isinstance(e, tuning.Entry)]
-        assert entries and all((e.choice != e.over) == kept for e in entries)
+        assert entries and all((e.choice != e.baseline) == kept for e in entries)
 
 
 def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):
@@ -235,7 +235,7 @@ def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tm
     entries = len(list(folder.rglob("*.entry")))
     ingot.compile(path, threads=2)
     assert len(list(folder.rglob("*.entry"))) == entries
-    add(own, bench(chain()).spots[0].site, Pieces(4, 16, 64))
+    add(own, bench(chain()).spots[0].site, Winograd(4, 16, 64))
     ingot.compile(path, threads=2)
     assert len(list(folder.rglob("*.entry"))) == entries + 1
 

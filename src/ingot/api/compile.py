@@ -127,7 +127,7 @@ def compile(
             if placement == "measured":
                 if mesh is not None:
                     raise InputError('placement="measured"', expected="one device", got="a mesh")
-                from ingot.transform.placement import compile_placed
+                from ingot.transform.placement.run import compile_placed
 
                 return compile_placed(model, request, options)
             if mesh is None:

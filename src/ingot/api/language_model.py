@@ -16,7 +16,7 @@ import numpy as np
 from ingot.language.engine import Answer, Engine, Stepper, open_engine
 from ingot.language.engine.paging import Steps, page_count
 from ingot.language.session import SAMPLING, Sampling, Session
-from ingot.language.text.arguments import is_several, stop_texts, token_ids
+from ingot.language.text.arguments import check_ids, is_several, stop_texts, token_ids
 from ingot.language.text.generation import Request, generate, parts, whole
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
@@ -32,10 +32,10 @@ from ingot.support.garbage import no_collection
 
 # where neither the caller nor the file says how to sample: llama.cpp's defaults
 _SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-_SCORED = 32  # tokens of a call that scores: each has as many logits as there are words
-_TOKENS = 256  # of a text, unless the caller says otherwise
+_SCORE_TOKENS = 32  # tokens of a call that scores: each has as many logits as there are words
+_DEFAULT_TOKENS = 256  # of a text, unless the caller says otherwise
 _SEQUENCES = 8  # at once
-_WHOLE = 1 << 62  # more than there can be
+_UNLIMITED = 1 << 62  # more than there can be
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class LanguageModel:
         self,
         prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         *,
-        max_tokens: int | None = _TOKENS,
+        max_tokens: int | None = _DEFAULT_TOKENS,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -220,13 +220,7 @@ class LanguageModel:
 
         Raises InputError for arguments that do not fit, and for a prompt longer than the context.
         """
-        options: dict[str, Any] = dict(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, seed=seed, stop=stop, schema=schema, regex=regex, grammar=grammar,
-            logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
-            speculate=speculate, draft=draft,
-        )  # fmt: skip
+        options = {name: value for name, value in locals().items() if name not in ("self", "prompt")}
         if is_several(prompt):
             return self._answers([*map(self._prompt_ids, prompt)], isinstance(prompt[0], str), **options)
         return self._answer(self._prompt_ids(prompt), isinstance(prompt, str), **options)
@@ -346,9 +340,8 @@ class LanguageModel:
             fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"
             raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
         else:
-            program = self._program_of(
-                Steps(own or _SEQUENCES if sequences is None else sequences, _WHOLE if is_whole else cache_bytes)
-            )
+            count = own or _SEQUENCES if sequences is None else sequences
+            program = self._program_of(Steps(count, _UNLIMITED if is_whole else cache_bytes))
             facts = json.loads(program.meta[artifact.LANGUAGE])
         return Stepper(CompiledModel(program, threads=self._threads)), facts
 
@@ -356,14 +349,14 @@ class LanguageModel:
         """Of calls of `generate`."""
         key = speculate, draft
         if key not in self._shared_engines:
-            self._shared_engines[key] = engine = self.engine(queue=_WHOLE, speculate=speculate, draft=draft)
+            self._shared_engines[key] = engine = self.engine(queue=_UNLIMITED, speculate=speculate, draft=draft)
             weakref.finalize(self, engine.close)
         return self._shared_engines[key]
 
     def request(
         self,
         *,
-        max_tokens: int | None = _TOKENS,
+        max_tokens: int | None = _DEFAULT_TOKENS,
         stop: str | Sequence[str] | None = None,
         schema: Any = None,
         regex: str | None = None,
@@ -375,11 +368,10 @@ class LanguageModel:
         **sampling: Any,
     ) -> Request:
         """For an engine: the options of `generate`, checked. A request with a schema or a grammar is of one answer."""
-        constraint = None
-        if sum(given is not None for given in (schema, regex, grammar)) > 1:
+        constraints = [given for given in (schema, regex, grammar) if given is not None]
+        if len(constraints) > 1:
             raise InputError("schema, regex, grammar", expected="one of them", got="several")
-        if schema is not None or regex is not None or grammar is not None:
-            constraint = self._grammars.constraint(schema, regex, grammar)
+        constraint = self._grammars.constraint(schema, regex, grammar) if constraints else None
         return Request(
             self.context if max_tokens is None else max_tokens, self._sampling(sampling),
             () if ignore_ends else self._ends,
@@ -389,12 +381,10 @@ class LanguageModel:
     def _sampling(self, given: Mapping[str, Any]) -> Sampling:
         """What is asked for, else what the file recommends."""
         if unknown := given.keys() - {*SAMPLING}:
-            raise InputError(
-                "options", expected=f"those of generate, such as {', '.join(SAMPLING)}", got=sorted(unknown)
-            )
+            expected = f"those of generate, such as {', '.join(SAMPLING)}"
+            raise InputError("options", expected=expected, got=sorted(unknown))
         asked = {name: value for name, value in given.items() if value is not None}
-        seed = {"seed": entropy() >> 1}
-        return Sampling(**{**seed, **(self._defaults or _SAMPLING), **asked})
+        return Sampling(**{"seed": entropy() >> 1, **(self._defaults or _SAMPLING), **asked})
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -413,23 +403,24 @@ class LanguageModel:
             ids = self._prompt_ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
-            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-                raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+            check_ids(ids, self.vocabulary)
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
-        width = model.outputs[0].shape[-1]
-        return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
+        width = cast(int, model.outputs[0].shape[-1])
+        return np.stack(rows) if rows else np.empty((0, width), np.float32)
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token."""
         self._check_generates()
         ids = self._prompt_ids(text)
         if not 2 <= len(ids) <= self.context + 1:
-            raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids))
+            fix = f"LanguageModel(..., context={len(ids) - 1}), or score its parts" if len(ids) > 2 else None
+            raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids), fix=fix)
+        check_ids(ids, self.vocabulary)
         parts: list[np.ndarray] = []
-        for start in range(0, len(ids) - 1, _SCORED):
-            end = min(start + _SCORED, len(ids) - 1)
-            inputs = [ids[start:end]], [start], [ids[start + 1 : end + 1]]
-            parts.append(np.asarray(self._scorer.run([np.array(x) for x in inputs])[0])[0])
+        for start in range(0, len(ids) - 1, _SCORE_TOKENS):
+            end = min(start + _SCORE_TOKENS, len(ids) - 1)
+            inputs = [np.array(x) for x in ([ids[start:end]], [start], [ids[start + 1 : end + 1]])]
+            parts.append(np.asarray(self._scorer.run(inputs)[0])[0])
         return Score(ids, np.concatenate(parts).astype(np.float64))
 
     def save(self, path: str | os.PathLike[str], *, embeds: bool = True, scores: bool = True) -> None:
@@ -446,6 +437,9 @@ class LanguageModel:
         elif not self.is_encoder:
             program = artifact.with_others(program, {name: programs(name) for name in names})
         artifact.save(program, Path(path))
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.name!r}, context={self.context}, vocabulary={self._vocabulary})"
 
     @property
     def program(self) -> CompiledModel:
@@ -474,9 +468,9 @@ class LanguageModel:
     # --- inside
 
     def _check_generates(self) -> None:
-        if self._kind == "embed" or self._model.refused is not None:
-            if self._model.refused is not None:  # it is for another machine, and can be saved
-                raise self._model.refused
+        if self._model.refused is not None:  # it is for another machine, and can be saved
+            raise self._model.refused
+        if self._kind == "embed":
             raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
 
     @cached_property

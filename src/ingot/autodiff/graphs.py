@@ -12,6 +12,7 @@ from ingot.autodiff.rules.loops import with_history
 from ingot.ir.node import Graph, Input, Node, rebuild
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
+from ingot.support.errors import ShapeError
 
 
 def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
@@ -36,7 +37,12 @@ def pullbacks(
     """The cotangent of each operand from that of `of(*operands)`, a MODEL-level computation. result: its value, where
     it is at hand."""
     inputs = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
-    core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
+    y = of(*inputs[:-1])
+    if y.type != cotangent.type:
+        error = ShapeError("a gradient of another type than the result", expected=y.type, got=cotangent.type)
+        unequal = ((a, b) for a, b in zip(y.shape, cotangent.shape, strict=False) if a != b)
+        raise error.between(next(unequal, None))
+    core = differentiable(Graph(inputs, (y,)))
     *variables, seed = core.inputs
     grads = gradients(core.outputs[0], variables, seed)
     known = {} if result is None else {core.outputs[0]: result}

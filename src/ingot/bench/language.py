@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.energy.measure import Clock, Energy, Window, calls_for, measure
 
 
@@ -66,7 +66,7 @@ def energy_of_tokens(
     lm: Generating,
     prompt: int,
     tokens: int,
-    found: Found,
+    found: EnergyCounters,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Energy, Energy]:

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from ingot.support import progress
 
-REST = 0.03  # seconds between bursts: lets the last engine's spinning threads go to sleep
-_LIMIT = 3600.0
+PAUSE_SECONDS = 0.03  # seconds between bursts: lets the last engine's spinning threads go to sleep
+_TIMEOUT_SECONDS = 3600.0
 
 
 class WorkerFailed(Exception):
@@ -42,7 +42,7 @@ class Worker:
         threads: int,
         log: Path,
         environment: Mapping[str, str],
-        limit: float = _LIMIT,
+        limit: float = _TIMEOUT_SECONDS,
     ) -> None:
         count = str(threads)
         limits = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
@@ -127,5 +127,5 @@ def round_robin(
                     raise
                 failed(name, failure)
                 del workers[name], times[name]
-            time.sleep(REST)
+            time.sleep(PAUSE_SECONDS)
     return times

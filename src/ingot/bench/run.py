@@ -25,7 +25,7 @@ from ingot.debug.feeds import Feeds
 from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.energy.measure import Energy, measure
 from ingot.support.errors import InputError
 
@@ -135,7 +135,7 @@ def bench(
         return [_with_energy(r, running[r.engine], counters) if r.seconds else r for r in summaries]
 
 
-def _with_energy(result: Result, worker: Worker, counters: Found) -> Result:
+def _with_energy(result: Result, worker: Worker, counters: EnergyCounters) -> Result:
     try:
         energy = measure(lambda seconds: int(worker.ask(seconds=seconds, count=True)["calls"]), counters)
     except WorkerFailed as failure:

@@ -29,7 +29,7 @@ from ingot.support import progress
 from ingot.support.errors import InputError
 
 _MIB = 1 << 20
-_SECONDS, _LANGUAGE_SECONDS = 60, 600
+_TIMEOUT_SECONDS, _LANGUAGE_TIMEOUT_SECONDS = 60, 600
 _SEQUENCES = 8  # of a language model at a time
 
 
@@ -67,7 +67,8 @@ def serve(
         typer.Option(
             min=0.001,
             metavar="SECONDS",
-            help=f"The most time of a request; by default {_SECONDS}, of language models {_LANGUAGE_SECONDS}.",
+            help=f"The most time of a request; by default {_TIMEOUT_SECONDS}, of language models "
+            f"{_LANGUAGE_TIMEOUT_SECONDS}.",
         ),
     ] = None,
     api_key: Annotated[
@@ -120,7 +121,7 @@ def serve(
             served.append(NamedModel(label, number, model))
         join = "" if batch == "none" else batch
         queueing = Queueing(queue, max_batch if max_batch > 1 else 0, delay / 1e3, instances)
-        seconds = (_LANGUAGE_SECONDS if language_models else _SECONDS) if timeout is None else timeout
+        seconds = (_LANGUAGE_TIMEOUT_SECONDS if language_models else _TIMEOUT_SECONDS) if timeout is None else timeout
         service = Service(
             served, host, port, queueing, join, int(max_body * _MIB), seconds, language_models, api_key or None
         )

@@ -95,7 +95,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrainingRun:
     """A finished run. losses: those of all calls. measured: the metrics of the last call. seconds: the total time."""
 
     losses: Sequence[float]
@@ -103,7 +103,7 @@ class _Run:
     seconds: float
 
 
-def _run(step: CompiledStep | TrainingStep, plan: Plan, resume: bool) -> _Run:
+def _run(step: CompiledStep | TrainingStep, plan: Plan, resume: bool) -> _TrainingRun:
     start = time.perf_counter()
     last: dict[str, float] = {}
 
@@ -113,10 +113,10 @@ def _run(step: CompiledStep | TrainingStep, plan: Plan, resume: bool) -> _Run:
         progress.report(" ".join(f"{k} {v:.4g}" for k, v in numbers.items()), call, plan.calls)
 
     losses = run_epochs(step, plan, report, resume=resume)
-    return _Run(losses, last, time.perf_counter() - start)
+    return _TrainingRun(losses, last, time.perf_counter() - start)
 
 
-def _print_run(run: _Run, path: Path, memory: str | None, as_json: bool) -> None:
+def _print_run(run: _TrainingRun, path: Path, memory: str | None, as_json: bool) -> None:
     first, last, calls = run.losses[0], run.losses[-1], len(run.losses)
     nonfinite_call = next((call for call, loss in enumerate(run.losses, 1) if not math.isfinite(loss)), None)
     if as_json:

@@ -231,7 +231,7 @@ def random_feeds(
     return feeds
 
 
-_RATE = 16000  # of speech, in samples a second
+_SAMPLES_PER_SECOND = 16000  # of speech, in samples a second
 
 
 def _suggested(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, int] | None:
@@ -241,7 +241,7 @@ def _suggested(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int
         longest = max(sizes.values())
         return -(-longest // 2), longest
     if spec.dtype in ("i32", "i64") and words & {"sr", "rate"} and math.prod(shape) == 1:
-        return _RATE, _RATE
+        return _SAMPLES_PER_SECOND, _SAMPLES_PER_SECOND
     if spec.dtype == "i8":  # levels
         return -128, 127
     return (0, 255) if spec.dtype == "u8" and len(shape) >= 3 else None

@@ -15,7 +15,7 @@ from ingot.support.errors import CompileError, InputError
 
 _CPU_OPERATOR = re.compile(r"^Warning \(supported operators\) operator: (\S+), ofm: '([^\n]*)'\nReason: ([^\n]*)", re.M)
 _COUNT = re.compile(r"^(CPU|NPU) operators = (\d+)", re.M)
-_SECONDS = 600  # to wait for it
+_TIMEOUT_SECONDS = 600  # to wait for it
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def npu_report(model: Path, accelerator: str) -> NpuReport:
         run = "import sys; from ethosu.vela.vela import main; sys.exit(main())"
         command = [sys.executable, "-c", run, "--accelerator-config", accelerator, "--output-dir", folder, str(model)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise CompileError("Vela", expected=f"an end within {_SECONDS} s", got="none") from error
+            raise CompileError("Vela", expected=f"an end within {_TIMEOUT_SECONDS} s", got="none") from error
         if done.returncode:
             what = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             error = InputError if "invalid choice" in done.stderr else CompileError

@@ -107,6 +107,14 @@ def with_all_values(source: Source) -> Source:
     return replace(source, outputs=tuple(inner_values(source.path)))
 
 
+def with_dims(source: Source, texts: Sequence[str]) -> Source:
+    """The source with these sizes ("batch=4,x:2=48") in place of open ones."""
+    dims = parse_dims([part for text in texts for part in text.split(",")])
+    axes = {name: bound for name, bound in dims.items() if isinstance(bound, Mapping)}
+    sizes = {name: bound for name, bound in dims.items() if not isinstance(bound, Mapping)}
+    return replace(source, dims={**source.dims, **sizes}, axes={**source.axes, **axes})
+
+
 def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
     """["batch=1", "length=1:512", "frames=4:", "x:2=48"] -> sizes and inclusive bounds, by symbol, or by input and
     axis. Raises InputError."""

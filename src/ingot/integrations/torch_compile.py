@@ -14,13 +14,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, repeat
-from types import MappingProxyType
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
@@ -30,24 +26,15 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch.compiler import disable
-from torch.fx.experimental._backward_state import BackwardState
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from ingot.api.compile import compile
-from ingot.frontends.torch.aten.complex import complex_of
-from ingot.frontends.torch.convert import Sizes, data_reads
 from ingot.frontends.torch.decompose import without_handled
-from ingot.frontends.torch.importer import Importer, constant
-from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
-from ingot.frontends.torch.program import limited, output_adapter, tensor_input
+from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.tracing.constants import Constants
-from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import (
-    Order,
+    copy_gradients,
     cut_memory,
     cut_results,
-    inverse,
     order_of,
     report_strides,
     saved_results,
@@ -56,12 +43,10 @@ from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_resizes
 from ingot.frontends.torch.tracing.writes import Writes
-from ingot.frontends.torch.values import Complex, Number, boolean, f64
-from ingot.integrations.torch_eager import UnsupportedNodesError, WithFallback, explain, has_fallback, tell
-from ingot.ir.dims import Dim
-from ingot.ir.node import Input, Node
-from ingot.ir.types import TensorType
-from ingot.ops import Transpose, draws_random
+from ingot.integrations.torch_autograd import DirectCalls
+from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
+from ingot.integrations.torch_flat import hooks, import_flat, ints, placeholders
+from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
@@ -131,21 +116,30 @@ def ingot_backend(
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
     names: set[str] = set()
+    leaf_strides: dict[int, Sequence[int]] = {}
+    calls = DirectCalls()
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _mutated_inputs()
-        names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
-        return specialized(gm, example_inputs, fixed, saved_results())
+        names.update(n.name for i, n in enumerate(placeholders(gm.graph)) if i in fixed)
+        leaf_strides.update(_leaf_strides(gm.graph))
+        run = specialized(gm, example_inputs, fixed, saved_results())
+        calls.compiled_forward(len(example_inputs), run)
+        return run
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        join = split_sparse(gm.graph)
-        fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
-        run = specialized(gm, example_inputs, fixed)
-        return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
+        copy_gradients(gm.graph, leaf_strides)
+        (end,) = gm.graph.find_nodes(op="output")
+        gradients, join = end.args[0], split_sparse(gm.graph)
+        fixed = frozenset(i for i, n in enumerate(placeholders(gm.graph)) if n.name in names)
+        program = specialized(gm, example_inputs, fixed)
+        run = program if join is None else make_boxed_func(lambda *args: join(program([*args])))
+        calls.compiled_backward(gradients, run)
+        return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
     with padding_as_zeros(), whole_resizes():
-        return aot_module_simplified(
+        compiled = aot_module_simplified(
             module,
             example_inputs,
             fw_compiler=compile_forward,
@@ -155,6 +149,7 @@ def ingot_backend(
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
+    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.around(compiled)
 
 
 @cache
@@ -170,8 +165,9 @@ def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[.
 
     @disable
     def untraced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        run = compile_backward(gm, example_inputs)
-        return disable(make_boxed_func(lambda *args: run([*args])))
+        run: Any = disable(compile_backward(gm, example_inputs).__call__)
+        run._boxed_call = True
+        return run
 
     return untraced
 
@@ -179,7 +175,7 @@ def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[.
 def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
     positions: set[int] = set()
-    for i, node in enumerate(_placeholders(module.graph) if isinstance(module, fx.GraphModule) else ()):
+    for i, node in enumerate(placeholders(module.graph) if isinstance(module, fx.GraphModule) else ()):
         is_marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
         if i < len(inputs) and (is_marked or isinstance(inputs[i], torch.nn.Parameter)):
             positions.add(i)
@@ -192,6 +188,18 @@ def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]
     return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
 
 
+def _leaf_strides(graph: fx.Graph) -> dict[int, Sequence[int]]:
+    """The strides of the inputs that are leaves of autograd's graph, by position; those of constant sizes."""
+    context = TracingContext.try_get()
+    inputs = [] if context is None or context.fw_metadata is None else context.fw_metadata.input_info
+    values = [n.meta.get("val") for n in placeholders(graph)]
+    return {
+        i: value.stride()
+        for i, (info, value) in enumerate(zip(inputs, values, strict=False))
+        if info.is_leaf and isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.stride())
+    }
+
+
 def _mutated_inputs() -> frozenset[int]:
     """Positions of the inputs that the traced graph writes."""
     context = TracingContext.try_get()
@@ -201,8 +209,7 @@ def _mutated_inputs() -> frozenset[int]:
     return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
 
 
-_NONE: Mapping[int, Any] = MappingProxyType({})
-_ALIGN = 16  # bytes of the addresses of what is written in place
+_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 
@@ -235,8 +242,8 @@ class _Specialized:
         inputs = enumerate((*example_inputs, *(n.meta["val"] for n in read)))
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
-        self._ints, self._sizes = _ints(graph.graph)
-        self._hooks = _hooks(graph.graph)
+        self._ints, self._sizes = ints(graph.graph)
+        self._hooks = hooks(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
@@ -246,12 +253,9 @@ class _Specialized:
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
-        before = self._constants.held.keys()
-        if self._constants.changed(args):
-            self._runs.clear()
-            freed = before - self._constants.held.keys()
-            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
-        numbers = self._as_numbers(args)
+        if self._constants.positions:
+            self._update_constants(args)
+        numbers = self._as_numbers(args) if self._sizes else ()
         run = self._runs.get(numbers)
         if run is None:
             run = self._specialized(numbers, args)
@@ -260,8 +264,8 @@ class _Specialized:
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
         in_place = self._written
-        if self._constants.held or self._hooks or numbers or in_place:
-            excluded = {*self._constants.held, *self._hooks, *(i for i, _ in numbers), *in_place}
+        if self._constants.tensors or self._hooks or numbers or in_place:
+            excluded = {*self._constants.tensors, *self._hooks, *(i for i, _ in numbers), *in_place}
             inputs = [a for i, a in enumerate(inputs) if i not in excluded]
         tell(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
@@ -275,6 +279,14 @@ class _Specialized:
             self._writes.write(args, values)
         return result
 
+    def _update_constants(self, args: Sequence[Any]) -> None:
+        """Drop the programs if a constant has changed; an input that is no constant any more gets its axis order."""
+        before = self._constants.tensors.keys()
+        if self._constants.changed(args):
+            self._runs.clear()
+            freed = before - self._constants.tensors.keys()
+            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
+
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are constants of the program."""
         if self._level == 0:
@@ -282,7 +294,7 @@ class _Specialized:
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
-        constants = self._constants.held
+        constants = self._constants.tensors
         try:
             model = import_flat(self._graph, constants, dict(numbers), self._orders, self.results.orders, self._written)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
@@ -326,7 +338,7 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN == 0 for t in tensors]
+        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
         targets = [
             t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
         ]
@@ -375,126 +387,3 @@ def _seeded(run: Any) -> Compiled:
         return run(*args)
 
     return drawn
-
-
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op == "placeholder"]
-
-
-def _hooks(graph: fx.Graph) -> set[int]:
-    """Positions of inputs with hooks for compiled autograd's backward pass, which only pass through the graph."""
-    return {i for i, n in enumerate(_placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
-
-
-def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
-    values = [n.meta.get("val") for n in _placeholders(graph)]
-    sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
-    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
-    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
-
-
-def import_flat(
-    module: fx.GraphModule,
-    constants: Mapping[int, torch.Tensor],
-    numbers: Mapping[int, int] = _NONE,
-    orders: Mapping[int, Order] = _NONE,
-    result_orders: Sequence[Order | None] = (),
-    written: Mapping[int, int] = _NONE,
-) -> ImportedModel:
-    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
-
-    constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
-    which the model takes inputs or returns results, by position. written: the numbers of results that are new values of
-    inputs, by the positions of these; both are state of the graph.
-    """
-    environment = _environment(module.graph)
-    # dynamo checks the guards at each call, and the sizes of parameters with them
-    guards = [] if environment is None else [g.expr for g in environment.guards]
-    named = {n.meta["val"].node.expr: numbers[i] for i, n in enumerate(_placeholders(module.graph)) if i in numbers}
-    equal = equations(guards, _sizes_of(module.graph, constants) | named)
-    equal = {**equal, **{symbol: sympy.Integer(value) for symbol, value in named.items()}}
-    sizes = Sizes(equal=equal, reads=data_reads(module.graph))
-    ranges = {} if environment is None else environment.var_to_range
-    sizes.begin(ranges)
-    importer = Importer(sizes, is_final=True)
-    inputs: list[Node] = []
-    state: dict[int, Node] = {}
-    leaves: list[Leaf] = []
-    values: list[object] = []
-    hooks = _hooks(module.graph)
-    for i, node in enumerate(_placeholders(module.graph)):
-        if i in constants:
-            values.append(constant(constants[i], loc=str(node.target)))
-            continue
-        if i in numbers:
-            values.append(numbers[i])
-            continue
-        if i in hooks:
-            values.append(None)
-            continue
-        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
-        values.append(value)
-        if i in written:
-            state[i] = carrier
-            continue
-        leaves.append(leaf)
-        inputs.append(carrier)
-    results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
-    outputs = [_permuted(value, order) for value, order in results]
-    if importer.unsupported:
-        raise UnsupportedNodesError(importer.unsupported, importer.refused)
-    new_values = [outputs[written[i]] for i in state]
-    outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
-    flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
-    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
-    adapter, results = output_adapter(outputs, flat_out)
-    state_results = output_adapter(new_values, pytree.tree_flatten(tuple(range(len(new_values))))[1])[1]
-    names = tuple(f"input {i}" for i in state)
-    outputs_names = (*(f"next {name}" for name in names), *adapter.names)
-    graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
-    graph = replace(limited(graph, ranges, (), sizes), state=names)
-    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
-
-
-def _permuted(value: object, order: Order | None) -> object:
-    if isinstance(value, Complex) and order:
-        return Complex(*(Transpose(order)(part) for part in value.parts))
-    return Transpose(order)(value) if order and isinstance(value, Node) else value
-
-
-def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple[Leaf, object, Node]:
-    """(leaf, the importer's value, graph input) of one placeholder."""
-    if isinstance(value, torch.Tensor) and order:
-        leaf, node = tensor_input(name, value.permute(order), sizes)
-        return leaf, Transpose(inverse(order))(node), node
-    if isinstance(value, torch.Tensor):
-        leaf, node = tensor_input(name, value, sizes)
-        return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node
-    if isinstance(value, torch.SymInt | int):
-        size = sizes.dim(value)
-        kind: TensorType = TensorType(boolean, (size, 0))
-        return Leaf(name, SIZE), size if isinstance(size, Dim) else int(size), Input(name, kind)()
-    if isinstance(value, torch.SymFloat | float):
-        node = Input(name, TensorType(f64))()
-        return Leaf(name, NUMBER), Number(node), node
-    raise ImportModelError(f"input {name!r}", expected="a tensor or a number", got=type(value).__name__)
-
-
-def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
-    """The symbols of sizes of the inputs that are constants -> their values."""
-    values: dict[sympy.Basic, int] = {}
-    for i, node in enumerate(_placeholders(graph)):
-        value = node.meta.get("val")
-        if i in constants and isinstance(value, torch.Tensor):
-            named = zip(value.shape, constants[i].shape, strict=True)
-            values |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
-    return values
-
-
-def _environment(graph: fx.Graph) -> ShapeEnv | None:
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            return value.node.shape_env
-    return None

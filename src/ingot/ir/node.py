@@ -121,6 +121,11 @@ class Op:
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
 
+    def expect_equal(self, a: Shape, b: Shape, message: str) -> None:
+        """As `expect`, that the sizes are equal."""
+        unequal = ((x, y) for x, y in zip(a, b, strict=False) if x != y)
+        self.expect(a == b, message, next(unequal, None) if len(a) == len(b) else None)
+
     def expect_constraints(self, *inputs: TensorType) -> None:
         """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
@@ -392,6 +397,16 @@ class Graph:
         """The nodes that compute the values of computed sizes, by symbol."""
         return dict(zip((name for name, _ in self.sizes), self.outputs[len(self.results) :], strict=True))
 
+    @cached_property
+    def size_requirements(self) -> dict[str, tuple[Node, ...]]:
+        """The nodes that come before values of a computed size, by symbol: its own, and those of the sizes in its
+        maximum, as it is checked against that first."""
+        nodes, requirements = self.size_nodes, dict[str, tuple[Node, ...]]()
+        for name, most in self.sizes:
+            earlier = (n for s in sorted(symbols_of(most)) for n in requirements.get(s, ()))
+            requirements[name] = tuple(dict.fromkeys((nodes[name], *earlier)))
+        return requirements
+
     def nodes(self) -> list[Node]:
         """Every input and every node that the outputs need, operands before users, computed sizes before values of
         their size."""
@@ -403,12 +418,13 @@ class Graph:
         roots = (*self.inputs, *self.outputs)
         if not self.sizes:
             return tuple(topological(roots))
-        size_values = self.size_nodes
-        return tuple(
-            topological(
-                roots, lambda n: (*n.inputs, *(size_values[s] for s in sorted(free_symbols(n)) if s in size_values))
-            )
-        )
+        required = self.size_requirements
+
+        def operands(n: Node) -> tuple[Node, ...]:
+            sizes = free_symbols(n) & required.keys()
+            return (*n.inputs, *(r for s in sorted(sizes) for r in required[s])) if sizes else n.inputs
+
+        return tuple(topological(roots, operands))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Return node -> the nodes that read it, in order. Outputs do not count as users."""
@@ -482,7 +498,7 @@ def size_elements(node: Node) -> Shape:
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
-    return symbols.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
+    return symbols.union(*[t.symbols for t in n.types])
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:

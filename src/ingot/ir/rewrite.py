@@ -131,12 +131,12 @@ class _Rewriter:
         self.ruleset = ruleset
         self.fuel = fuel
         self.trace = trace
-        self.done: dict[Node, Result] = {}
+        self.results: dict[Node, Result] = {}
         self.bodies: dict[Graph, Graph] = {}
         self.limit = 1000
 
     def graph(self, graph: Graph) -> Graph:
-        done = self.done
+        done = self.results
         nodes = graph.nodes()
         self.limit += 200 * len(nodes)
         for n in nodes:  # operands first
@@ -159,8 +159,9 @@ class _Rewriter:
         return self.bodies[graph]
 
     def settle(self, root: Node, replacement: Result) -> None:
-        """Bring `root`, which is replaced by `replacement`, and all nodes that this needs to normal form in `done`."""
-        done = self.done
+        """Bring `root`, which is replaced by `replacement`, and all nodes that this needs to normal form in
+        `results`."""
+        done = self.results
         check_time(root.loc or root.op.name)
         stack = [root, *_nodes_of(replacement)]
         replacements: dict[Node, Result] = {root: replacement}
@@ -196,7 +197,7 @@ class _Rewriter:
 
     def step(self, n: Node) -> Result | None:
         """One rewrite of `n`, whose operands are done; None if it is in normal form."""
-        done = self.done
+        done = self.results
         if type(n.op) is Project:
             source = done[n.inputs[0]]
             if isinstance(source, tuple):

@@ -11,7 +11,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product
+from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product, symbols_of
 from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
@@ -125,14 +125,14 @@ def dtype_of(array: np.ndarray | np.generic | np.dtype | type) -> DType:
 class FloatFormat:
     """The encoding of a float of at most 8 bits: (-1)^sign 2^(e - bias) 1.m, subnormal where e is 0.
 
-    top: the code of the largest number. over: the code of larger numbers: infinity, NaN, or the largest number.
+    top: the code of the largest number. overflow: the code of larger numbers: infinity, NaN, or the largest number.
     has_sign: false for e8m0, whose codes are powers of two. has_negative_zero: if false, that code is NaN.
     """
 
     mantissa: int
     bias: int
     top: int
-    over: int
+    overflow: int
     nan: int
     has_sign: bool = True
     has_negative_zero: bool = True
@@ -167,6 +167,11 @@ class TensorType:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The symbols in the shape."""
+        return frozenset[str]().union(*(symbols_of(d) for d in self.shape if isinstance(d, Dim)))
 
     @cached_property
     def size(self) -> DimLike:

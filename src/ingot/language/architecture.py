@@ -28,15 +28,15 @@ class Norm:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: each token goes through the `chosen` of `count` experts that the router's softmax ranks
-    first.
+    """A mixture of experts: each token goes through `experts_per_token` of the `count` experts that the router's
+    softmax ranks first.
 
     normalized: their weights add up to 1. scale: of the weighted sum. Whether there are shared experts depends on the
     file's tensors.
     """
 
     count: int
-    chosen: int
+    experts_per_token: int
     normalized: bool = True
     scale: float = 1.0
 

@@ -28,7 +28,7 @@ from ingot.language.cache import (
 from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 
-Kept = tuple[Node, ...]  # the caches, updated with the tokens of a step
+UpdatedCaches = tuple[Node, ...]  # the caches, updated with the tokens of a step
 
 
 class Tokens(Protocol):
@@ -40,11 +40,11 @@ class Tokens(Protocol):
 
     def attended(
         self, a: Architecture, window: int, q: Node, k: Node, v: Node, caches: Sequence[Node], mask: Node | None
-    ) -> tuple[Node, Kept]:
+    ) -> tuple[Node, UpdatedCaches]:
         """(f32[batch, heads, tokens, width], updated caches). window: the tokens that a token attends to; 0: all."""
         ...
 
-    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, Kept]:
+    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, UpdatedCaches]:
         """A causal convolution of each channel: f32[batch, tokens, width], with taps f32[width, size]."""
         ...
 
@@ -58,7 +58,7 @@ class Chunk(Position):
 
     def attended(
         self, a: Architecture, window: int, q: Node, k: Node, v: Node, caches: Sequence[Node], mask: Node | None
-    ) -> tuple[Node, Kept]:
+    ) -> tuple[Node, UpdatedCaches]:
         tokens, half = q.shape[2], len(caches) // 2
         if caches and window and caches[0].shape[2] == window:
             (keys, visible_keys), (values, visible_values) = (
@@ -76,7 +76,7 @@ class Chunk(Position):
         (visible_keys, first), (visible_values, _) = (read(cache, self, tokens, window) for cache in (keys, values))
         return _attention(a, self, window, q, visible_keys, visible_values, first, mask), (*keys, *values)
 
-    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, Kept]:
+    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, UpdatedCaches]:
         batch, _, width = x.shape
         past = recent(caches[0], self) if caches else ops.full((batch, taps.shape[1] - 1, width), 0.0)
         y, new_cache = _convolution(past, x, taps)
@@ -112,7 +112,7 @@ class Rows:
 
     def attended(
         self, a: Architecture, window: int, q: Node, k: Node, v: Node, caches: Sequence[Node], mask: Node | None
-    ) -> tuple[Node, Kept]:
+    ) -> tuple[Node, UpdatedCaches]:
         half = len(caches) // 2
         pools = (*in_pages(caches[:half], k, self.slots), *in_pages(caches[half:], v, self.slots))
         heads, width = a.heads, a.head_width
@@ -132,7 +132,7 @@ class Rows:
         (y,) = self._for_each(body, (q, self.tables, *pools), (ops.full(q.shape, 0.0),))
         return y, pools
 
-    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, Kept]:
+    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, UpdatedCaches]:
         width, size = taps.shape
 
         def body(operands: Sequence[Node], values: Sequence[Node], place: _Place) -> tuple[Node, ...]:

@@ -23,16 +23,17 @@ from ingot.language.sampler import Sampler
 from ingot.support.dataclass import dataclass
 
 STOPS = 8  # the capacity of the program's input for tokens that end a sequence
-END = symbol("$end")  # the position after a step's token
+END_POSITION = symbol("$end")  # the position after a step's token
 
 
-def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
+def generate(network: Network, form: CacheForm, max_tokens: int = 16) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1], is_prompt: bool[], count: i64[], stops: i64[STOPS], SETTINGS...) ->
-    (tokens: i64[batch, most], turns: i64[], logits: f32[batch, vocabulary]).
+    (tokens: i64[batch, max_tokens], turns: i64[], logits: f32[batch, vocabulary]).
 
-    The first `turns` tokens are valid: `count`, at most `most`, or fewer if all sequences reached a token of `stops`
-    (-1: none). Tokens of a sequence after its stop token are to be ignored. is_prompt: whether the ids count as part of
-    the prompt for penalties; generated ids were counted before. logits: of the chunk's last token, before sampling.
+    The first `turns` tokens are valid: `count`, at most `max_tokens`, or fewer if all sequences reached a token of
+    `stops` (-1: none). Tokens of a sequence after its stop token are to be ignored. is_prompt: whether the ids count as
+    part of the prompt for penalties; generated ids were counted before. logits: of the chunk's last token, before
+    sampling.
 
     State: the caches, the sampler's `bias` and `counts`.
     """
@@ -45,12 +46,12 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     x, after = network.hidden(ids, Chunk(START, start), form, caches)
     logits = network.logits(last(x))
     sampler = sampler_inputs.counted(ids, ops.scalar(False, boolean), is_prompt)
-    limit = ops.minimum(count, most)
+    limit = ops.minimum(count, max_tokens)
     position = ops.add(start, ops.scalar(TOKENS, i64))
     token = sampler.tokens(logits, position)
     has_tokens = ops.compare("GT", limit, 0)
     sampler = sampler.counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), has_tokens)
-    tokens = _with_token(ops.full((form.batch, most), 0, i64), token, ops.scalar(0, i64))
+    tokens = _with_token(ops.full((form.batch, max_tokens), 0, i64), token, ops.scalar(0, i64))
 
     first = _Loop(
         ops.scalar(1, i64), limit, position, token, tokens, _is_stop(token, stops), stops, sampler, tuple(after)
@@ -117,7 +118,7 @@ def _loop_condition(values: _Loop) -> Graph:
 
 def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
     v = values.inputs()
-    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END - 1, v.position), form, v.caches)
+    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END_POSITION - 1, v.position), form, v.caches)
     position = ops.add(v.position, 1)
     token = v.sampler.tokens(network.logits(last(x)), position)
     true_node = ops.scalar(True, boolean)
@@ -132,7 +133,7 @@ def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
         v.sampler.counted(ops.expand_dims(token, 1), true_node, true_node),
         tuple(caches),
     )
-    return Graph(v.values, (*after.values, position), sizes=((str(END), form.context),))
+    return Graph(v.values, (*after.values, position), sizes=((str(END_POSITION), form.context),))
 
 
 def _with_token(tokens: Node, token: Node, index: Node) -> Node:

@@ -9,7 +9,7 @@ from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import i64
 from ingot.language.architecture import Architecture, Experts, Norm
-from ingot.language.attention import Chunk, Kept, Tokens
+from ingot.language.attention import Chunk, Tokens, UpdatedCaches
 from ingot.language.cache import CacheForm
 from ingot.language.rope import Rope
 from ingot.language.tensors import Tensors
@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "relu": ops.Relu(),
 }
 
-Turns = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
+CosSin = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
 
 
 class Network:
@@ -115,7 +115,7 @@ class Network:
 
     # --- attention
 
-    def _heads(self, x: Node, i: int, rotation: Turns | None) -> tuple[Node, Node, Node]:
+    def _heads(self, x: Node, i: int, rotation: CosSin | None) -> tuple[Node, Node, Node]:
         """Queries, keys and values: [batch, heads, tokens, head width]."""
         a, t = self.architecture, self._tensors
         q_width, k_width = a.heads * a.head_width, a.key_heads * a.head_width
@@ -137,8 +137,8 @@ class Network:
         return q, k, v
 
     def _attended(
-        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, rotation: Turns | None, mask: Node | None
-    ) -> tuple[Node, Kept]:
+        self, x: Node, i: int, caches: Sequence[Node], at: Tokens, rotation: CosSin | None, mask: Node | None
+    ) -> tuple[Node, UpdatedCaches]:
         a = self.architecture
         window = a.layers[i].window
         window = 0 if window >= self.context else window
@@ -146,7 +146,7 @@ class Network:
         y = ops.reshape(ops.swap_axes(y, 1, 2), (*x.shape[:-1], a.heads * a.head_width))
         return self._tensors.linear(y, "attention_output", i), new_caches
 
-    def _rotation(self, rope: Rope, at: Tokens, tokens: DimLike) -> Turns:
+    def _rotation(self, rope: Rope, at: Tokens, tokens: DimLike) -> CosSin:
         role = "rope_factors"
         if rope.scaling == "longrope":
             role += "_long" if self.context > rope.original else "_short"
@@ -158,7 +158,7 @@ class Network:
 
     # --- convolution
 
-    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Tokens) -> tuple[Node, Kept]:
+    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Tokens) -> tuple[Node, UpdatedCaches]:
         """A causal convolution of each channel, gated before and after."""
         t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
         input_gate, output_gate, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
@@ -205,7 +205,7 @@ class Network:
         """Rows are sorted by expert, multiplied with the experts' matrices, and put back in order."""
         t = self._tensors
         flat = ops.reshape(x, (product(x.shape[:-1]), x.shape[-1]))
-        weights, chosen = ops.TopK(experts.chosen, 1)(ops.Softmax(1)(t.linear(flat, "router", i))).results
+        weights, chosen = ops.TopK(experts.experts_per_token, 1)(ops.Softmax(1)(t.linear(flat, "router", i))).results
         if experts.normalized:
             weights = ops.div(weights, ops.reduce_sum(weights, 1, keepdims=True))
         weights = _scaled(weights, experts.scale)
@@ -215,7 +215,7 @@ class Network:
         ends = ops.reduce_sum(
             ops.cast(ops.compare("LE", expert, ops.expand_dims(ops.arange(experts.count), 1)), i64), 1
         )
-        routed = ops.Take(0)(flat, ops.div(order, experts.chosen))
+        routed = ops.Take(0)(flat, ops.div(order, experts.experts_per_token))
         y = self._expert_products(routed, ends, i, experts)
         inverse_order = ops.Sort(0)(order, ops.arange(rows)).results[1]
         y = ops.reshape(ops.Take(0)(y, inverse_order), (*weights.shape, x.shape[-1]))
@@ -263,7 +263,7 @@ def _halves(x: Node) -> tuple[Node, Node]:
     return first, second
 
 
-def _rotated(x: Node, rope: Rope, rotation: Turns) -> Node:
+def _rotated(x: Node, rope: Rope, rotation: CosSin) -> Node:
     """[..., tokens, head width] with its pairs rotated."""
     cos, sin = rotation
     width = x.shape[-1]

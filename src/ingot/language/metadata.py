@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 # the converter reorders the rows of queries and keys so that rotated pairs are adjacent
 PAIRED = frozenset({"llama", "olmo", "granite"})
+SHIFTED_NORMS = frozenset({"gemma", "gemma2", "gemma3"})  # the converter adds 1 to the weights of their norms
 _INTERLEAVED = PAIRED | {"command-r"}
 _NORMALIZED = {"llama", "qwen3moe", "granite"}  # mixtures that normalize the weights of the chosen experts
 _PERIODS = {"gemma2": 2, "gemma3": 6}  # every n-th layer has no window

@@ -7,7 +7,7 @@ does not have. A bias has the name of its weight, with `.bias`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 Names = tuple[tuple[str, str], ...]  # (role, name); a tuple, so that records are hashable
 
@@ -164,21 +164,23 @@ GGUF_BERT = _names(
     feed_forward_post_norm="blk.{}.layer_output_norm.weight",
 )
 
+TABLES = ("embedding", "positions", "segments", "output")  # the roles of matrices that no scheme transposes
+
 _NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _HUGGINGFACE = (LLAMA, OLMO2, GEMMA2, PHI, STARCODER2, MIXTRAL, LFM2, GPT2, BERT)
 
 
-def roles_of(name: str) -> list[tuple[str, tuple[int, ...]]]:
-    """(role, numbers of layer and expert) that a name of `transformers` may stand for, in any family. The first word
-    may be missing, as in models without a head."""
+def roles_of(name: str, roles: Collection[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """(role, numbers of layer and expert) that a name of `transformers` may stand for, in any family, first in those
+    that share most roles with a model of `roles`. The first word may be missing, as in models without a head."""
     word, place = _NUMBER.sub("{}", name), tuple(map(int, _NUMBER.findall(name)))
-    roles = [
+    meanings = [
         (role, place)
-        for table in _HUGGINGFACE
+        for table in sorted(_HUGGINGFACE, key=lambda table: -sum(role in roles for role, _ in table))
         for role, known_name in table
         if known_name in (word, _with_first_word(known_name, word))
     ]
-    return list(dict.fromkeys(roles))
+    return list(dict.fromkeys(meanings))
 
 
 def _with_first_word(known_name: str, word: str) -> str:

@@ -15,7 +15,7 @@ from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.support.errors import InputError
 
-AT = symbol("at.0")  # a size from a call's input: tools that generate inputs know its bounds
+START_POSITION = symbol("at.0")  # a size from a call's input: tools that generate inputs know its bounds
 START = symbol("$at")  # the same, but computed at run time: a program is bound once for all positions
 TOKENS = symbol("tokens")
 
@@ -23,11 +23,14 @@ TOKENS = symbol("tokens")
 def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every: bool = False) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1]) -> logits of the last token: f32[batch, vocabulary]; every: of each token,
     f32[batch, tokens, vocabulary]."""
-    ids, at = Input("ids", TensorType(i64, (form.batch, tokens)))(), Input("at", TensorType(i64, (1,)), (AT,))()
+    ids, at = (
+        Input("ids", TensorType(i64, (form.batch, tokens)))(),
+        Input("at", TensorType(i64, (1,)), (START_POSITION,))(),
+    )
     caches = form.inputs()
-    x, after = network.hidden(ids, Chunk(AT, ops.reshape(at, ())), form, caches)
+    x, after = network.hidden(ids, Chunk(START_POSITION, ops.reshape(at, ())), form, caches)
     logits = network.logits(x if every else last(x))
-    rest = form.context - AT - tokens
+    rest = form.context - START_POSITION - tokens
     bounds = (("at.0", 0, form.context - (tokens if isinstance(tokens, int) else 1)), ("tokens", 1, form.context))
     return Graph(
         (ids, at, *caches),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ingot.language.text.arguments import check_ids
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -94,7 +95,7 @@ class Session:
         self._lock = threading.Lock()
         specs = {spec.name: spec for spec in (*self.program.inputs, *self.program.outputs)}
         self._types = {spec.name: np.dtype(_TYPES[spec.dtype]) for spec in self.program.inputs}
-        self.most = int(specs["tokens"].shape[1])  # tokens of a step
+        self.max_step_tokens = int(specs["tokens"].shape[1])  # tokens of a step
         self.vocabulary = int(specs["logits"].shape[1])
         self._room = int(specs["stops"].shape[0])
         self._prompt = 0  # the number of prompt tokens in the program's counts
@@ -129,7 +130,7 @@ class Session:
             while start < len(ids):
                 end = min(start + CHUNK, len(ids))
                 self.ids = list(ids[:start]) if self.rewinds else []  # if the call is interrupted
-                token_count = min(count, self.most, self.context - end + 1) if end == len(ids) else 0
+                token_count = min(count, self.max_step_tokens, self.context - end + 1) if end == len(ids) else 0
                 tokens, logits = self._run(ids[start:end], start, token_count, sampling, ends)
                 start = end
             self.ids = [*ids, *tokens[:-1]]
@@ -147,8 +148,7 @@ class Session:
         """Raise InputError for an invalid prompt."""
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        check_ids(ids, self.vocabulary)
         if len(ids) > self.context:
             fix = f"LanguageModel(..., context={len(ids) + 1024}), or a shorter prompt"
             raise InputError("the prompt", expected=f"at most {self.context} tokens", got=len(ids), fix=fix)

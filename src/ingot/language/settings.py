@@ -11,7 +11,7 @@ import numpy as np
 from ingot.language.architecture import Architecture
 from ingot.support.errors import ImportModelError
 
-MOST = 1 << 31  # the largest size or count
+MAX_SIZE = 1 << 31  # the largest size or count
 
 
 class Settings:
@@ -24,11 +24,15 @@ class Settings:
         """The value; None if the key is missing."""
         return self._values.get(self._prefix + key)
 
+    @property
+    def names(self) -> list[str]:
+        return [key.removeprefix(self._prefix) for key in self._values if key.startswith(self._prefix)]
+
     def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """The integer of the first key that exists."""
         key, value = self._first(keys, default)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
-            raise self.error(key, f"an integer from {least} to {MOST}", value)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MAX_SIZE:
+            raise self.error(key, f"an integer from {least} to {MAX_SIZE}", value)
         return int(value)
 
     def number(self, *keys: str, default: float | None = None) -> float:

@@ -26,7 +26,7 @@ class Tensors:
         self._weights = weights
         self._table = _names_in_file(dict(architecture.names), weights)
         self._transposed = architecture.transposed
-        self._read: set[str] = set()
+        self._read_names: set[str] = set()
         # a quantized matrix is a new constant each time it is read: without this cache programs would hold copies
         self._matrices: dict[str, Node] = {}
         self._stacks: dict[str, Node] = {}
@@ -73,7 +73,7 @@ class Tensors:
         name = self.name(role, *place).removesuffix(".weight") + ".bias"
         if name not in self._weights:
             return None
-        self._read.add(name)
+        self._read_names.add(name)
         return self._weights.vector(name)
 
     def rows(self, role: str, ids: Node) -> Node:
@@ -111,11 +111,11 @@ class Tensors:
         return [results[i] for i in range(len(roles))]
 
     def ignore(self, role: str) -> None:
-        self._read.add(self.name(role))
+        self._read_names.add(self.name(role))
 
     def check_all_read(self) -> None:
         """Raise ImportModelError for tensors that were not read: the file has another model than it declares."""
-        unread = [n for n in self._weights.names if n not in self._read and not n.endswith(IGNORED)]
+        unread = [n for n in self._weights.names if n not in self._read_names and not n.endswith(IGNORED)]
         if unread:
             suffix = f" and {len(unread) - SHOWN_NAMES} more" if len(unread) > SHOWN_NAMES else ""
             what = f"tensors of another model than family {self._family!r}"
@@ -129,7 +129,7 @@ class Tensors:
             where = f"layer {place[0]}" if place else None
             what = f"a model of family {self._family!r} needs its {role.replace('_', ' ')}"
             raise ImportModelError(what, expected=f"tensor {name!r}" if name else None, got="none", where=where)
-        self._read.add(name)
+        self._read_names.add(name)
         return name
 
 

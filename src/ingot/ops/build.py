@@ -75,6 +75,11 @@ def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
     return Iota(TensorType(dtype, (n,)), 0)(loc=loc)
 
 
+def iota(shape: Sequence[DimLike], axis: int, dtype: DType = i64) -> Node:
+    """Each element's index along `axis`, which is not negative."""
+    return Iota(TensorType(dtype, tuple(shape)), axis)()
+
+
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     """x in `dtype`; see `Convert`."""
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
@@ -379,24 +384,29 @@ def slice_axis(
     return _slice(x, a, low, high, step, loc)
 
 
+def exact_slice(x: Node, axis: int, start: DimLike, stop: DimLike, loc: str = "") -> Node:
+    """x[start:stop] along an axis that has these elements, which is a condition where sizes are open."""
+    if start == 0 and stop == x.shape[axis]:
+        return x
+    starts = tuple(start if d == axis else 0 for d in range(len(x.shape)))
+    stops = tuple(stop if d == axis else n for d, n in enumerate(x.shape))
+    return Slice(starts, stops, (1,) * len(x.shape))(x, loc=loc)
+
+
 def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
     return index + size if is_negative(index) else index
 
 
 def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:
     size = x.shape[axis]
-    low = _clamp_index(low, size)
-    high = dim_max(_clamp_index(high, size), low)
+    low = dim_min(dim_max(low, 0), size)
+    high = dim_max(dim_min(dim_max(high, 0), size), low)
     if low == 0 and high == size and step == 1:
         return x
     rank = len(x.shape)
     start = tuple(low if i == axis else 0 for i in range(rank))
     limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
     return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
-
-
-def _clamp_index(index: DimLike, size: DimLike) -> DimLike:
-    return dim_min(dim_max(index, 0), size)
 
 
 def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
@@ -407,14 +417,15 @@ def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
 
 
 def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tuple[Node, ...]:
-    """x split into pieces of `sizes` along `axis`. Raise ShapeError unless the sizes add up to the axis."""
+    """x split into pieces of `sizes` along `axis`. Raise ShapeError unless the sizes add up to the axis, and none is
+    negative: for open sizes that is a condition."""
     a = _axis(axis, len(x.shape))
     ends: list[DimLike] = [0]
     for n in sizes:
         ends.append(ends[-1] + n)
     if ends[-1] != x.shape[a]:
         raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
-    return tuple(_slice(x, a, lo, hi, 1, loc) for lo, hi in pairwise(ends))
+    return tuple(exact_slice(x, a, lo, hi, loc) for lo, hi in pairwise(ends))
 
 
 def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:

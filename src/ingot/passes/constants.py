@@ -52,7 +52,7 @@ def interval(mask: Node) -> Interval:
     intervals: dict[Node, Interval] = {}
     for n in topological([mask], _bounding_operands):
         low, high = _interval(n, [intervals[i] for i in _bounding_operands(n)])
-        largest = _LARGEST.get(n.dtype.name, float(np.finfo(np.float32).max))
+        largest = _MAX_FINITE.get(n.dtype.name, float(np.finfo(np.float32).max))
         # a value that may exceed the range of its type may be an infinity
         intervals[n] = (low, high) if not n.dtype.is_float or (-largest <= low and high <= largest) else _UNBOUNDED
     return intervals[mask]
@@ -68,7 +68,7 @@ def _bounding_operands(n: Node) -> tuple[Node, ...]:
     return n.inputs[which]
 
 
-_LARGEST = {"f16": 65504.0, "bf16": 3.3e38}
+_MAX_FINITE = {"f16": 65504.0, "bf16": 3.3e38}
 
 
 def _interval(n: Node, operands: list[Interval]) -> Interval:

@@ -54,17 +54,17 @@ class CTarget:
     policy = replace(POLICY, stores_narrow_results=True)
     forms = ("c",)
     lower = staticmethod(lower)
-    beside = None
+    merge_launches = None
     has_fixed_sizes = True
     overlaps_exchanges = False
 
-    def features(self, asked: str) -> Features:
-        if asked in MICROCONTROLLERS:
-            return Features("c99", cpu=asked, target="c")
-        if asked not in MACHINES:
+    def features(self, variant: str) -> Features:
+        if variant in MICROCONTROLLERS:
+            return Features("c99", cpu=variant, target="c")
+        if variant not in MACHINES:
             known = (f"c:{m}" if m else "c" for m in (*MACHINES, *MICROCONTROLLERS))
-            raise InputError("target", expected=" or ".join(known), got=f"c:{asked}")
-        return Features("c99", (asked,) if asked else (), target="c")
+            raise InputError("target", expected=" or ".join(known), got=f"c:{variant}")
+        return Features("c99", (variant,) if variant else (), target="c")
 
     def prepare(self, nodes: int) -> None:
         pass

@@ -106,7 +106,7 @@ class CpuTarget:
     policy = POLICY
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
-    beside = None
+    merge_launches = None
     has_fixed_sizes = False
     overlaps_exchanges = False
 
@@ -115,19 +115,19 @@ class CpuTarget:
         """Write a native library and its header where the path's suffix says so, and else an artifact."""
         (library.export if path.suffix in LIBRARY_SUFFIXES else save)(program, path, weights)
 
-    def features(self, asked: str) -> Features:
-        """asked: a name of `CORES`."""
-        if not asked:
+    def features(self, variant: str) -> Features:
+        """variant: a name of `CORES`."""
+        if not variant:
             return host_features()
-        if asked.startswith(("riscv64-scalable", "aarch64-sve")):
+        if variant.startswith(("riscv64-scalable", "aarch64-sve")):
             raise InputError(
-                "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{asked}",
+                "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{variant}",
                 fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length, cpu:riscv64-zvl256b 256",
             )  # fmt: skip
-        core = CORES.get(asked)
+        core = CORES.get(variant)
         if core is None:
-            raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{asked}")
-        return Features(core.arch, tuple(sorted(core.features)), "" if core.level else asked)
+            raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{variant}")
+        return Features(core.arch, tuple(sorted(core.features)), "" if core.level else variant)
 
     def prepare(self, nodes: int) -> None:
         workers.start(nodes // _NODES_PER_KERNEL)

@@ -62,6 +62,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
     is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
+    if isinstance(node.op, Attention) and node.op.indexed:
+        return False
     return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
 
 
@@ -94,12 +96,12 @@ class GpuTarget:
         self.name, self._machines, self._default_arch = name, machines, default_arch
         self._kept_ops, self._functions = kept_ops, functions
 
-    def features(self, asked: str) -> Features:
+    def features(self, variant: str) -> Features:
         """An architecture, "sm_90a", or several separated by commas; schedules target the first."""
-        archs = [a.strip() for a in (asked or self._default_arch).split(",")]
+        archs = [a.strip() for a in (variant or self._default_arch).split(",")]
         if any(a not in self._machines for a in archs):
             expected = f"{self.name}:ARCH with some of {', '.join(self._machines)}"
-            raise InputError("target", expected=expected, got=f"{self.name}:{asked}")
+            raise InputError("target", expected=expected, got=f"{self.name}:{variant}")
         return Features(archs[0], tuple(archs[1:]), target=self.name)
 
     def prepare(self, nodes: int) -> None:

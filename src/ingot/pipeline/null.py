@@ -45,10 +45,10 @@ class NullTarget:
     has_fixed_sizes = False
     overlaps_exchanges = False
 
-    def features(self, asked: str) -> Features:
-        target, features = parse_target(asked or "native")
+    def features(self, variant: str) -> Features:
+        target, features = parse_target(variant or "native")
         if target.name == self.name:
-            raise InputError("target", expected="null:NAME of another target", got=f"null:{asked}")
+            raise InputError("target", expected="null:NAME of another target", got=f"null:{variant}")
         return replace(target.features(features), target=f"{self.name}:{target.name}")
 
     def prepare(self, nodes: int) -> None:
@@ -69,8 +69,8 @@ class NullTarget:
     ) -> Lowered:  # fmt: skip
         return machine.target.lower(group, ins, outs, constant, machine.machine)
 
-    def beside(self, lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
-        merge = machine.target.beside
+    def merge_launches(self, lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
+        merge = machine.target.merge_launches
         return None if merge is None else merge(lows, machine.machine)
 
     def assembler(self, features: Features) -> TextAssembler:

@@ -15,6 +15,7 @@ from ingot.passes.core.dtypes.narrow_integers import narrow_integers
 from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.indexed_caches import indexed_caches
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.quantized import lower_quantized
@@ -52,8 +53,8 @@ class Choices:
     they read values that are rounded to bytes. same_operand_types: products need operands of one type, so a reduced
     precision applies to both. widens: the types of 16 bits that products widen as they load them. target_passes: run
     before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
-    `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them. pairs_levels:
-    products widen weights in blocks to pairs of bfloat16, where that is the precision."""
+    `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them, from any positions.
+    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -131,6 +132,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),
+        *((("indexed_caches", indexed_caches),) if choices.narrow_caches else ()),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         ("dce", dce),

@@ -85,7 +85,7 @@ class Target(Protocol[M]):
     has_fixed_sizes: bool
     overlaps_exchanges: bool
 
-    def features(self, asked: str) -> Features:
+    def features(self, variant: str) -> Features:
         """Return the machine that the text after the colon names; "" is this machine, or the target's default.
 
         Raises InputError that lists the valid names.
@@ -112,7 +112,7 @@ class Target(Protocol[M]):
         ...
 
     @property
-    def beside(self) -> Callable[[Sequence[Lowered], M], Lowered | None] | None:
+    def merge_launches(self) -> Callable[[Sequence[Lowered], M], Lowered | None] | None:
         """A function that merges independent groups into one launch, or returns None if that is no gain. None for
         targets whose launches cost nothing."""
         ...
@@ -163,13 +163,13 @@ def _is_cpu(text: str) -> bool:
 
 def parse_target(text: str) -> tuple[Target[Any], str]:
     """ "cpu:znver4" -> the target and the text after the colon; "native" is this machine's CPU. Raises InputError."""
-    name, _, asked = ("cpu" if text == "native" else text).partition(":")
+    name, _, variant = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
         fix = _FIXES.get(name.lower()) or (f"write cpu:{text}" if _is_cpu(text) else None)
         raise InputError(
             "target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text), fix=fix
         )
-    return _target(name), asked
+    return _target(name), variant
 
 
 def features_of(text: str) -> Features:

@@ -1,7 +1,7 @@
 """The tuning database: measured choices, which take precedence over the choices of the cost models, and rewrites.
 
 A file has one JSON object per line, the first a header. An entry says that on this kind of core with this number of
-threads, at this key, `choice` was faster than `over`, the cost model's choice; or that one form of a subgraph was
+threads, at this key, `choice` was faster than `baseline`, the cost model's choice; or that one form of a subgraph was
 faster than another. Files are untrusted: an invalid line is ignored, a schedule accepts only choices that it could have
 made itself, and a rewrite is proved again where it is used. See docs/reference/tuning.md and docs/inside/rewrites.md.
 """
@@ -32,12 +32,12 @@ _log = Log("ingot.pipeline.tuning")
 @dataclass(frozen=True)
 class Entry:
     """machine: see `machine_name`. key: of the site. seconds, over_seconds: of one launch with `choice` and with
-    `over`, measured in alternation. generation: the version of the measured kernels."""
+    `baseline`, measured in alternation. generation: the version of the measured kernels."""
 
     machine: str
     key: str
     choice: Choice
-    over: Choice
+    baseline: Choice
     seconds: float
     over_seconds: float
     generation: int = GENERATION
@@ -50,7 +50,7 @@ class Entry:
             "us": round(self.seconds * 1e6, 3),
             "over_us": round(self.over_seconds * 1e6, 3),
             "choice": self.choice.record(),
-            "over": self.over.record(),
+            "over": self.baseline.record(),
         }
         return json.dumps(record).encode() + b"\n"
 
@@ -88,7 +88,7 @@ class Rewritten:
 
 # what `passes.core.rewrites.equality` has found; it looks again before the rewrite is used
 EXACT, REAL = "equal sums of equal products, each rounded once", "equal polynomials over the reals"
-Stored = Entry | Rewritten
+StoredEntry = Entry | Rewritten
 
 
 def machine_name(isa: Features, threads: int) -> str:
@@ -114,7 +114,7 @@ def measured(isa: Features, threads: int) -> dict[str, Measured]:
 def choices(path: Path, machine: str) -> dict[str, Measured]:
     """Return a file's choices for a machine and the current generation of kernels, by key."""
     entries = (e for e in read(path).values() if e.machine == machine and e.generation == GENERATION)
-    return {e.key: Measured(e.choice, e.over) for e in entries if isinstance(e, Entry)}
+    return {e.key: Measured(e.choice, e.baseline) for e in entries if isinstance(e, Entry)}
 
 
 def rewrites(isa: Features, threads: int) -> tuple[Rewrite, ...]:
@@ -136,7 +136,7 @@ def digest() -> bytes:
     return hasher.digest()
 
 
-def read(path: Path) -> dict[tuple[str, str, int], Stored]:
+def read(path: Path) -> dict[tuple[str, str, int], StoredEntry]:
     """Return the entries of a file by identity. A file that is not a database has none and is logged."""
     lines = _read_bytes(path).splitlines()
     if not lines:
@@ -144,7 +144,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Stored]:
     if _parse_object(lines[0]) != _HEADER:
         _log.warning("tuned: %s is not a database of this version; it is ignored", path)
         return {}
-    entries: dict[tuple[str, str, int], Stored] = {}
+    entries: dict[tuple[str, str, int], StoredEntry] = {}
     for number, line in enumerate(lines[1:], 2):
         entry = _parse_entry(_parse_object(line))
         if entry is None:
@@ -154,7 +154,7 @@ def read(path: Path) -> dict[tuple[str, str, int], Stored]:
     return entries
 
 
-def add(path: Path, entries: Iterable[Stored]) -> None:
+def add(path: Path, entries: Iterable[StoredEntry]) -> None:
     """Add entries to a file, replacing older entries of the same identity.
 
     The update is atomic: a killed or concurrent process leaves no partial entry. Raises ArtifactError, also for a file
@@ -196,7 +196,7 @@ def _parse_object(line: bytes) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _parse_entry(record: Mapping[str, object] | None) -> Stored | None:
+def _parse_entry(record: Mapping[str, object] | None) -> StoredEntry | None:
     if record is None:
         return None
     machine, generation = record.get("machine"), record.get("generation")

@@ -46,7 +46,7 @@ class Variants:
     @property
     def join(self) -> Callable[[Sequence[Lowered]], Lowered | None] | None:
         """The target's function that merges independent kernels into one launch; None if it has none."""
-        merge, machine = self._target.beside, self._machine
+        merge, machine = self._target.merge_launches, self._machine
         return None if merge is None else lambda lows: merge(lows, machine)
 
     def refuse(self, error: KernelError, kernels: Mapping[str, Kernel]) -> None:
@@ -57,7 +57,7 @@ class Variants:
             raise error
         choice = decide(site, self._measured)
         tried = [*self._tried.get(site.key, []), choice]
-        alternative = next((c for c in (site.untuned, *site.others()) if c not in tried and site.admits(c)), None)
+        alternative = next((c for c in (site.untuned, *site.candidates()) if c not in tried and site.admits(c)), None)
         if alternative is None or len(tried) >= MAX_TRIES:
             raise error
         self._tried[site.key] = tried

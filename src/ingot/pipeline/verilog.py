@@ -44,17 +44,17 @@ class VerilogTarget:
     policy = FusionPolicy()
     forms = ("ir",)
     lower = staticmethod(lower)
-    beside = None
+    merge_launches = None
     has_fixed_sizes = True
     overlaps_exchanges = False
 
-    def features(self, asked: str) -> Features:
-        lanes = asked.removeprefix("lanes")
-        if asked and not (asked.startswith("lanes") and lanes.isdecimal() and 1 <= int(lanes) <= _MAX_LANES):
+    def features(self, variant: str) -> Features:
+        lanes = variant.removeprefix("lanes")
+        if variant and not (variant.startswith("lanes") and lanes.isdecimal() and 1 <= int(lanes) <= _MAX_LANES):
             raise InputError(
-                "target", expected=f"verilog, or verilog:lanesN up to {_MAX_LANES}", got=f"verilog:{asked}"
+                "target", expected=f"verilog, or verilog:lanesN up to {_MAX_LANES}", got=f"verilog:{variant}"
             )
-        return Features("verilog", (asked,) if asked else (), target="verilog")
+        return Features("verilog", (variant,) if variant else (), target="verilog")
 
     def prepare(self, nodes: int) -> None:
         pass
@@ -124,7 +124,7 @@ class _Reader:
             if buffer is None or buffer.id not in self.memories:
                 raise CompileError("a circuit", expected="a network that computes its output from its input")
             ends.append((self.memories[buffer.id], spec.static_size or 0))
-        self.contents[ends[0][0]].held = range_of(program.inputs[0].dtype)
+        self.contents[ends[0][0]].range = range_of(program.inputs[0].dtype)
         return print_circuit(name, self.contents, launches, ends[0], ends[1], lanes)
 
     def _param(self, buffer: Buffer, offset: int, dtype: str) -> tuple[int, int] | NDArray[np.int64]:

@@ -45,13 +45,13 @@ class WasmTarget:
     policy = POLICY
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
-    beside = None
+    merge_launches = None
     has_fixed_sizes = False
     overlaps_exchanges = False
 
-    def features(self, asked: str) -> Features:
-        if asked:
-            raise InputError("target", expected="wasm", got=f"wasm:{asked}")
+    def features(self, variant: str) -> Features:
+        if variant:
+            raise InputError("target", expected="wasm", got=f"wasm:{variant}")
         return Features("wasm32", _FEATURES, target="wasm")
 
     def prepare(self, nodes: int) -> None:

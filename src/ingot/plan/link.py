@@ -124,12 +124,12 @@ class _Linker:
         self.sizes.finish(self)
 
     def _launch_all(self) -> None:
-        """Append the steps of all groups of the graph, and a `sizes` step after each group that computes sizes."""
+        """Append the steps of all groups of the graph, and a `sizes` step after each group with which sizes and their
+        maxima are computed."""
         self.sizes.declare(self, self.graph)
-        names: dict[Node, list[str]] = {}
         for name, n in self.graph.size_nodes.items():
             self.buffer_of_value[n] = self.sizes.buffers[name]
-            names.setdefault(n, []).append(name)
+        missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         self._choose_panels(groups)
         for i, n in enumerate(groups):
@@ -137,7 +137,11 @@ class _Linker:
                 progress.report("schedule", i, len(groups))
             check_time("schedule")
             self._launch(n)
-            if known_sizes := [name for r in n.results for name in names.get(r, ())]:
+            for nodes in missing.values():
+                nodes.difference_update(n.results)
+            if known_sizes := [name for name, nodes in missing.items() if not nodes]:
+                for name in known_sizes:
+                    del missing[name]
                 self._launch_pending()
                 self.sizes.add_sizes_step(self, known_sizes)
         self._launch_pending()

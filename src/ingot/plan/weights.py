@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 
 import numpy as np
 
 from ingot.ir.array import Array
 from ingot.schedule.lowered import Pack
+from ingot.support.cache import current_draft
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 
 ALIGN_BYTES = 64
 _COPY_BYTES = 16 << 20  # of a constant that are copied before their pages of the model file are released
+_DRAFT_BYTES = 32 << 20  # of a blob, from which on its own file pays
 Fill = Callable[[Array, Pack | None, np.ndarray], None]
 
 
@@ -33,7 +35,11 @@ class Weights:
         return offset, nbytes
 
     def blob(self, fill: Fill) -> np.ndarray:
-        """The filled blob."""
+        """The filled blob, in the file of the cache's entry that is being made, or in memory."""
+        draft = current_draft() if self.size >= _DRAFT_BYTES else None
+        mapped = None if draft is None else draft.write(self.size, self._pieces(fill))
+        if mapped is not None:
+            return mapped
         raw = np.empty(self.size + ALIGN_BYTES, np.uint8)  # in huge pages, which `np.zeros` does not ask for
         raw.fill(0)
         start = -raw.ctypes.data % ALIGN_BYTES
@@ -41,6 +47,15 @@ class Weights:
         for span, constant, pack in self.sources:
             fill(constant, pack, blob[span])
         return blob
+
+    def _pieces(self, fill: Fill) -> Iterator[tuple[int, np.ndarray]]:
+        """The constants, each with its offset, one after another in the same memory."""
+        memory = np.empty(max(span.stop - span.start for span, _, _ in self.sources), np.uint8)
+        for span, constant, pack in self.sources:
+            piece = memory[: span.stop - span.start]
+            piece.fill(0)
+            fill(constant, pack, piece)
+            yield span.start, piece
 
 
 def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:

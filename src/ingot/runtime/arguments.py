@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -46,21 +45,22 @@ class Arguments:
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
         self._results = len(program.outputs)
         self._last_signature: CallSignature | None = None
-        self._guarded: tuple[Callable[..., bool], CallSignature, Any] | None = None
+        self._guarded: _Guarded | None = None
         self._has_warned = False
 
     def take(
         self, inputs: Sequence[object]
     ) -> tuple[Sequence[np.ndarray | Tensor | DlpackArray], list[int], CallSignature]:
         """(values that must outlive the run, their addresses, the call's signature). Raises InputError."""
-        guarded = self._guarded
-        if guarded is not None and guarded[2]._current_level < 0:  # outside of forward-mode differentiation
-            try:
-                pointers = [value.data_ptr() for value in inputs if not value.is_nested]  # type: ignore[attr-defined]
-            except (AttributeError, RuntimeError, ValueError):
-                pointers = []  # a value is not a tensor, or has no memory
-            if len(pointers) == len(self._adapters) and 0 not in pointers and guarded[0](*inputs):
-                return inputs, pointers, guarded[1]  # type: ignore[return-value]
+        if self._guarded is not None:
+            guard, signature, forward_mode, is_recording = self._guarded
+            if forward_mode._current_level < 0 and (is_recording is None or not is_recording()):
+                try:
+                    pointers = [v.data_ptr() for v in inputs if not v.is_nested]  # type: ignore[attr-defined]
+                except (AttributeError, RuntimeError, ValueError):
+                    pointers = []  # a value is not a tensor, or has no memory
+                if len(pointers) == len(self._adapters) and 0 not in pointers and guard(*inputs):
+                    return inputs, pointers, signature  # type: ignore[return-value]
         signature = self._last_signature
         if signature is not None and not (signature.tensors or signature.resident or self._size_inputs):
             pointers = self._array_pointers(inputs, signature.shapes)
@@ -153,14 +153,19 @@ class Arguments:
         """Build a guard for arguments that were read in place twice in a row, as more such calls are likely.
         must_warn: whether they need a warning as soon as torch records gradients."""
         if all(value is array and is_tensor(value) for value, array in zip(inputs, arrays, strict=True)):
-            guard = tensor_guard(inputs)
-            if guard is not None and must_warn:
-                guard = partial(_matches_without_grad, guard)
-            self._guarded = None if guard is None else (guard, signature, sys.modules["torch.autograd.forward_ad"])
+            guard, torch = tensor_guard(inputs), cast(_Torch, sys.modules["torch"])
+            recording = torch.is_grad_enabled if must_warn else None
+            forward_mode = sys.modules["torch.autograd.forward_ad"]
+            self._guarded = None if guard is None else (guard, signature, forward_mode, recording)
 
 
-def _matches_without_grad(guard: Callable[..., bool], *values: object) -> bool:
-    return not is_recording() and guard(*values)
+# a predicate of arguments that are read in place; their signature; the module that counts levels of forward-mode
+# differentiation; whether torch records gradients, for arguments that then need a warning
+_Guarded = tuple[Callable[..., bool], CallSignature, Any, Callable[[], bool] | None]
+
+
+class _Torch(Protocol):
+    def is_grad_enabled(self) -> bool: ...
 
 
 _NO_GRADIENT = (

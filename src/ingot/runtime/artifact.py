@@ -2,11 +2,12 @@
 
     [ prefix 64 B | header JSON | libingot | plan | stage texts ... | state | code ... | others ... | weights ]
 
-The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
-holds offset, length and digest of every section. Weights start on a page. Everything but the weights is checked by
-BLAKE2b. The weights are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed
-(BLAKE2b's 1 GB/s would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a
-guard against accidents: an artifact is native code, so load only files you trust as you would a shared library.
+The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header holds
+length and digest of every section. Weights start on a page and end the file; a gap in front of them is allowed.
+Everything but the weights is checked by BLAKE2b. The weights are checked by BLAKE2b over the 64-bit sums of their 64
+KiB blocks, which runs at memory speed (BLAKE2b's 1 GB/s would make loading slow) and finds truncation, torn writes,
+zeroed pages and flipped bits. It is a guard against accidents: an artifact is native code, so load only files you trust
+as you would a shared library.
 
 The section libingot is the same for readers without JSON (`libingot.c`): where code, state and weights are, and the
 plan as words (`libingot/words.py`). The prefix has its length and digest too. Code begins with two digests: of the
@@ -110,8 +111,9 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
     atomic_write(path, content(program), durable=durable)
 
 
-def content(program: Program) -> list[Part]:
-    """The program as the parts of a file."""
+def content(program: Program, min_head_bytes: int = 0) -> list[Part]:
+    """The program as the parts of a file, the weights last. min_head_bytes: of what stands in front of them, whole
+    pages."""
     # the weights of the others are part of the program's
     others = {
         f"{_OTHER_PREFIX}{n}": b"".join(content(replace(p, weights=_NO_WEIGHTS))) for n, p in program.others.items()
@@ -145,7 +147,7 @@ def content(program: Program) -> list[Part]:
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
-    padding = -body % _PAGE
+    padding = max(-body % _PAGE, min_head_bytes - body)
     total = body + padding + weights.nbytes
     library = parts.get("libingot", b"")
     digests = (hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest() for data in (text, library))
@@ -260,8 +262,8 @@ def _read_header(path: str, text: bytes, total: int) -> tuple[dict[str, _Section
             sections[name] = _Section(offset, _length(length), str(digest))
             offset += length
         length, digest = cast("tuple[int, str]", header["weights"])
-        weights = _Section(offset + -offset % _PAGE, _length(length), str(digest))
-        if weights.offset + weights.length != total:
+        weights = _Section(total - _length(length), length, str(digest))
+        if weights.offset < offset or weights.offset % _PAGE:
             raise ValueError("sections do not add up to the file")
         for name, size in cast("dict[str, int]", header["stages"]).items():
             if f"stage/{name}" not in sections or _length(size) > _MAX_STAGE:

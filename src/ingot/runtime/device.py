@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.program import Program
-from ingot.support.energy.counters import Found, find_counters
+from ingot.support.energy.counters import EnergyCounters, find_counters
 from ingot.support.energy.measure import Energy, calls_for, measure
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
@@ -116,7 +116,7 @@ def refusal_of(features: Features) -> ArtifactError | None:
     )
 
 
-def energy_counters(devices: set[str]) -> Found:
+def energy_counters(devices: set[str]) -> EnergyCounters:
     """The energy counters of the hardware that runs programs on these devices."""
     gpu = import_module("ingot.runtime.cuda.driver").driver().bus_id if "cuda" in devices else None
     return find_counters(gpu)

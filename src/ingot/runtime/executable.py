@@ -184,7 +184,7 @@ class LoadedProgram(Executable):
 
     def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
         """Raises InputError for a wrong number, dtype, shape or device."""
-        return self._run(inputs, None)
+        return self._run(inputs)
 
     def run_into(self, inputs: Sequence[object], out: Sequence[np.ndarray | None]) -> list[np.ndarray | Tensor]:
         """Outputs are written in place, except those whose sizes the run computes."""
@@ -198,7 +198,7 @@ class LoadedProgram(Executable):
     def _run(
         self,
         inputs: Sequence[object],
-        out: Sequence[np.ndarray | None] | None,
+        out: Sequence[np.ndarray | None] | None = None,
         state_pointers: Sequence[int] | None = None,
     ) -> list[np.ndarray | Tensor]:
         """state_pointers: the addresses of the state and of its new values, if they are the caller's."""

@@ -12,7 +12,7 @@ from ingot.schedule.emit import Emitter, Leaf, load_leaf
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
-Leaves = dict[Node, Leaf]
+LeafByNode = dict[Node, Leaf]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Operands:
     def args(self) -> tuple[Arg, ...]:
         return (*(Arg("in", i) for i in range(len(self.ins))), *(Arg("out", i) for i in range(len(self.outs))))
 
-    def leaves(self, body: Graph, layouts: tuple[Layout, ...]) -> Leaves:
+    def leaves(self, body: Graph, layouts: tuple[Layout, ...]) -> LeafByNode:
         return {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)}
 
     def emitter(self, body: Graph, layouts: tuple[Layout, ...]) -> Emitter:
@@ -70,4 +70,4 @@ def _dims_in(value: object) -> list[DimLike]:
     return [d for v in value for d in _dims_in(v)] if isinstance(value, tuple) else []
 
 
-__all__ = ["Leaves", "Operands", "body_dims", "symbol_params"]
+__all__ = ["LeafByNode", "Operands", "body_dims", "symbol_params"]

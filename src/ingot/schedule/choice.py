@@ -19,16 +19,16 @@ _MAX_VALUE = 1 << 24  # of any field of a choice
 
 @dataclass(frozen=True)
 class Choice:
-    """Small nonnegative integers. `way` names the kind; choices of different kinds are never equal."""
+    """Small nonnegative integers. `kind` names the algorithm; choices of different kinds are never equal."""
 
-    way: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        return f"{self.way} " + " ".join(f"{name} {value:d}" for name, value in asdict(self).items())
+        return f"{self.kind} " + " ".join(f"{name} {value:d}" for name, value in asdict(self).items())
 
     def record(self) -> dict[str, int | str]:
         """As plain data.   {"way": "direct", "lines": 1, ...}"""
-        return {"way": self.way, **{name: int(value) for name, value in asdict(self).items()}}
+        return {"way": self.kind, **{name: int(value) for name, value in asdict(self).items()}}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Direct(Choice):
     cache lines of B to prefetch per iteration of the innermost loop.
     """
 
-    way: ClassVar[str] = "direct"
+    kind: ClassVar[str] = "direct"
     lines: int
     width: int
     vectors: int
@@ -57,7 +57,7 @@ class Direct(Choice):
 
 
 @dataclass(frozen=True)
-class Pieces(Choice):
+class Winograd(Choice):
     """A convolution by Winograd's algorithm.
 
     m: outputs of a tile along each dimension. tiles, columns: of a chunk; columns is a multiple of the vector length.
@@ -65,7 +65,7 @@ class Pieces(Choice):
     transforms at a time, at run time (0: all weights are transformed at compile time).
     """
 
-    way: ClassVar[str] = "winograd"
+    kind: ClassVar[str] = "winograd"
     m: int
     tiles: int
     columns: int
@@ -83,7 +83,7 @@ class Tiling(Choice):
     tiles are computed in parts. boxes (0 or 1): whether the bulk copy engine loads the operands' tiles.
     """
 
-    way: ClassVar[str] = "tiles"
+    kind: ClassVar[str] = "tiles"
     rows: int
     columns: int
     depth: int
@@ -98,7 +98,7 @@ class Tiling(Choice):
 class Flash(Choice):
     """Attention in tiles. queries: of a program. keys: of an iteration. parts: of the keys, one program each."""
 
-    way: ClassVar[str] = "flash"
+    kind: ClassVar[str] = "flash"
     queries: int
     keys: int
     warps: int
@@ -110,20 +110,20 @@ class Flash(Choice):
 class Patch(Choice):
     """A depthwise convolution. rows: positions of a program. columns: its channels."""
 
-    way: ClassVar[str] = "patch"
+    kind: ClassVar[str] = "patch"
     rows: int
     columns: int
     warps: int
 
 
-WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces, Tiling, Flash, Patch)}
+KINDS: Mapping[str, type[Choice]] = {kind.kind: kind for kind in (Direct, Winograd, Tiling, Flash, Patch)}
 
 
 def read_choice(record: object) -> Choice | None:
     """The choice that `record` holds, or None if it is invalid: records are not trusted."""
     if not isinstance(record, dict):
         return None
-    kind = WAYS.get(str(record.get("way")))
+    kind = KINDS.get(str(record.get("way")))
     if kind is None or set(record) != {"way", *(f.name for f in fields(kind))}:
         return None
     values = {name: value for name, value in record.items() if name != "way"}
@@ -134,24 +134,24 @@ def read_choice(record: object) -> Choice | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured choice. over: the model's choice at the time, which was slower, or is `choice` itself."""
+    """A measured choice. baseline: the model's choice at the time, which was slower, or is `choice` itself."""
 
     choice: Choice
-    over: Choice
+    baseline: Choice
 
 
 @dataclass(frozen=True)
 class Site:
     """A decision about one kernel.
 
-    key: everything that the best choice depends on except the machine. untuned: the cost model's choice. others: the
-    model's next choices, best first. refine: the neighbors of a choice. admits: whether a choice gives a correct kernel
-    here. Call these three under the same `likely_sizes` as the lowering.
+    key: everything that the best choice depends on except the machine. untuned: the cost model's choice. candidates:
+    the model's next choices, best first. refine: the neighbors of a choice. admits: whether a choice gives a correct
+    kernel here. Call these three under the same `likely_sizes` as the lowering.
     """
 
     key: str
     untuned: Choice
-    others: Callable[[], list[Choice]]
+    candidates: Callable[[], list[Choice]]
     refine: Callable[[Choice], list[Choice]]
     admits: Callable[[Choice], bool]
 
@@ -159,11 +159,21 @@ class Site:
 def decide(site: Site, measured: Mapping[str, Measured]) -> Choice:
     """The measured choice if there is a valid one, else the model's."""
     entry = measured.get(site.key)
-    if entry is None or entry.over != site.untuned or not site.admits(entry.choice):
+    if entry is None or entry.baseline != site.untuned or not site.admits(entry.choice):
         return site.untuned
     return entry.choice
 
 
 __all__ = [
-    "GENERATION", "Choice", "Direct", "Flash", "Measured", "Patch", "Pieces", "Site", "Tiling", "decide", "read_choice",
+    "GENERATION",
+    "Choice",
+    "Direct",
+    "Flash",
+    "Measured",
+    "Patch",
+    "Site",
+    "Tiling",
+    "Winograd",
+    "decide",
+    "read_choice",
 ]  # fmt: skip

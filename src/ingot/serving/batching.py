@@ -33,14 +33,14 @@ def run_joined(run: Run, requests: Sequence[Arrays]) -> list[Arrays]:
     return [list(parts) for parts in zip(*split, strict=True)]
 
 
-def groups(keys: Sequence[Key | None], rows: Sequence[int], most: int) -> list[list[int]]:
-    """The indices of the requests of each joint call: of equal keys, with at most `most` rows in total. Requests whose
-    key is None are not joined."""
+def groups(keys: Sequence[Key | None], rows: Sequence[int], max_rows: int) -> list[list[int]]:
+    """The indices of the requests of each joint call: of equal keys, with at most `max_rows` rows in total. Requests
+    whose key is None are not joined."""
     groups_of_indices: list[list[int]] = []
     open_groups: dict[Key, list[int]] = {}
     for index, key in enumerate(keys):
         group = None if key is None else open_groups.get(key)
-        if group is not None and sum(rows[i] for i in group) + rows[index] <= most:
+        if group is not None and sum(rows[i] for i in group) + rows[index] <= max_rows:
             group.append(index)
             continue
         groups_of_indices.append([index])

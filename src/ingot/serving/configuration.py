@@ -27,7 +27,7 @@ def configuration(
     timeout: float | None = None,
 ) -> dict[str, Any]:
     """timeout: seconds that a request may wait."""
-    has_batch = queueing.most_rows > 0
+    has_batch = queueing.max_rows > 0
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         kind = datatype(spec)
@@ -44,7 +44,7 @@ def configuration(
     return {
         "name": name,
         "backend": "python",
-        "max_batch_size": queueing.most_rows,
+        "max_batch_size": queueing.max_rows,
         "input": [tensor(spec) for spec in inputs],
         "output": [tensor(spec) for spec in outputs],
         "instance_group": [{"count": queueing.instances, "kind": Word("KIND_CPU")}],

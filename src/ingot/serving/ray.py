@@ -119,7 +119,7 @@ def deployment(
     ]
     if wrong := [file for *_, file in files if not file.endswith(".ingot")]:
         raise InputError("a deployment", expected=".ingot files", got=wrong, fix="ingot compile MODEL, once")
-    queueing = queueing or Queueing(most_rows=16)
+    queueing = queueing or Queueing(max_rows=16)
     options = {
         "name": APPLICATION,
         "max_ongoing_requests": max(queueing.capacity // _QUEUE_SHARE, 1),

@@ -15,12 +15,12 @@ from ingot.runtime.state import RANDOM
 from ingot.serving import protocol
 from ingot.serving.batching import Arrays
 from ingot.serving.errors import RequestError
-from ingot.serving.rows import most_rows
+from ingot.serving.rows import max_joint_rows
 from ingot.serving.scheduler import Observe, Queueing, Scheduler
 from ingot.support.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-FIRST = "1"
+FIRST_VERSION = "1"
 
 
 class ServedModel:
@@ -39,15 +39,15 @@ class ServedModel:
         batch: str | None = None,
         observe: Observe = lambda rows, seconds: None,
     ) -> None:
-        """queueing.most_rows: the maximum number of rows of a joint call, if the model's rows are independent (see
-        `most_rows`)."""
+        """queueing.max_rows: the maximum number of rows of a joint call, if the model's rows are independent (see
+        `max_joint_rows`)."""
         check_served(model)
         self.name, self.version, self.model = name, version, model
         self.inputs: tuple[TensorSpec, ...] = model.inputs
         self.outputs: tuple[TensorSpec, ...] = model.outputs
         for spec in (*self.inputs, *self.outputs):
             protocol.datatype(spec)
-        self.queueing = replace(queueing, most_rows=most_rows(model, batch, queueing.most_rows))
+        self.queueing = replace(queueing, max_rows=max_joint_rows(model, batch, queueing.max_rows))
         self.counts = {"success": 0, "fail": 0, "execution": 0, "rows": 0}
         self.seconds = 0.0
         self._observe, self._lock = observe, threading.Lock()
@@ -134,7 +134,7 @@ def model_files(
 ) -> list[tuple[str, str, Path]]:
     """(name, version, file) of each model: named by a file's stem, or by the folders REPOSITORY/NAME/VERSION/model.*,
     as in Triton. name, version: override those of a file. Raises InputError."""
-    default_version = FIRST if version is None else str(version)
+    default_version = FIRST_VERSION if version is None else str(version)
     models = [row for path in paths for row in (_in_repository(path) or [(_stem(path), default_version, path)])]
     if name is not None:
         if len(models) != 1:

@@ -30,8 +30,8 @@ def leading_symbol(program: Program) -> str | None:
     return None if any(lead[0] in dim for dim in others) else lead[0]
 
 
-def most_rows(model: CompiledModel, batch: str | None, most: int) -> int:
-    """The rows that a server may join in one call of the model: up to `most`; 0 if it must not join any.
+def max_joint_rows(model: CompiledModel, batch: str | None, limit: int) -> int:
+    """The rows that a server may join in one call of the model: up to `limit`; 0 if it must not join any.
 
     batch: the name of the open size to join along; None: the leading size that all inputs and outputs share, if rows
     prove to be independent; "": none. The proof is a comparison: batches of several sizes, with rows of random numbers,
@@ -39,17 +39,17 @@ def most_rows(model: CompiledModel, batch: str | None, most: int) -> int:
 
     Raises InputError if `batch` is named and the model has no such size, or computes other bits in a batch.
     """
-    if batch == "" or most < 2:
+    if batch == "" or limit < 2:
         return 0
     reason = _refusal(model, batch)
     if reason is None:
         program = model.program
         symbol = leading_symbol(program)
         high = next(s.hi for s in program.symbols if s.name == symbol)
-        most = most if high is None else min(most, high)
-        reason = None if symbol is None or most < 2 else _difference(model, symbol, most)
+        limit = limit if high is None else min(limit, high)
+        reason = None if symbol is None or limit < 2 else _difference(model, symbol, limit)
     if reason is None:
-        return most if most > 1 else 0
+        return limit if limit > 1 else 0
     if batch is not None:
         raise InputError(f"batches along {batch!r}", got=reason, fix="serve the model without --batch")
     _log.info("requests are not joined: %s", reason)

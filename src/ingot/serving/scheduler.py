@@ -21,13 +21,13 @@ _log = Log("ingot.serving")
 class Queueing:
     """The limits of each model's queue.
 
-    capacity: the number of requests that may wait; further ones are refused. most_rows: the maximum for one call of the
+    capacity: the number of requests that may wait; further ones are refused. max_rows: the maximum for one call of the
     model; 0: requests are never joined. delay: seconds for which the oldest request waits for others to join it.
     instances: the number of concurrent calls.
     """
 
     capacity: int = 256
-    most_rows: int = 0
+    max_rows: int = 0
     delay: float = 0.0
     instances: int = 1
 
@@ -64,7 +64,7 @@ class Scheduler:
 
     def submit(self, inputs: Arrays) -> Future[Arrays]:
         """Queue a request. Raises RequestError (503) if the queue is full or closed."""
-        key = key_of(inputs) if self._queueing.most_rows else None
+        key = key_of(inputs) if self._queueing.max_rows else None
         rows = inputs[0].shape[0] if key is not None else 0
         entry = _Entry(inputs, key, rows, time.monotonic(), Future())
         with self._changed:
@@ -107,7 +107,7 @@ class Scheduler:
                 oldest = self._entries[0]
                 joined = self._joining(oldest)
                 remaining_seconds = oldest.since + self._queueing.delay - time.monotonic()
-                is_full = oldest.key is None or sum(e.rows for e in joined) >= self._queueing.most_rows
+                is_full = oldest.key is None or sum(e.rows for e in joined) >= self._queueing.max_rows
                 if is_full or remaining_seconds <= 0 or self._is_closed:
                     for entry in joined:
                         self._entries.remove(entry)
@@ -119,7 +119,7 @@ class Scheduler:
         if oldest.key is None:
             return joined
         for entry in self._entries:
-            if entry is not oldest and entry.key == oldest.key and rows + entry.rows <= self._queueing.most_rows:
+            if entry is not oldest and entry.key == oldest.key and rows + entry.rows <= self._queueing.max_rows:
                 joined.append(entry)
                 rows += entry.rows
         return joined

@@ -22,7 +22,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.serving.configuration import configuration, text_format
 from ingot.serving.protocol import DATATYPES
 from ingot.serving.repository import check_name, check_served
-from ingot.serving.rows import most_rows
+from ingot.serving.rows import max_joint_rows
 from ingot.serving.scheduler import Queueing
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError, InputError
@@ -61,13 +61,13 @@ def write_model(
     if unknown := [str(s) for s in specs if s.dtype not in numpy_types]:
         raise InputError("Triton's Python backend", expected=f"tensors of {', '.join(numpy_types)}", got=unknown)
     # Triton wants a size beside that of the batch
-    max_rows = 0 if any(len(spec.shape) < 2 for spec in specs) else queueing.most_rows
-    queueing = replace(queueing, most_rows=most_rows(model, batch, max_rows))
+    max_rows = 0 if any(len(spec.shape) < 2 for spec in specs) else queueing.max_rows
+    queueing = replace(queueing, max_rows=max_joint_rows(model, batch, max_rows))
     config = configuration(name, program.inputs, program.outputs, queueing, timeout=timeout)
     for tensor in (*config["input"], *config["output"]):
         if not tensor["dims"]:  # of a scalar: Triton refuses it, and takes one element in its place
             tensor |= {"dims": [1], "reshape": {"shape": []}}
-    if not queueing.most_rows:
+    if not queueing.max_rows:
         del config["dynamic_batching"]
     # of all instances together
     config["parameters"] = [{"key": "threads", "value": {"string_value": str(model.threads)}}]

@@ -24,15 +24,15 @@ class TritonPythonModel:
         self._triton: Any = triton_python_backend_utils
         config = json.loads(args["model_config"])
         threads = int(config["parameters"]["threads"]["string_value"])
-        self._most_rows: int = config["max_batch_size"]
+        self._max_rows: int = config["max_batch_size"]
         self._model = load(Path(args["model_repository"]) / args["model_version"] / "model.ingot", threads=threads)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         inputs = [self._inputs(request) for request in requests]
-        keys = [key_of(arrays) if self._most_rows else None for arrays in inputs]
+        keys = [key_of(arrays) if self._max_rows else None for arrays in inputs]
         rows = [0 if key is None else arrays[0].shape[0] for key, arrays in zip(keys, inputs, strict=True)]
         responses: list[Any] = [None] * len(requests)
-        for group in groups(keys, rows, self._most_rows):
+        for group in groups(keys, rows, self._max_rows):
             for index, response in zip(group, self._answer([inputs[i] for i in group]), strict=True):
                 responses[index] = response
         return responses

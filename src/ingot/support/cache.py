@@ -2,6 +2,7 @@
 
     folder/ab/abcd....entry        [ content | its key ]
 
+Large arrays of an entry are written to its file as they are computed, and need no other memory: see `Draft`.
 Entries are written to a temporary name and moved into place, so that concurrent and killed processes leave only
 complete entries; an entry that its reader refuses, or that was stored under another key, is deleted and rebuilt. Two
 processes that miss at the same time both build, and the last one wins, which is harmless: same key, same content.
@@ -19,24 +20,26 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
+
+import numpy as np
 
 from ingot.support import flags
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
-from ingot.support.files import Part, make_private, replace_in
+from ingot.support.files import NewFile, Part, make_private, replace_in
 from ingot.support.log import Log
 
 T = TypeVar("T")
 _SUFFIX = ".entry"
 _HEAD_BYTES = 16
 _STALE_SECONDS = 3600.0
-_WRITTEN = "written"  # a file whose length counts the bytes since the last trim, in units of max_bytes / _PARTS
-_PARTS, _SPARE = 256, 16
+_COUNTER_FILE = "written"  # a file whose length counts the bytes since the last trim, in units of max_bytes / _PARTS
+_PARTS, _MAX_COUNTED_PARTS = 256, 16
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_OTHERS = "it is a link, or others own it or may write it; it is left alone"
 _log = Log("ingot.cache")
@@ -83,7 +86,7 @@ class DiskCache:
         """
         path = self.path(key)
         try:
-            with self._opened(path.parent) as folder:
+            with self.opened(path.parent) as folder:
                 view = _content(folder, path.name, key)
             return None if view is None else read(view)
         except (FileNotFoundError, NotADirectoryError):
@@ -106,9 +109,25 @@ class DiskCache:
     def store_all(self, entries: Mapping[str, Iterable[Part]]) -> bool:
         """Store several entries, as `store` does one."""
         stored = [self._store(key, parts) for key, parts in entries.items()]
-        if any(stored) and self._is_due(entries):
-            self.trim()
+        if any(stored):
+            self.trim_if_due(entries)
         return all(stored)
+
+    @contextmanager
+    def drafting(self, key: str, head_bytes: int) -> Iterator[Draft]:
+        """The draft of an entry, which is `current_draft()` inside the block and discarded at its end, unless it was
+        stored."""
+        with ExitStack() as files:
+            draft = Draft(self, key, head_bytes, files)
+            token = _draft.set(draft)
+            try:
+                yield draft
+            finally:
+                _draft.reset(token)
+
+    def trim_if_due(self, keys: Iterable[str]) -> None:
+        if self._is_due(keys):
+            self.trim()
 
     def _is_due(self, keys: Iterable[str]) -> bool:
         """Whether to trim, by a count of written bytes for all processes: a scan of all entries for each store would
@@ -117,14 +136,14 @@ class DiskCache:
         parts = -(-size // max(1, self.max_bytes // _PARTS))
         try:
             with self._written() as file:
-                file.write(bytes(min(parts, _SPARE)))
-                return file.tell() >= _SPARE
+                file.write(bytes(min(parts, _MAX_COUNTED_PARTS)))
+                return file.tell() >= _MAX_COUNTED_PARTS
         except OSError as error:
             _log.info("cache: %s", error)
             return True
 
     def _written(self) -> BinaryIO:
-        path = self.folder / _WRITTEN
+        path = self.folder / _COUNTER_FILE
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o600)
         if not _is_own(os.fstat(descriptor)):
             os.close(descriptor)
@@ -135,9 +154,8 @@ class DiskCache:
         path = self.path(key)
         try:
             make_private(path.parent)
-            with self._opened(path.parent) as folder:
-                with suppress(FileNotFoundError):
-                    _check_own(os.stat(path.name, dir_fd=folder, follow_symlinks=False), path)
+            with self.opened(path.parent) as folder:
+                _check_replaceable(folder, path)
                 replace_in(folder, path.name, (*parts, key.encode()), durable=False, private=True)
         except (OSError, ArtifactError) as error:
             _log.warning("cache: cannot keep %s: %s", path, error)
@@ -145,7 +163,7 @@ class DiskCache:
         return True
 
     @contextmanager
-    def _opened(self, inner: Path) -> Iterator[int]:
+    def opened(self, inner: Path) -> Iterator[int]:
         """Open a private folder of entries. Raises OSError for one of another user."""
         descriptor = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
         try:
@@ -165,7 +183,7 @@ class DiskCache:
     def discard(self, key: str) -> None:
         path = self.path(key)
         try:
-            with self._opened(path.parent) as folder, suppress(FileNotFoundError):
+            with self.opened(path.parent) as folder, suppress(FileNotFoundError):
                 _check_own(os.stat(path.name, dir_fd=folder, follow_symlinks=False), path)
                 os.unlink(path.name, dir_fd=folder)
         except OSError as error:
@@ -175,7 +193,7 @@ class DiskCache:
         """The entries of this user. Listing does not count as use."""
         entries: list[Entry] = []
         for inner in self.folder.glob("??"):
-            with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
+            with suppress(OSError), self.opened(inner) as folder:  # another process was faster, or it is not ours
                 for name in sorted(os.listdir(folder)):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if name.endswith(_SUFFIX) and _is_own(status):
@@ -190,7 +208,7 @@ class DiskCache:
         entries: list[tuple[float, int, Path]] = []
         stale = time.time() - _STALE_SECONDS
         for inner in self.folder.glob("??"):
-            with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
+            with suppress(OSError), self.opened(inner) as folder:  # another process was faster, or it is not ours
                 for name in os.listdir(folder):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if name.endswith(".tmp"):
@@ -205,6 +223,61 @@ class DiskCache:
             # Whoever has the file mapped keeps it: unlinking only takes its name.
             self.discard(path.name.removesuffix(_SUFFIX))
             total -= size
+
+
+class Draft:
+    """An entry whose array is written before its head, what stands in front of the array, is known.
+
+    [ head, head_bytes | array | key ]
+    """
+
+    def __init__(self, disk: DiskCache, key: str, head_bytes: int, files: ExitStack) -> None:
+        self._disk, self._key, self._path, self._files = disk, key, disk.path(key), files
+        self.head_bytes = head_bytes
+        self._folder, self._new = -1, cast("NewFile | None", None)
+        self.array: np.ndarray | None = None
+
+    def write(self, nbytes: int, pieces: Iterable[tuple[int, np.ndarray]]) -> np.ndarray | None:
+        """Write pieces of the array, each at its offset, zeros between them; return the array, u8[nbytes], mapped and
+        read-only. None if the disk refuses, or if the draft has an array already."""
+        if self._new is not None:
+            return None
+        try:
+            make_private(self._path.parent)
+            self._folder = self._files.enter_context(self._disk.opened(self._path.parent))
+            self._new = new = NewFile(self._folder, self._path.name, private=True)
+            self._files.callback(new.discard)
+            for offset, piece in pieces:
+                new.file.seek(self.head_bytes + offset)
+                new.file.write(piece.data)
+            new.file.flush()
+            new.file.truncate(self.head_bytes + nbytes)
+            view = memoryview(mmap.mmap(new.file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+        except (OSError, ArtifactError) as error:
+            _log.warning("cache: cannot keep %s: %s", self._path, error)
+            return None
+        self.array = np.frombuffer(view, np.uint8, nbytes, self.head_bytes)
+        return self.array
+
+    def store(self, head: Sequence[Part], array: np.ndarray) -> bool:
+        """Store the entry: a head, zeros up to `head_bytes`, and the array that `write` returned. False for another
+        array or a larger head, and if the disk refuses."""
+        if self._new is None or array is not self.array or sum(map(len, head)) > self.head_bytes:
+            return False
+        file = self._new.file
+        try:
+            file.seek(0)
+            for part in head:
+                file.write(part)
+            file.seek(0, os.SEEK_END)
+            file.write(self._key.encode())
+            _check_replaceable(self._folder, self._path)
+            self._new.replace(durable=False)
+        except (OSError, ArtifactError) as error:
+            _log.warning("cache: cannot keep %s: %s", self._path, error)
+            return False
+        self._disk.trim_if_due([self._key])
+        return True
 
 
 def _head(folder: int, name: str) -> bytes:
@@ -240,24 +313,37 @@ def _is_own(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
+def _check_replaceable(folder: int, path: Path) -> None:
+    with suppress(FileNotFoundError):
+        _check_own(os.stat(path.name, dir_fd=folder, follow_symlinks=False), path)
+
+
 def _check_own(status: os.stat_result, path: Path | str) -> None:
     if not _is_own(status):
         raise PermissionError(errno.EPERM, _OF_OTHERS, str(path))
 
 
-_shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
+_draft: ContextVar[Draft | None] = ContextVar("ingot_draft", default=None)
+
+
+def current_draft() -> Draft | None:
+    """The draft of the entry that is being made; None: there is none."""
+    return _draft.get()
+
+
+_shared_cache: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
 
 
 @contextmanager
 def sharing(disk: DiskCache | None) -> Iterator[None]:
     """Cache parts of programs in `disk` inside the block; None: do not cache them."""
-    token = _shared.set(disk)
+    token = _shared_cache.set(disk)
     try:
         yield
     finally:
-        _shared.reset(token)
+        _shared_cache.reset(token)
 
 
 def shared() -> DiskCache | None:
     """The cache for parts of programs; None: there is none."""
-    return _shared.get()
+    return _shared_cache.get()

@@ -26,7 +26,8 @@ _AWAITS, _COOPERATIVE = 1, 2  # bits of `order`
 
 @dataclass(frozen=True)
 class MatrixCode:
-    """A parameter that is a matrix in memory, which the hardware copies in boxes of `down` rows and `across` columns.
+    """A parameter that is a matrix in memory, which the hardware copies in boxes of `box_rows` rows and `box_columns`
+    columns.
 
     parameter: its number. kind, swizzle: the type of elements and the layout of a box in shared memory, as in the
     driver's cuTensorMapEncodeTiled. stride, offset: bytes from row to row, and before the first row.
@@ -38,8 +39,8 @@ class MatrixCode:
     columns: int
     stride: int
     offset: int
-    down: int
-    across: int
+    box_rows: int
+    box_columns: int
     swizzle: int
 
 
@@ -47,16 +48,17 @@ class MatrixCode:
 class KernelCode:
     """A compiled kernel.
 
-    threads, shared: the threads and the bytes of dynamic shared memory of a block. parameters: the number of addresses
-    and sizes that it takes, before Triton's own two. writes: the numbers of parameters whose memory it writes. awaits:
-    whether it may start before its predecessors have ended, as it waits for them itself. matrices: the matrices among
-    the parameters, in order. cooperative: whether its blocks wait for each other, so that all have to run concurrently.
+    threads, shared_bytes: the threads and the bytes of dynamic shared memory of a block. parameters: the number of
+    addresses and sizes that it takes, before Triton's own two. writes: the numbers of parameters whose memory it
+    writes. awaits: whether it may start before its predecessors have ended, as it waits for them itself. matrices: the
+    matrices among the parameters, in order. cooperative: whether its blocks wait for each other, so that all have to
+    run concurrently.
     """
 
     name: str
     cubin: bytes
     threads: int
-    shared: int
+    shared_bytes: int
     parameters: int
     writes: tuple[int, ...]
     awaits: bool = False
@@ -66,7 +68,7 @@ class KernelCode:
     def record(self) -> bytes:
         name = self.name.encode()
         order = self.awaits * _AWAITS + self.cooperative * _COOPERATIVE
-        numbers = self.threads, self.shared, self.parameters, order, len(self.matrices), len(self.writes)
+        numbers = self.threads, self.shared_bytes, self.parameters, order, len(self.matrices), len(self.writes)
         matrices = b"".join(_MATRIX.pack(*astuple(m)) for m in self.matrices)
         writes = b"".join(map(_NUMBER.pack, self.writes))
         data = _HEAD.pack(*numbers, len(name), len(self.cubin)) + matrices + writes + name + self.cubin

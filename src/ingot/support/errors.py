@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from ingot.support.dataclass import dataclass
 
-_NAMED = 8  # names that a message lists
+_MAX_NAMES = 8  # names that a message lists
 
 
 def message(
@@ -70,8 +70,8 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
         if any(fits(name, pattern) for name in names):
             continue
         ranked = sorted(names, key=lambda name: -SequenceMatcher(None, pattern, name).ratio())
-        suffix = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
-        expected = f"a pattern of {', '.join(ranked[:_NAMED])}{suffix}"
+        suffix = f" and {len(ranked) - _MAX_NAMES} more" if len(ranked) > _MAX_NAMES else ""
+        expected = f"a pattern of {', '.join(ranked[:_MAX_NAMES])}{suffix}"
         raise InputError(what, expected=expected, got=repr(pattern))
 
 
@@ -131,8 +131,8 @@ class InputError(IngotError):
 class SizesError(InputError):
     """A call has sizes that the program does not support, though the model may.
 
-    told: the shapes of the call's inputs, followed by the values that are sizes. outside: the sizes beyond the
-    program's bounds, by symbol. fixed: by input and axis, the sizes where the program has another number.
+    shapes: of the call's inputs, followed by the values that are sizes. out_of_range: the sizes beyond the program's
+    bounds, by symbol. fixed: by input and axis, the sizes where the program has another number.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -141,11 +141,11 @@ class SizesError(InputError):
 
     def of(
         self,
-        told: Sequence[tuple[int, ...]],
-        outside: Mapping[str, int] = MappingProxyType({}),
+        shapes: Sequence[tuple[int, ...]],
+        out_of_range: Mapping[str, int] = MappingProxyType({}),
         fixed: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     ) -> Self:
-        self.shapes, self.out_of_range, self.fixed = tuple(told), outside, fixed
+        self.shapes, self.out_of_range, self.fixed = tuple(shapes), out_of_range, fixed
         return self
 
 

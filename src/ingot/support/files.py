@@ -74,30 +74,55 @@ def folders_of(path: Path) -> Iterator[Path]:
 
 
 def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, private: bool = False) -> None:
-    """Put a file of `parts` in the place of `name` in an open folder, whole or not at all.
+    """Put a file of `parts` in the place of `name` in an open folder, whole or not at all. private: see `NewFile`.
+
+    Raises OSError, with nothing left behind.
+    """
+    new = NewFile(folder, name, private=private)
+    try:
+        for part in parts:
+            new.file.write(part)
+        new.replace(durable=durable)
+    except BaseException:
+        new.discard()
+        raise
+
+
+class NewFile:
+    """A file under construction in an open folder, until `replace` puts it in the place of `name` or `discard` removes
+    it.
 
     private: for this user alone. Else it keeps the mode of the file before, and its owner as far as the system allows.
     Raises OSError, with nothing left behind.
     """
-    before = None if private else _status(folder, name)
-    descriptor, temporary = _temporary(folder, name, 0o600 if private or before else 0o666)
-    try:
-        with open(descriptor, "wb", buffering=1 << 20) as file:
+
+    def __init__(self, folder: int, name: str, *, private: bool) -> None:
+        self._folder, self._name = folder, name
+        before = None if private else _status(folder, name)
+        descriptor, self._temporary = _temporary(folder, name, 0o600 if private or before else 0o666)
+        self.file = os.fdopen(descriptor, "w+b", 1 << 20)
+        try:
             if before is not None:
                 _take_mode(descriptor, before)
-            for part in parts:
-                file.write(part)
-            file.flush()
+        except BaseException:
+            self.discard()
+            raise
+
+    def replace(self, *, durable: bool) -> None:
+        with self.file:
+            self.file.flush()
             if durable:
-                os.fsync(descriptor)
-            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(self.file.fileno())
+            os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         if durable:
-            os.fsync(folder)
-    except BaseException:
+            os.fsync(self._folder)
+
+    def discard(self) -> None:
+        with suppress(OSError):  # a full disk refuses what is still buffered
+            self.file.close()
         # a file system that cannot be written refuses this too, with or without such a file
         with suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+            os.unlink(self._temporary, dir_fd=self._folder)
 
 
 def _status(folder: int, name: str) -> os.stat_result | None:
@@ -112,7 +137,7 @@ def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
     while True:
         temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         # O_EXCL: a link that somebody else put there is not followed
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
         with suppress(OSError):  # a file system without locks: nothing is swept there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ingot.support.dataclass import dataclass
 from ingot.support.files import open_regular
 
-_HEAD = 512  # bytes that identify a file's format
+_HEAD_BYTES = 512  # bytes that identify a file's format
 # advice
 _TO_ONNX = "export the model to ONNX from where it was trained"
 _EXPORT = "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
@@ -91,7 +91,7 @@ def foreign(path: Path) -> Format | None:
     if path.is_dir():
         return _of_folder(path)
     with open_regular(path) as file:
-        head = file.read(_HEAD)
+        head = file.read(_HEAD_BYTES)
     if not head:
         return Format("an empty file", "export the model again")
     for matches, known_format in _OF_FILES:

@@ -26,13 +26,13 @@ _NUMPYS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_MORE = {
+_NON_NUMPY = {
     "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
-_NAMES = {text: name for name, text in (_NUMPYS | _MORE).items()}
-_RANK = 32  # the most dimensions
-_LONGEST_HEADER = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes up to 30 times its size
+_NAMES = {text: name for name, text in (_NUMPYS | _NON_NUMPY).items()}
+_MAX_RANK = 32  # the most dimensions
+_MAX_HEADER_BYTES = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes up to 30 times its size
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -58,8 +58,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if data.size < 8 or not 2 <= length <= data.size - 8:
         raise ImportModelError("not a safetensors file", where=where)
-    if length > _LONGEST_HEADER:
-        expected = f"a header of at most {_LONGEST_HEADER} bytes"
+    if length > _MAX_HEADER_BYTES:
+        expected = f"a header of at most {_MAX_HEADER_BYTES} bytes"
         raise ImportModelError("safetensors file", expected=expected, got=length, where=where)
     rest = data[8 + length :]
     try:
@@ -103,7 +103,7 @@ def _place(name: str, entry: object, size: int) -> tuple[int, int, np.dtype, tup
         raise ValueError(f"{name!r} without a dtype")
     dtype = _dtype(name, kind)
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _RANK:
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MAX_RANK:
         raise ValueError(f"{name!r} without a shape and data_offsets of whole numbers")
     start, end = offsets
     if not start <= end <= size:
@@ -121,8 +121,8 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
 def _dtype(name: str, kind: str) -> np.dtype:
     if kind in _NUMPYS:
         return np.dtype(_NUMPYS[kind])
-    if kind not in _MORE:
-        raise ValueError(f"{name!r} of type {kind}, expected one of {', '.join((*_NUMPYS, *_MORE))}")
+    if kind not in _NON_NUMPY:
+        raise ValueError(f"{name!r} of type {kind}, expected one of {', '.join((*_NUMPYS, *_NON_NUMPY))}")
     import ml_dtypes  # here, so that files of numpy's own types are read with numpy alone
 
-    return np.dtype(getattr(ml_dtypes, _MORE[kind]))
+    return np.dtype(getattr(ml_dtypes, _NON_NUMPY[kind]))

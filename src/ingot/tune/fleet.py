@@ -20,13 +20,13 @@ from ingot.support.log import Log
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
 
-TRIES = 3  # of a request, each with a new worker if the last one died
-_SECONDS = 600.0  # for a request: the first one compiles the model
-_MOST_LOCAL = 64
+MAX_TRIES = 3  # of a request, each with a new worker if the last one died
+_TIMEOUT_SECONDS = 600.0  # for a request: the first one compiles the model
+_MAX_LOCAL_WORKERS = 64
 _log = Log("ingot.tune")
 
 
-class Asked(Protocol):
+class RemoteWorker(Protocol):
     """A worker: answers a request, or raises DeviceError; the next request has a new process then."""
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
@@ -39,7 +39,7 @@ class Fleet:
     """Workers that measure for one model. task: what they open, as `worker.Worker` reads it. machine: the name that
     theirs must have, as the entries are written for it. lost: told what was left out, and why."""
 
-    workers: Sequence[Asked]
+    workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
     machine: str
     lost: dict[str, str]
@@ -54,7 +54,7 @@ class Fleet:
         with ThreadPoolExecutor(len(batches)) as threads:
             return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
 
-    def _ask(self, worker: Asked, choices: Choices, rounds: int) -> Readings:
+    def _ask(self, worker: RemoteWorker, choices: Choices, rounds: int) -> Readings:
         records = {key: choice.record() for key, choice in choices.items()}
         try:
             answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
@@ -75,30 +75,32 @@ class Fleet:
             worker.close()
 
 
-def persistent_ask(worker: Asked, request: Mapping[str, Any]) -> dict[str, Any]:
+def persistent_ask(worker: RemoteWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, MAX_TRIES + 1):
         try:
             return worker.ask(request)
         except DeviceError as error:
             _log.info("attempt %d of a measurement failed: %s", attempt, error)
-            if attempt == TRIES:
+            if attempt == MAX_TRIES:
                 raise
     raise AssertionError
 
 
-def workers_of(text: str, module: str = "ingot.tune.worker") -> list[Asked]:
+def workers_of(text: str, module: str = "ingot.tune.worker") -> list[RemoteWorker]:
     """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
     cluster; an actor on each of its nodes. module: with the class `Worker` that they run, and a `main`. Raises
     InputError, and DeviceError where Ray is missing."""
-    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MOST_LOCAL:
-        return [Watched(module, _SECONDS, "a measurement") for _ in range(int(text))]
+    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MAX_LOCAL_WORKERS:
+        return [Watched(module, _TIMEOUT_SECONDS, "a measurement") for _ in range(int(text))]
     if text == "ray" or text.startswith("ray://"):
         return _ray_actors(None if text == "ray" else text, module)
-    raise InputError("--workers", expected=f"1 to {_MOST_LOCAL} processes, ray, or ray://HOST:PORT", got=repr(text))
+    raise InputError(
+        "--workers", expected=f"1 to {_MAX_LOCAL_WORKERS} processes, ray, or ray://HOST:PORT", got=repr(text)
+    )
 
 
-def _ray_actors(address: str | None, module: str) -> list[Asked]:
+def _ray_actors(address: str | None, module: str) -> list[RemoteWorker]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -128,7 +130,7 @@ class _Actor:
 
         actor = self._actor = self._actor or self._start()
         try:
-            return ray.get(actor.answer.remote(dict(request)), timeout=_SECONDS)
+            return ray.get(actor.answer.remote(dict(request)), timeout=_TIMEOUT_SECONDS)
         except (RayError, TimeoutError) as error:
             self.close()
             raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error

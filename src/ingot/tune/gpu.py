@@ -42,11 +42,11 @@ from ingot.tune.gpu_plan import Place, Trial, TrialPlan
 from ingot.tune.trial import Choices, Readings, Spot, spots_of
 from ingot.tune.watched import Watched
 
-_RUNS = 5  # undisturbed runs of a whole model
-_MOST_RUNS = 20  # where some are disturbed
-_DISTURBED = 1.1  # a run that takes this multiple of the fastest was disturbed by other processes on the GPU
-_TURNS = 3  # runs of which the shortest of each kernel count: another process may have the GPU for milliseconds
-_ONE = Path(tempfile.gettempdir()) / "ingot-tune"  # the lock of a machine's measurements
+_QUIET_RUNS = 5  # undisturbed runs of a whole model
+_MAX_RUNS = 20  # where some are disturbed
+_DISTURBANCE_RATIO = 1.1  # a run that takes this multiple of the fastest was disturbed by other processes on the GPU
+_KERNEL_RUNS = 3  # runs of which the shortest of each kernel count: another process may have the GPU for milliseconds
+_LOCK_PATH = Path(tempfile.gettempdir()) / "ingot-tune"  # the lock of a machine's measurements
 
 
 class GpuBench:
@@ -76,14 +76,14 @@ class GpuBench:
         self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)
-        times = self._whole("untuned", _RUNS)
+        times = self._whole("untuned", _QUIET_RUNS)
         self.spots = spots_of(graph, launches, np.min(times, axis=0), self._sizes)
 
     # -- what a search asks
 
     def others(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
-            choices = site.others()
+            choices = site.candidates()
             for choice in (site.untuned, *choices):
                 self._ahead(site, choice)
         return choices
@@ -129,21 +129,21 @@ class GpuBench:
     def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
         """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, by turns."""
         changed = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
-        changed = {key: m for key, m in changed.items() if m.choice != m.over}
+        changed = {key: m for key, m in changed.items() if m.choice != m.baseline}
         name = "untuned"
         if changed:
             name = "tuned"
             save(self._build(changed, []), self._file(name), durable=False)
         samples: list[list[float]] = []
         quiet_pairs = pairs = np.empty((0, 2))
-        while len(samples) < _MOST_RUNS and len(quiet_pairs) < _RUNS:
-            samples.append([float(self._whole(which, _TURNS).min(axis=0).sum()) for which in ("untuned", name)])
+        while len(samples) < _MAX_RUNS and len(quiet_pairs) < _QUIET_RUNS:
+            samples.append([float(self._whole(which, _KERNEL_RUNS).min(axis=0).sum()) for which in ("untuned", name)])
             pairs = np.array(samples)
-            quiet_pairs = pairs[(pairs <= _DISTURBED * pairs.min(axis=0)).all(axis=1)]
+            quiet_pairs = pairs[(pairs <= _DISTURBANCE_RATIO * pairs.min(axis=0)).all(axis=1)]
         return quiet_pairs if len(quiet_pairs) else pairs
 
     def close(self) -> None:
-        with locked(_ONE):  # the end of a process stalls the GPU for others
+        with locked(_LOCK_PATH):  # the end of a process stalls the GPU for others
             self._runner.close()
         self._folder.cleanup()
 
@@ -158,7 +158,7 @@ class GpuBench:
     def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
         """(runs, steps): seconds."""
         request = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
-        with locked(_ONE):
+        with locked(_LOCK_PATH):
             return np.array(self._runner.ask({**request, "runs": runs, "keep": True})["seconds"])
 
     def _build(self, measured: Mapping[str, Measured], launches: list[Launch]) -> rt.Program:
@@ -220,7 +220,7 @@ class GpuBench:
     def _ask(self, trial: Trial, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._file("trial")
         save(trial.program, path, durable=False)
-        with locked(_ONE):
+        with locked(_LOCK_PATH):
             return self._runner.ask({"program": str(path), "inputs": trial.inputs, **request})
 
     def _trial(self, site: Site, choice: Choice, rounds: int, compared: bool) -> Trial:

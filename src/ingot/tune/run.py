@@ -18,7 +18,7 @@ from ingot.runtime.device import refusal_of
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
-from ingot.tune.fleet import Asked, Fleet
+from ingot.tune.fleet import Fleet, RemoteWorker
 from ingot.tune.gpu import GpuBench
 from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Spot, Workbench
@@ -72,7 +72,7 @@ def tune(
     activations: str = "float32",
     target: str = "native",
     again: bool = False,
-    workers: Sequence[Asked] = (),
+    workers: Sequence[RemoteWorker] = (),
     task: Mapping[str, Any] | None = None,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
@@ -146,7 +146,7 @@ def _row(spot: Spot, finding: Finding | None, measured: Measured | None) -> Row:
     seconds = spot.seconds / spot.count
     place = (spot.label, spot.result, spot.count, spot.share)
     if finding is None:
-        valid = measured is not None and measured.over == spot.site.untuned
+        valid = measured is not None and measured.baseline == spot.site.untuned
         choice = measured.choice if measured is not None and valid else spot.site.untuned
         return Row(*place, seconds, seconds, str(choice), "known" if valid else "open")
     state = "tuned" if finding.tuned else "untuned is best"

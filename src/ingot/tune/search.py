@@ -23,10 +23,10 @@ from ingot.schedule.cpu.winograd.plan import MIN_SPEEDUP
 from ingot.support.dataclass import dataclass
 from ingot.tune.trial import Choices, Readings, Spot
 
-MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
+MIN_GAIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
 ROUNDS, GUARD_ROUNDS = 4, 15
 LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
-MOST_TRIES = 60
+MAX_TRIES = 60
 _DUE_RATIO = 8  # a round holds the sites whose `due` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
 _GUARD_INTERVAL = 0.15  # of the budget, between two guards
@@ -58,7 +58,7 @@ class Measurers(Protocol):
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _SingleMeasurer:
     """The bench itself."""
 
     bench: Bench
@@ -89,7 +89,8 @@ class Finding:
 @dataclass
 class _Site:
     """A site while it is searched. gains: the untuned time over each tried choice's. refused: by the guard. wrong: of
-    these, how their results differed. held: the choice that stood up to the guard, or the untuned one once `finished`.
+    these, how their results differed. accepted: the choice that the guard confirmed, or the untuned one once
+    `finished`.
     """
 
     spot: Spot
@@ -99,7 +100,7 @@ class _Site:
     finished: bool = False
     refused: set[Choice] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    held: Finding | None = None
+    accepted: Finding | None = None
 
     @property
     def untuned(self) -> Choice:
@@ -118,13 +119,13 @@ class _Site:
     def candidate(self) -> Choice | None:
         """The choice that the guard should check: the best one, if it is better than what passed before."""
         choice, gain = self.best()
-        min_gain = self.held.gain if self.held is not None else 1.0
+        min_gain = self.accepted.gain if self.accepted is not None else 1.0
         return choice if gain > max(min_gain, _min_gain(self.untuned, choice)) else None
 
 
 def _min_gain(untuned: Choice, choice: Choice) -> float:
     """Winograd's rounding errors must be worth it, as the model asks too."""
-    return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
+    return MIN_SPEEDUP if choice.kind == "winograd" and untuned.kind != "winograd" else MIN_GAIN
 
 
 class Search:
@@ -145,7 +146,7 @@ class Search:
         watch: Callable[[str, float], None],
         measurers: Measurers | None = None,
     ) -> None:
-        self.measurers: Measurers = measurers or _Alone(bench)
+        self.measurers: Measurers = measurers or _SingleMeasurer(bench)
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
@@ -168,7 +169,7 @@ class Search:
                 last_guard = self.clock()
         while self._guard():
             pass  # where a choice was refused, the second best is checked
-        return [s.held for s in self.sites if s.held is not None]
+        return [s.accepted for s in self.sites if s.accepted is not None]
 
     def _due(self) -> list[_Site]:
         """The sites of the next round, those with the most time per candidate tried first."""
@@ -179,13 +180,13 @@ class Search:
 
     def _refill(self, site: _Site) -> None:
         """New candidates once all have been tried: neighbours of the best, while these still find something better."""
-        while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MOST_TRIES:
+        while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MAX_TRIES:
             site.generation += 1
             best, _ = site.best()
             neighbours = [
                 c for c in self.bench.refine(site.spot.site, best) if c not in site.gains and c != site.untuned
             ]
-            site.queue = neighbours[: MOST_TRIES - len(site.gains)]
+            site.queue = neighbours[: MAX_TRIES - len(site.gains)]
         site.finished = not site.queue
 
     def _round(self, sites: Sequence[_Site]) -> None:
@@ -224,15 +225,15 @@ class Search:
                 gain = site.gains[choice] = _gain(pairs)
                 if not is_no_slower or gain < _min_gain(site.untuned, choice):
                     site.refused.add(choice)
-                elif site.held is None or gain > site.held.gain:
+                elif site.accepted is None or gain > site.accepted.gain:
                     best_seconds = float(pairs[:, 1].min()) / site.spot.count
-                    site.held = Finding(site.spot, choice, best_seconds, best_seconds * gain)
-                    findings.append(site.held)
+                    site.accepted = Finding(site.spot, choice, best_seconds, best_seconds * gain)
+                    findings.append(site.accepted)
         for site in self.sites:
-            if site.finished and site.held is None and site.candidate() is None:
+            if site.finished and site.accepted is None and site.candidate() is None:
                 seconds = site.spot.seconds / site.spot.count
-                site.held = Finding(site.spot, site.untuned, seconds, seconds)
-                findings.append(site.held)
+                site.accepted = Finding(site.spot, site.untuned, seconds, seconds)
+                findings.append(site.accepted)
         if findings:
             self.write(findings)
         return any(choice in site.refused for site, choice in candidates)
@@ -245,7 +246,7 @@ class Search:
 
 def _is_valid(measured: Measured | None, site: Site) -> bool:
     """Whether what was measured before still says something about the site."""
-    return measured is not None and measured.over == site.untuned
+    return measured is not None and measured.baseline == site.untuned
 
 
 def _earlier_choices(earlier: Mapping[str, Measured], site: Site) -> list[Choice]:

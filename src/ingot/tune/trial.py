@@ -108,7 +108,7 @@ class Workbench:
     def others(self, site: Site) -> list[Choice]:
         """The candidates that the cost model ranks next after its choice."""
         with likely_sizes(size_hints(self.graph)):
-            return site.others()
+            return site.candidates()
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
         """Neighbours of a choice."""

@@ -14,14 +14,14 @@ from typing import Any
 
 from ingot.support.errors import DeviceError
 
-SECONDS = 30.0  # for a request: loading a large model takes a few
+TIMEOUT_SECONDS = 30.0  # for a request: loading a large model takes a few
 _SECONDS_TO_END = 5.0  # for a process that has stopped answering to end, so that its exit code says why
 
 
 class Watched:
     """One process at a time, which runs `module`. what: a description of its work, for messages."""
 
-    def __init__(self, module: str, seconds: float = SECONDS, what: str = "a measurement on the GPU") -> None:
+    def __init__(self, module: str, seconds: float = TIMEOUT_SECONDS, what: str = "a measurement on the GPU") -> None:
         self._module, self._seconds, self._what = module, seconds, what
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,60 +1,40 @@
-"""A process that builds and measures candidates for a search elsewhere: in a process of its own, or as a Ray actor.
-
-On a machine one process measures at a time, while others may build.
-"""
+"""A process that builds and measures candidates for a search elsewhere."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.debug.build import build
 from ingot.debug.feeds import index_limits, random_feeds
-from ingot.debug.source import Words, open_source, read_graph
+from ingot.debug.source import Source, read_graph
 from ingot.pipeline import tuning
 from ingot.schedule.choice import Choice, read_choice
-from ingot.support.errors import IngotError, InputError
+from ingot.support.errors import InputError
 from ingot.support.files import locked
+from ingot.tune.task import TaskWorker, turn_file
 from ingot.tune.trial import Workbench
 
 
-class Worker:
-    """Answers requests about one model at a time. A request says all that a new process needs to know:
-
+class Worker(TaskWorker[Workbench]):
+    """
     {"task": {"model": FILE, "words": {...}, "threads": N, "fast_math": ..., "precision": ...,
       "activations": ..., "sizes": {...}},
      "choices": {KEY: record}, "rounds": N}   ->   {"machine": NAME, "sites": {KEY: pairs}, "total": pairs}
     """
 
-    def __init__(self) -> None:
-        self._task: Any = None
-        self._bench: Workbench | None = None
+    def open(self, source: Source, task: dict[str, Any]) -> Workbench:
+        graph = read_graph(source)
+        options = {name: task[name] for name in ("threads", "fast_math", "precision", "activations")}
+        plan = build(graph, **options, target="null:native")
+        feeds = random_feeds(plan.program, task["sizes"], index_limits(graph))
+        return Workbench(graph, feeds, **options)
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def measure(self, opened: Workbench, request: dict[str, Any]) -> dict[str, Any]:
         """Raises what compiling raises, and InputError for a record that is no choice."""
-        bench = self._opened(request["task"])
-        readings = bench.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
-        machine = tuning.machine_name(bench.features, bench.threads)
+        readings = opened.readings(_choices(request["choices"]), request["rounds"], locked(turn_file()))
+        machine = tuning.machine_name(opened.features, opened.threads)
         sites = {key: pairs.tolist() for key, pairs in readings.sites.items()}
         return {"machine": machine, "sites": sites, "total": readings.total.tolist()}
-
-    def _opened(self, task: dict[str, Any]) -> Workbench:
-        if self._bench is None or task != self._task:
-            graph = read_graph(open_source(Path(task["model"]), Words(**task["words"])))
-            options = {name: task[name] for name in ("threads", "fast_math", "precision", "activations")}
-            plan = build(graph, **options, target="null:native")
-            feeds = random_feeds(plan.program, task["sizes"], index_limits(graph))
-            self._task, self._bench = task, Workbench(graph, feeds, **options)
-        return self._bench
-
-
-def turn_file() -> Path:
-    """The file that a user's measuring processes on this machine lock."""
-    return Path(tempfile.gettempdir()) / f"ingot-measure-{os.getuid()}" / "turn"
 
 
 def _choices(records: dict[str, Any]) -> dict[str, Choice]:
@@ -64,29 +44,8 @@ def _choices(records: dict[str, Any]) -> dict[str, Choice]:
     return {key: choice for key, choice in choices.items() if choice is not None}
 
 
-class Answering(Protocol):
-    """A worker."""
-
-    def answer(self, request: dict[str, Any], /) -> dict[str, Any]: ...
-
-
-def answer_lines(worker: Answering) -> None:
-    """Answer requests of standard input, a line each, until one fails."""
-    sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed by mistake is no answer
-    for line in sys.stdin.buffer:
-        try:
-            reply = worker.answer(json.loads(line))
-        except (IngotError, MemoryError) as e:
-            reply = {"error": str(e)}
-        sink.write(json.dumps(reply).encode() + b"\n")
-        sink.flush()
-        if "error" in reply:
-            os._exit(1)
-
-
 def main() -> None:
-    answer_lines(Worker())
+    Worker().answer_lines()
 
 
 if __name__ == "__main__":

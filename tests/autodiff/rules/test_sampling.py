@@ -70,6 +70,19 @@ def test_pads_of_any_width(mode: str, own: str) -> None:
         np.testing.assert_allclose(got, leaf.grad.numpy(), atol=1e-12, err_msg=str(op))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("rank", [3, 5])
+def test_pads_of_many_axes(mode: str, rank: int) -> None:
+    """The adjoint: <pad(x), y> = <x, gradient(y)>."""
+    rng = np.random.default_rng(2)
+    op = ops.PadMode(tuple(rng.integers(0, 3, rank).tolist()), tuple(rng.integers(-1, 3, rank).tolist()), mode)
+    x = rng.standard_normal((4,) * rank)
+    y = op.reference(x)
+    assert isinstance(y, np.ndarray)
+    cotangent = rng.standard_normal(y.shape)
+    np.testing.assert_allclose((y * cotangent).sum(), (x * gradient(op, x, cotangent)).sum())
+
+
 @pytest.mark.parametrize(
     "op",
     [

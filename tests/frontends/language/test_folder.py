@@ -47,7 +47,7 @@ def test_tokens_of_transformers(tmp_path: Path) -> None:
     lm = ingot.LanguageModel(path, threads=1, cache="float32")
     assert lm.context == 64 and lm.name == "model"
     assert lm._sampling({}).temperature == 0.5 and lm._sampling({}).top_k == 7 and lm._sampling({"top_k": 0}).top_k == 0
-    assert lm.tokenizer.ends == (2, 60) and lm.template == CHATML
+    assert lm.tokenizer.end_ids == (2, 60) and lm.template == CHATML
     ids = lm.tokenizer.encode("Hello")
     assert ids[0] == 1
     with torch.no_grad():

@@ -43,7 +43,7 @@ ROUNDED: dict[str, Callable[[Node], Node]] = {
 @pytest.mark.parametrize("dtype", [f32, f64])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_what_is_rounded_once_is_a_size(name: str, dtype: DType) -> None:
-    told = Sizes().told(ROUNDED[name](size(H, dtype)))
+    told = Sizes().size_of(ROUNDED[name](size(H, dtype)))
     assert told is not None
     x = Input("x", TensorType(dtype, ()))()
     graph = Graph((x,), (ROUNDED[name](x),), ("y",))
@@ -98,5 +98,5 @@ def test_a_size_that_was_found_tells_others() -> None:
     x = Input("x", TensorType(i32, (1,)))()
     place, found = ops.reshape(x, ()), symbol("k")
     rest = ops.sub(ops.scalar(H, i32), ops.index_axis(ops.cast(x, i32), 0, 0))
-    assert Sizes().told(rest) is None
-    assert Sizes().with_found(place, found).told(rest) == H - found
+    assert Sizes().size_of(rest) is None
+    assert Sizes().with_size(place, found).size_of(rest) == H - found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ingot import ops
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.retries import Known, with_retries
+from ingot.frontends.shared.sizes import SizeInput
 from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, i64
@@ -34,7 +35,7 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
     count = ops.reduce_sum(Input("x", TensorType(i64, (N,)))())
 
     def attempt(known: Known) -> Graph:
-        found = Found(known.found)
+        found = ComputedSizes(known.computed_sizes)
         if (size := found.size(count, 2 * N, "places")) != other:
             raise differ(other, size)
         return found.added(Graph((), ()))
@@ -51,3 +52,15 @@ def test_no_input_waits_for_what_the_run_finds(other: DimLike) -> None:
 
     with pytest.raises(ImportModelError, match="sizes differ"):
         with_retries(attempt, {})
+
+
+def test_sizes_that_an_input_cannot_give_end_the_import() -> None:
+    attempts: list[Known] = []
+
+    def attempt(known: Known) -> Graph:
+        attempts.append(known)
+        raise SizeInput("x")
+
+    with pytest.raises(ImportModelError, match="'x'"):
+        with_retries(attempt, {})
+    assert len(attempts) == 2

@@ -15,7 +15,7 @@ from ingot.language.config import from_config
 from ingot.language.engine.answer import Answer
 from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
-from ingot.language.engine.sequence import Part, Running
+from ingot.language.engine.sequence import Running, SequencePart
 from ingot.language.engine.stepper import FEW_ROWS, Stepper
 from ingot.language.layers import Network
 from ingot.language.session import Sampling
@@ -25,6 +25,7 @@ from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.axes import MAX_FEW_ROWS
 from ingot.support.errors import InputError
+from tests.guard import failures
 from tests.language.models import MODELS, compiled, model, network
 from tests.language.test_targets import CONFIG, InBlocks
 
@@ -45,12 +46,12 @@ class Trial:
         for name, value in program.state().items():
             program.set_state({name: np.full_like(value, 100 if value.dtype == np.int8 else np.nan)})
 
-    def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> Part:
+    def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> SequencePart:
         transcript = Transcript(None, ids, GREEDY, CONTEXT, self.vocabulary)
-        return Part(slot, self.pages[slot], start, ids[start:], is_chunk, sampled, transcript)
+        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, transcript, [None] * sampled)
 
-    def companions(self, slots: list[int]) -> list[Part]:
-        parts: list[Part] = []
+    def companions(self, slots: list[int]) -> list[SequencePart]:
+        parts: list[SequencePart] = []
         for slot in slots:
             ids = self.rng.integers(3, self.vocabulary, self.rng.integers(1, 30)).tolist()
             parts.append(self.part(slot, ids, 0, is_chunk=bool(self.rng.integers(2)), sampled=1))
@@ -144,6 +145,27 @@ def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     s.stepper.run([s.part(1, ids[:30], 0, is_chunk=True)])
     (got,) = s.stepper.run([s.part(1, ids, 30, is_chunk=False, sampled=10)])
     near(got.logits, reference(net, ids)[-10:], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8])
+def test_single_rows_read_pages_in_place(dtype: DType) -> None:
+    """Chunks read copies. Pages that there are not are no memory outside of the pool."""
+    language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
+    graph = step(language, CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, dtype))
+    program = compiled(graph)
+    labels = "\n".join(step.label or step.kernel for step in program.program.steps)
+    loops = [loop.split() for loop in labels.split("\njump\n") if "attention" in loop]
+    copies = [sum(label.startswith("gather") for label in loop) for loop in loops]
+    assert copies == [0, 2]  # the second loop is that of chunks
+
+    def run_pages() -> None:
+        s = Trial(program, 96, 0)
+        ids = s.rng.integers(3, 96, 40).tolist()
+        for page in (1 << 50, -(1 << 50), PAGES, -PAGES - 1):
+            s.pages = [[page, 1, page]] * SEQUENCES
+            s.stepper.run([s.part(1, ids, 38, is_chunk=False), s.part(2, ids[:20], 0, is_chunk=True)])
+
+    assert not failures({str(dtype): run_pages})
 
 
 def test_pools() -> None:

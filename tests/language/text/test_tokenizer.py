@@ -22,6 +22,7 @@ TEXTS = [
     "", " ", "Hello, world!", "  two  spaces\n\n\tand tabs ", "naïve café Ünïcödé 数字 3.14159", "🦙🦙 emoji",
     "don't DON'T we'll",
     "a\u0301 combining", "\r\n\r\n", "1234567", "x" * 300, "日本語のテキスト、한국어", "\u200d\u00a0",
+    "many words " * 1000,
 ]  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_a_sequence_begins_as_the_file_says() -> None:
     assert made.encode("Hello")[0] == 0
     assert made.encode("Hello", framed=False) == made.encode("Hello")[1:]
     assert made.encode("<s>a</s>", framed=False) == [0, *made.encode("a", framed=False), 1]
-    assert made.special == {"bos_token": "<s>", "eos_token": "</s>"} and made.ends == (1,)
+    assert made.special == {"bos_token": "<s>", "eos_token": "</s>"} and made.end_ids == (1,)
     assert made.decode([0, *made.encode("Hello"), 1]) == "Hello"
 
 
@@ -156,7 +157,7 @@ def test_of_a_tokenizer_json() -> None:
     made = Tokenizer.from_json(own.to_str(), special_of(config), ends_of({}, {"eos_token_id": [1, 5]}))
     assert made.encode("Hello") == own.encode("Hello").ids
     assert made.special == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert made.ends == (1, 5)
+    assert made.end_ids == (1, 5)
     with pytest.raises(ImportModelError, match="is not readable"):
         Tokenizer.from_json("{}", {})
 

@@ -153,7 +153,7 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
 def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver) -> None:
     made, places = twice(), [fake.allocate(32) for _ in range(3)]
     # from the second element on: 4 bytes
-    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, down=1, across=2, swizzle=0)
+    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, box_rows=1, box_columns=2, swizzle=0)
     kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(told,))}
     steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
     packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})
@@ -394,7 +394,7 @@ def test_state_stays_on_the_gpu(fake: FakeDriver, copied: str) -> None:
 @pytest.mark.parametrize("made", [twice, until_100])
 def test_all_is_given_back_with_the_model(fake: FakeDriver, made: Callable[[], Program]) -> None:
     loaded = Loaded(made())
-    for n in range(1, 2 * cuda.KEPT):  # some graphs are dropped on the way
+    for n in range(1, 2 * cuda.MAX_SHAPE_SETS):  # some graphs are dropped on the way
         run(loaded, np.ones(n, np.float32))
     beside = [loaded.claim(), loaded.claim()]
     while beside:
@@ -445,10 +445,10 @@ def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch
 def test_graphs_of_the_latest_sizes_are_kept(fake: FakeDriver) -> None:
     """A bound on how many; those that were dropped are made anew."""
     loaded = Loaded(twice())
-    for n in [*range(1, 3 * cuda.KEPT), 1, 2]:
+    for n in [*range(1, 3 * cuda.MAX_SHAPE_SETS), 1, 2]:
         x = np.full(n, n, np.float32)
         np.testing.assert_array_equal(run(loaded, x), 4 * x)
-        assert sum(kind == "executable" for kind, _ in fake.live) <= cuda.KEPT
+        assert sum(kind == "executable" for kind, _ in fake.live) <= cuda.MAX_SHAPE_SETS
     made = {*fake.live}
     run(loaded, np.ones(2, np.float32))
     assert made == {*fake.live}

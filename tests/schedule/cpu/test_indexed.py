@@ -109,6 +109,29 @@ def test_top_k() -> None:
     check(graph, [x])
 
 
+@pytest.mark.parametrize("machine", [*MACHINES, replace(NATIVE, vector_bits=128)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_the_first_of_long_rows(machine: Machine, dtype: type) -> None:
+    """Few of many, by a heap: rows that are in order, the other way around, equal, of extremes and of NaN; lengths that
+    are whole vectors and others."""
+    rng = np.random.default_rng(0)
+    for count, length in ((1, 17), (3, 100), (5, 643), (8, 512), (33, 1001)):
+        rows = [rng.standard_normal(length) * 9, np.arange(length), -np.arange(length), np.zeros(length)]
+        rows += [rng.integers(0, 3, length), np.where(np.arange(length) % 7, 1.0, -1.0)]
+        x = np.stack(rows).astype(dtype)
+        low, high = (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (np.iinfo(dtype).min,) * 2
+        x[4, rng.random(length) < 0.3], x[5, rng.random(length) < 0.3] = low, high
+        if np.issubdtype(dtype, np.floating):
+            x = np.concatenate([x, np.where(rng.random((2, length)) < [[0.5], [1]], np.nan, x[:2])]).astype(dtype)
+        else:
+            x[2, ::3] = np.iinfo(dtype).max
+        for largest in (True, False):
+            graph = op_graph(TopK(count, 1, largest), [x])
+            check(lower_model_ops(graph, frozenset()), [x], machine=machine)
+        graph = op_graph(TopK(count, 1), [x], {0: (symbol("m"), symbol("n"))})
+        check(lower_model_ops(graph, frozenset()), [x], machine=machine)
+
+
 @pytest.mark.parametrize("kind", ["set", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("threads", [1, 8])
 def test_scatter_rows(kind: str, threads: int) -> None:

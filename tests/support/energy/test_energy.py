@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.support.energy.counters import Found, PowerSensor, find_counters, sampled
+from ingot.support.energy.counters import EnergyCounters, PowerSensor, find_counters, sampled
 from ingot.support.energy.measure import NO_COUNTER, Energy, measure
 from ingot.support.energy.nvml import Nvml, NvmlError
 from ingot.support.errors import DeviceError, InputError
@@ -166,7 +166,7 @@ def test_a_counter_that_stands_still_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "told"), [({"seconds": 2.9}, "at least 3"), ({"windows": 0}, "windows")])
 def test_windows_are_long_enough(tmp_path: Path, options: dict, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        measure(lambda seconds: 1, Found((), ()), **options)
+        measure(lambda seconds: 1, EnergyCounters((), ()), **options)
 
 
 # --- NVML, as a library of C with one GPU

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ingot
 from ingot.cli import app
 from ingot.runtime import device
-from ingot.support.energy.counters import Counter, Found
+from ingot.support.energy.counters import Counter, EnergyCounters
 from ingot.support.errors import ArtifactError, ConstraintError, InputError
 from ingot.transform.quantize.bench import Bench, BuiltModel
 from ingot.transform.quantize.report import Report
@@ -127,12 +127,12 @@ def test_energy_is_kept_where_there_is_a_counter(tmp_path: Path, monkeypatch: py
     """A call takes 20 mJ in floats, 12 with levels in one product, 4 in both."""
     asked: list[int] = []
 
-    def joules(self: Bench, built: BuiltModel, counters: Found) -> float:
+    def joules(self: Bench, built: BuiltModel, counters: EnergyCounters) -> float:
         asked.append(built.program.stages["model"].count("dequantize"))
         return max(4e-3, 20e-3 - 8e-3 * asked[-1])
 
     monkeypatch.setattr(Bench, "joules", joules)
-    monkeypatch.setattr(device, "energy_counters", lambda devices: Found((Still(),), ()))
+    monkeypatch.setattr(device, "energy_counters", lambda devices: EnergyCounters((Still(),), ()))
     given: dict[str, Any] = {"formats": ["int8"], **OPTIONS}
     made = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **given)
     assert made.report.joules == pytest.approx(4e-3) and made.report.float_joules == pytest.approx(20e-3)
@@ -144,7 +144,9 @@ def test_energy_is_kept_where_there_is_a_counter(tmp_path: Path, monkeypatch: py
     with pytest.raises(ConstraintError, match=r"0\.001 ms and 5 mJ"):
         ingot.quantize(model(), {"x": X}, latency_ms=1e-3, energy_millijoules=5, **given)
     assert not asked  # what misses another constraint is not measured
-    monkeypatch.setattr(device, "energy_counters", lambda devices: Found((), ("energy_uj is readable by root alone",)))
+    monkeypatch.setattr(
+        device, "energy_counters", lambda devices: EnergyCounters((), ("energy_uj is readable by root alone",))
+    )
     with pytest.raises(InputError, match=r"a machine with an energy counter, got none \(energy_uj is readable by root"):
         ingot.quantize(model(), {"x": X}, energy_millijoules=5, **given)
 

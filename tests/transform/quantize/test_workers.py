@@ -21,7 +21,7 @@ from ingot.transform.quantize.run import QuantizedModel, SearchOptions, quantize
 from ingot.transform.quantize.table import Table
 from ingot.transform.quantize.workers.fleet import Fleet
 from ingot.transform.quantize.workers.worker import Worker
-from ingot.tune.fleet import TRIES
+from ingot.tune.fleet import MAX_TRIES
 from ingot.tune.watched import Watched
 from tests.transform.quantize.test_run import X, made_up_times, model  # noqa: F401  (times that are equal everywhere)
 
@@ -59,14 +59,14 @@ def run(task: dict[str, Any], table: Path, fleet: Fleet | None = None) -> tuple[
     return found, {k: v for k, v in exact.items() if k.startswith(("error", "scores", "bytes"))}
 
 
-@pytest.mark.parametrize("deaths", [0, TRIES - 1, TRIES])
+@pytest.mark.parametrize("deaths", [0, MAX_TRIES - 1, MAX_TRIES])
 def test_workers_measure_what_a_serial_search_does(task: dict[str, Any], tmp_path: Path, deaths: int):
     """Where no worker survives, the search measures itself."""
     _, serial = run(task, tmp_path / "serial.json")
     worker = Dying(deaths)
     found, told = run(task, tmp_path / "spread.json", Fleet([worker], task))
     assert {k: told[k] for k in serial} == serial and any(k.startswith("error int8 ") for k in told)
-    assert worker.asked >= 4 * (1 + deaths) if deaths < TRIES else worker.asked >= TRIES
+    assert worker.asked >= 4 * (1 + deaths) if deaths < MAX_TRIES else worker.asked >= MAX_TRIES
     assert found.report.scores[1] >= 0.99 and len(found.report.points) >= 4
 
 

@@ -90,12 +90,12 @@ def test_subgraphs_of_a_model() -> None:
         low = dot(dot(h, weights(32, 4)), weights(4, 32))
         h = ops.Max()(ops.add(dot(h, weights(32, 32)), ops.mul(low, 2.0)), ops.full((16, 32), 0.0, f32))
     found = subgraphs(Graph((x,), (ops.Exp()(h), h)))
-    largest = str(Rewrite.of(found[0].before, found[0].before, True))
+    largest = str(Rewrite.of(found[0].graph, found[0].graph, True))
     assert found[0].count == 2 and len(found[0].constants) == 3
     assert largest.startswith("add(dot_general(x0, c0), multiply(dot_general(dot_general(x0, c1), c2), broadcast")
     for s in found:
-        assert 2 <= sum(isinstance(n.op, ops.DotGeneral | ops.Add | ops.Mul) for n in s.before.nodes()) <= MAX_OPS
-        constants = [n for n in s.before.inputs if n.op.label[0] == "c"]  # type: ignore[attr-defined]
+        assert 2 <= sum(isinstance(n.op, ops.DotGeneral | ops.Add | ops.Mul) for n in s.graph.nodes()) <= MAX_OPS
+        constants = [n for n in s.graph.inputs if n.op.label[0] == "c"]  # type: ignore[attr-defined]
         assert [c.shape for c in s.constants] == [n.shape for n in constants]
 
 

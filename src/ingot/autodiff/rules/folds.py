@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.autodiff.rules.shape import moved_back, moved_last
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, i64
+from ingot.ir.types import i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -90,7 +90,7 @@ def _running_product(x: Node, g: Node, axis: int) -> Node:
 
 def _running_extreme(x: Node, g: Node, kind: str, axis: int) -> Node:
     """Each cotangent goes to the last element so far that equals the extreme, as in PyTorch."""
-    positions = ops.Iota(TensorType(i64, x.shape), axis)()
+    positions = ops.iota(x.shape, axis)
     extreme = ops.CumReduce(kind, axis)(x)
     records = ops.where(ops.compare("EQ", x, extreme), positions, ops.full(x.shape, 0, i64))
     source = ops.CumReduce("max", axis)(records)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ingot import ops
 from ingot.autodiff.table import RULES, reverse
 from ingot.ir.node import Node, Project
-from ingot.ir.types import TensorType, i64
+from ingot.ir.types import i64
 
 
 @reverse(ops.Gather)
@@ -123,7 +123,7 @@ def _sort(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     op = node.op
     assert isinstance(op, ops.Sort)
     first = node.inputs[0]
-    positions = ops.Iota(TensorType(i64, first.shape), op.dimension)()
+    positions = ops.iota(first.shape, op.dimension)
     order = Project(len(node.inputs))(op(*node.inputs, positions))
     operand_cotangents: list[Node | None] = []
     for x, g in zip(node.inputs, cotangents, strict=True):

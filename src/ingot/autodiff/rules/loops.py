@@ -30,16 +30,16 @@ _MAX_ITERATIONS = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Pulled:
+class _BodyPullback:
     """The reverse of a loop body. active: indices of the carried values that have cotangents; seeds: inputs that hold
-    the cotangents of an iteration's results; found: the cotangents of the values at its start."""
+    the cotangents of an iteration's results; cotangents: those of the values at its start."""
 
     active: tuple[int, ...]
     seeds: tuple[Node, ...]
-    found: tuple[Node, ...]
+    cotangents: tuple[Node, ...]
 
 
-def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -> _Pulled:
+def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -> _BodyPullback:
     """seeded: indices of the results that have cotangents. They are extended to a fixed point by the carried `floats`
     that receive a cotangent in some iteration."""
     active = tuple(j for j in seeded if j in floats)
@@ -52,13 +52,13 @@ def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -
             break
         active = reached
     gradients_of_active = tuple(_or_zeros(gradients[j], body.inputs[j]) for j in active)
-    return _Pulled(active, seeds, gradients_of_active)
+    return _BodyPullback(active, seeds, gradients_of_active)
 
 
-def _values_read(body: Graph, pulled: _Pulled, keeps_product: Callable[[Node], bool]) -> tuple[Node, ...]:
+def _values_read(body: Graph, pulled: _BodyPullback, keeps_product: Callable[[Node], bool]) -> tuple[Node, ...]:
     """Body values that the reverse of an iteration reads: values at its start, and products for which `keeps_product`
     holds."""
-    results, seeds = pulled.found, pulled.seeds
+    results, seeds = pulled.cotangents, pulled.seeds
     invariant = {x for x, y in zip(body.inputs, body.results, strict=True) if x is y}
     varying = {x for x in body.inputs if x not in invariant}
     cotangent_users: set[Node] = set(seeds)  # depend on cotangents
@@ -233,13 +233,13 @@ def _while(node: Node, cotangents: Sequence[Node | None], is_wanted: Sequence[bo
     reads = _values_read(op.body, pulled, lambda n: not recomputes_products or _row_of(node, n) is not None)
     loop = _with_rows(node, reads)
     k = Input("turn", TensorType(i64))()
-    history = _Held(loop, k)
+    history = _ForwardValues(loop, k)
     images = dict(zip(pulled.seeds, pulled.seeds, strict=True))
     images |= {x: history.value(x) for x in reads}
-    gradients = dict(zip(pulled.active, rebuild(pulled.found, images), strict=True))
+    gradients = dict(zip(pulled.active, rebuild(pulled.cotangents, images), strict=True))
     seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
     initial = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
-    deferred = _Behind(history, count)
+    deferred = _DeferredSums(history, count)
     sums = {j: products for j in pulled.active if (products := deferred.sums(seeds[j], gradients[j])) is not None}
     carried = [j for j in pulled.active if j not in sums]
     entry = (k, *(seeds[j] for j in carried), *deferred.rows, *history.entry)
@@ -259,12 +259,12 @@ def _while(node: Node, cotangents: Sequence[Node | None], is_wanted: Sequence[bo
     return [totals.get(j) for j in range(len(node.inputs))]
 
 
-class _Behind:
+class _DeferredSums:
     """Sums over all iterations, computed after a reverse loop. values: values of an iteration, whose rows over all
     iterations are in `rows`."""
 
-    def __init__(self, held: _Held, turns: DimLike) -> None:
-        self.held, self.turns = held, turns
+    def __init__(self, forward_values: _ForwardValues, iterations: DimLike) -> None:
+        self.forward_values, self.iterations = forward_values, iterations
         self.values: list[Node] = []
         self.rows: list[Node] = []
 
@@ -292,7 +292,9 @@ class _Behind:
             chain.append(chain[-1].inputs[0])
         product = chain[-1]
         # an operand that is loop-invariant would have equal rows
-        is_summable = isinstance(product.op, ops.DotGeneral) and not any(x in self.held.entry for x in product.inputs)
+        is_summable = isinstance(product.op, ops.DotGeneral) and not any(
+            x in self.forward_values.entry for x in product.inputs
+        )
         return chain if is_summable else None
 
     def _over_turns(self, chain: Sequence[Node]) -> Node:
@@ -308,15 +310,15 @@ class _Behind:
 
     def _row(self, x: Node) -> Node:
         """The values of x in all iterations, stacked along a new first axis."""
-        if (rows := self.held.rows_of(x)) is not None:
+        if (rows := self.forward_values.rows_of(x)) is not None:
             return rows
         if x not in self.values:
             self.values.append(x)
-            self.rows.append(Input(f"all {len(self.rows)}", _rows(x, self.turns))())
+            self.rows.append(Input(f"all {len(self.rows)}", _rows(x, self.iterations))())
         return self.rows[self.values.index(x)]
 
 
-class _Held:
+class _ForwardValues:
     """What a reverse loop reads of its forward loop, as loop-invariant values."""
 
     def __init__(self, loop: Node, turn: Node) -> None:

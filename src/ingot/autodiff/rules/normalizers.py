@@ -130,6 +130,8 @@ def _attention(node: Node, g: Node) -> list[Node | None]:
     """Scores are recomputed block by block; those that the gradient of a mask needs are stored."""
     op, (q, k, v, *mask) = node.op, node.inputs
     assert isinstance(op, ops.Attention)
+    if op.indexed:
+        return pull_back_cotangents([(op.lower(*node.inputs), g)], list(node.inputs))
     gradient_op = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
     gradients: list[Node | None] = [*gradient_op(q, k, v, g, *mask, loc=node.loc).results]
     for x in mask:

@@ -29,6 +29,7 @@ from ingot.support.dataclass import dataclass
 
 MAX_TAPS = 8  # per element; more are summed by a reduction
 MAX_RUNS = 4
+MAX_NESTED = 3  # axes whose pieces are joined at once: three pieces of each make 27 at most
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,15 @@ class AxisMap:
 
     def transposed(self, g: Term, axis: int) -> Term:
         """For each element, the weighted sum of the cotangents of the results that read it. g: that of all results."""
+        pieces = self.pieces(g, axis)
+        return pieces[0] if len(pieces) == 1 else t.concat(pieces, axis)
+
+    def pieces(self, g: Term, axis: int) -> list[Term]:
+        """The pieces along `axis` that `transposed` consists of."""
         runs = self._runs()
-        if runs is not None and self.size > 0:
-            return _sum_of_runs(g, axis, runs, self.size)
+        return [self._sums(g, axis)] if runs is None or self.size == 0 else _sums_of_runs(g, axis, runs, self.size)
+
+    def _sums(self, g: Term, axis: int) -> Term:
         order = np.lexsort((self.results, self.sources))
         results, weights = self.results[order], self.weights[order]
         counts = np.bincount(self.sources, minlength=self.size)
@@ -116,7 +123,7 @@ class AxisMap:
         return runs
 
 
-def _sum_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> Term:
+def _sums_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> list[Term]:
     """The sum of runs of g, each at its offset along an axis of `size` elements, computed in up to three pieces: the
     longest one that is covered by the same runs, the one before it and the one after it."""
     ends = sorted({0, size, *(e for r in runs for e in (r.low, r.high))})
@@ -126,7 +133,19 @@ def _sum_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> Term:
         parts = [r.added(g, axis, begin, end) for r in runs if r.low < end and begin < r.high]
         zeros = t.full((*g.shape[:axis], end - begin, *g.shape[axis + 1 :]), 0, g.dtype)
         pieces.append(reduce(Term.__add__, parts) if parts else zeros)
-    return t.concat(pieces, axis)
+    return pieces
+
+
+def _transposed(g: Term, maps: Sequence[tuple[int, AxisMap]]) -> Term:
+    """The cotangent of what maps along several axes read. Each piece along an axis goes through the other maps by
+    itself, so that the pieces of all axes are joined in one pass: concat(concat(a, slice(g), b), ...)."""
+    if not maps:
+        return g
+    (axis, first), *others = maps
+    if len(maps) > MAX_NESTED:
+        return _transposed(first.transposed(g, axis), others)
+    pieces = [_transposed(piece, others) for piece in first.pieces(g, axis)]
+    return pieces[0] if len(pieces) == 1 else t.concat(pieces, axis)
 
 
 def _sum_of_taps(g: Term, axis: int, table: np.ndarray, factors: np.ndarray) -> Term:
@@ -158,11 +177,9 @@ def _pad_mode(node: Node, g: Node) -> list[Node | None]:
     axes = [d for d, pads in enumerate(zip(op.low, op.high, strict=True)) if pads != (0, 0)]
     if not all(is_static((x.shape[d], node.shape[d])) for d in axes):
         return _through_lowering(op.lower(x), x, g)
-    cotangent = t.widen_narrow(g)
-    for d in axes:
-        sources = np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d]))
-        cotangent = _axis_map(int(x.shape[d]), [(sources, np.ones(len(sources)))]).transposed(cotangent, d)
-    return [cotangent.cast(g.dtype).node]
+    sources = {d: np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d])) for d in axes}
+    maps = [(d, _axis_map(int(x.shape[d]), [(s, np.ones(len(s)))])) for d, s in sources.items()]
+    return [_transposed(t.widen_narrow(g), maps).cast(g.dtype).node]
 
 
 @reverse(ops.Resize)

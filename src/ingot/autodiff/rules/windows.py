@@ -15,7 +15,7 @@ from ingot.autodiff.rules.shape import spread
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
-from ingot.ir.types import Shape, TensorType, boolean, f32, i32
+from ingot.ir.types import Shape, boolean, f32, i32
 
 
 @reverse(ops.ReduceWindow)
@@ -130,7 +130,7 @@ def _block_extremes(op: ops.ReduceWindow, x: Node, y: Node, g: Node) -> Node:
         block_shape += [n, op.strides[d]] if d in pieces and op.strides[d] > 1 else [n]
     offsets_in_block: Node | None = None  # the number of an element in the window that starts at its block
     for d in (d for d in axes if op.strides[d] > 1):
-        part = ops.mul(ops.Iota(TensorType(i32, tuple(block_shape)), block_axes[d] + 1)(), weight[d])
+        part = ops.mul(ops.iota(block_shape, block_axes[d] + 1, i32), weight[d])
         offsets_in_block = part if offsets_in_block is None else ops.add(offsets_in_block, part)
     parts: list[Node] = []
     for offsets in combinations(*(range(pieces[d]) for d in axes)):
@@ -194,7 +194,7 @@ def _extreme_numbers_of_blocks(op: ops.ReduceWindow, x: Node, y: Node, weight: d
     for d, factor in weight.items():
         stride, low = op.strides[d], op.padding[d][0]
         extreme = _repeat_over_windows(extreme, d, stride, stride, -low, x.shape[d])
-        offset = ops.rem(ops.add(ops.Iota(TensorType(i32, x.shape), d)(), low), stride) if stride > 1 else None
+        offset = ops.rem(ops.add(ops.iota(x.shape, d, i32), low), stride) if stride > 1 else None
         number = number if offset is None else ops.add(number, ops.mul(offset, factor))
     no_number = ops.full(x.shape, (1 << 31) - 1, i32)
     key = ops.where(ops.compare("EQ", x, extreme), number, no_number)

@@ -23,7 +23,9 @@ def certify(
     model: Uncompiled,
     vnnlib: Annotated[Path, typer.Option(help="The property, in VNN-LIB 1 or 2: what must not happen.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="The time to search.")] = 60,
-    method: Annotated[str, typer.Option(help="How boxes are bounded: auto, crown, crown-ibp, forward or ibp.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="How boxes are bounded: auto, crown, crown-ibp, forward or ibp.")
+    ] = "auto",
     numerics: Annotated[
         bool, typer.Option("--numerics", help="For the program with its rounding, not only for real numbers.")
     ] = False,

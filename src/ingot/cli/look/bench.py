@@ -51,7 +51,7 @@ from ingot.driver.recognize import LANGUAGE
 from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 
@@ -170,7 +170,7 @@ def _bench_language(
     load: Callable[[Path], LanguageModel],
     rounds: int,
     streams: int,
-    counters: Found | None,
+    counters: EnergyCounters | None,
     price: float | None,
     as_json: bool,
 ) -> None:

@@ -16,7 +16,7 @@ from ingot.debug.source import open_source, with_all_values
 from ingot.driver.compile import check_runs
 from ingot.support.errors import InputError
 
-_SHOWN = 40  # checks that agree, the worst of them
+_MAX_SHOWN_CHECKS = 40  # checks that agree, the worst of them
 
 
 @grouped
@@ -87,7 +87,7 @@ def compare(
 def _print_comparison(comparison: comparing.Comparison) -> None:
     table = plain_table("sizes", "against", "output", "error", "relative", "", left=("sizes", "against", "output", ""))
     agreeing = sorted((c for c in comparison.checks if c.agreement.ok), key=lambda c: -c.agreement.relative)
-    hidden = {id(c) for c in agreeing[_SHOWN:]}
+    hidden = {id(c) for c in agreeing[_MAX_SHOWN_CHECKS:]}
     for c in comparison.checks:
         if id(c) in hidden:
             continue

@@ -28,7 +28,7 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.transform.bounds.error import rounding_errors, rounding_text
-from ingot.transform.placement import compile_placed
+from ingot.transform.placement.run import compile_placed
 from ingot.transform.quantize.report import Report
 
 

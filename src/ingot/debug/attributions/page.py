@@ -13,7 +13,7 @@ from ingot.debug.report import page as html_page
 from ingot.support.dataclass import dataclass
 
 _OWN_STYLE = Path(__file__).with_name("page.css").read_text()
-_MOST_EXAMPLES, _MOST_BARS = 16, 40
+_MAX_EXAMPLES, _MAX_BARS = 16, 40
 _PERCENTILE = 99.5  # of magnitudes, drawn in the full colour: a few outliers do not pale the rest
 TokenText = Callable[[int], str]
 
@@ -56,12 +56,12 @@ def largest(a: np.ndarray, top: int) -> list[tuple[int, ...]]:
 
 def page(a: Attributions, token_text: TokenText | None = None) -> str:
     """The page. Its data are in a script element of type application/json with the id `data`."""
-    shown = min(len(a.scores), _MOST_EXAMPLES)
+    shown = min(len(a.scores), _MAX_EXAMPLES)
     more = f"<p><small>and {len(a.scores) - shown} more examples</small></p>" if len(a.scores) > shown else ""
     examples = "".join(_example(a, n, token_text) for n in range(shown))
     signs = '<span class="positive">raises the score</span> · <span class="negative">lowers it</span>'
     about = f"{escape(a.method.replace('_', ' '))} · {signs}"
-    return html_page(a.model, "attribute", about, examples + more, _without_nan(a.facts(_MOST_BARS)), _OWN_STYLE)
+    return html_page(a.model, "attribute", about, examples + more, _without_nan(a.facts(_MAX_BARS)), _OWN_STYLE)
 
 
 def _without_nan(value: object) -> object:
@@ -129,7 +129,7 @@ def _tokens(ids: np.ndarray, values: np.ndarray, token_text: TokenText | None) -
 def _bars(x: np.ndarray, values: np.ndarray) -> str:
     strengths = _strength(values)
     rows = []
-    for index in largest(values, _MOST_BARS):
+    for index in largest(values, _MAX_BARS):
         strength, side = float(strengths[index]), "positive" if values[index] > 0 else "negative"
         left = 50 if strength > 0 else 50 + 50 * strength
         rows.append(

@@ -26,16 +26,16 @@ from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 
-_NARROW = (f32, f16, bf16)
-_RUNS = 16  # with random rounding: what it decides by the toss of a coin is missed once in 2^16
-_ULPS = 2  # how far one result is rounded, either way
+_FLOATS_UP_TO_F32 = (f32, f16, bf16)
+_ROUNDING_RUNS = 16  # with random rounding: what it decides by the toss of a coin is missed once in 2^16
+_NOISE_ULPS = 2  # how far one result is rounded, either way
 
 # Who is right where two results are apart. unsettled: both, as they agree on every settled element.
 Verdict = Literal["unsettled", "ours", "theirs", "neither"]
 
 
 def _wide(dtype: DType) -> DType:
-    return f64 if dtype in _NARROW else dtype
+    return f64 if dtype in _FLOATS_UP_TO_F32 else dtype
 
 
 def _widened(value: object, seed: int) -> object:
@@ -57,7 +57,7 @@ def _twin(graph: Graph, seed: int) -> Graph:
     def image(n: Node, xs: Sequence[Node]) -> Node:
         op = n.op
         if isinstance(op, Const):
-            return const(op.value.astype(np.float64)) if n.dtype in _NARROW else n
+            return const(op.value.astype(np.float64)) if n.dtype in _FLOATS_UP_TO_F32 else n
         if isinstance(op, Project):
             return op(*xs)
         wide = type(op)(**{k: _widened(v, seed) for k, v in op.attributes().items()})
@@ -71,7 +71,7 @@ def _twin(graph: Graph, seed: int) -> Graph:
         if new is None or new.types != types:  # bits of a float, levels: an op that has no form in f64
             operand_dtypes = tuple(i.dtype for i in n.inputs for _ in i.types)
             return Node.make(_Step(op, operand_dtypes, tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
-        if not seed or op.bodies or not any(t.dtype in _NARROW for t in n.types):
+        if not seed or op.bodies or not any(t.dtype in _FLOATS_UP_TO_F32 for t in n.types):
             return new
         return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
 
@@ -115,7 +115,7 @@ class _Step(Op):
             # sums may cancel: perturb their terms
             perturbed = self._results(tuple(_jittered(x, f32, random) if x.dtype == np.float64 else x for x in inputs))
         return tuple(
-            np.where(_is_representable(x, t), x, _jittered(y, t, random)) if t in _NARROW else x
+            np.where(_is_representable(x, t), x, _jittered(y, t, random)) if t in _FLOATS_UP_TO_F32 else x
             for x, y, t in zip(exact, perturbed, self.result_dtypes, strict=True)
         )
 
@@ -132,7 +132,7 @@ def _is_representable(x: np.ndarray, dtype: DType) -> np.ndarray:
 def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.ndarray:
     """Numbers of `dtype` near x."""
     epsilon = float(np.finfo(dtype.numpy).eps) if dtype is not bf16 else 2.0**-7
-    perturbed = x * (1 + random.uniform(-_ULPS, _ULPS, x.shape) * epsilon)
+    perturbed = x * (1 + random.uniform(-_NOISE_ULPS, _NOISE_ULPS, x.shape) * epsilon)
     return perturbed.astype(dtype.numpy).astype(np.float64)
 
 
@@ -172,7 +172,7 @@ def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:
     values = interpret(_twin(graph, 0), wide_arrays)
     limits = [TOLERANCE.get(n.dtype.numpy.name, 0.0) / 4 for n in graph.results]
     settled = [np.ones(value.shape, bool) for value in values]
-    for seed in range(1, _RUNS + 1):
+    for seed in range(1, _ROUNDING_RUNS + 1):
         run = interpret(_twin(graph, seed), wide_arrays)
         settled = [s & _near(x, v, limit) for s, x, v, limit in zip(settled, run, values, limits, strict=True)]
     return Exact(values, tuple(settled))

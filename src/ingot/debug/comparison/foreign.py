@@ -25,8 +25,8 @@ import numpy as np
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, InputError
 
-_SECONDS = 600
-_MEMORY = 16 << 30  # of addresses, for what is code
+_TIMEOUT_SECONDS = 600
+_ADDRESS_SPACE_BYTES = 16 << 30  # of addresses, for what is code
 Arrays = Mapping[str, np.ndarray]
 Loaded = Callable[[Arrays], Sequence[Any]]
 
@@ -71,8 +71,8 @@ class Foreign:
 
     def _answer(self) -> None:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _SECONDS)
-        text = self._process.stdout.readline().decode() if ready else f'"no answer within {_SECONDS} s"'
+        ready, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT_SECONDS)
+        text = self._process.stdout.readline().decode() if ready else f'"no answer within {_TIMEOUT_SECONDS} s"'
         error = json.loads(text) if text else f"its process ended with exit code {self._process.wait()}"
         if error is not None:
             raise RefusedError(error)
@@ -247,9 +247,9 @@ def _report(work: Callable[[], Any], answers: Any) -> None:
 def _bounded(memory: bool) -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (_TIMEOUT_SECONDS, _TIMEOUT_SECONDS))
     if memory:
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
 
 
 if __name__ == "__main__":

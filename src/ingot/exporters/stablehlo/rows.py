@@ -12,7 +12,7 @@ from ingot.frontends.stablehlo.syntax import Attribute, Dense, Ints, Number, Raw
 from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Const, Graph, Input, Node
-from ingot.ir.types import Shape, TensorType, boolean, f32, i32, i64, static_shape, u64
+from ingot.ir.types import Shape, boolean, f32, i32, i64, static_shape, u64
 
 _CHLO = (ops.Acos, ops.Acosh, ops.Asin, ops.Asinh, ops.Atan, ops.Atanh, ops.Cosh, ops.Sinh, ops.Erf)
 _PLAIN = (
@@ -230,7 +230,7 @@ def windows(e: Emitter, n: Node, xs: list[str]) -> str:
     (x,) = n.inputs
     assert isinstance(n.op, ops.Windows)
     grid = n.shape[n.op.dim : n.op.dim + 2]
-    first, element = (ops.Iota(TensorType(i64, grid), d)() for d in (0, 1))
+    first, element = (ops.iota(grid, d) for d in (0, 1))
     positions = ops.add(ops.mul(first, n.op.step), ops.mul(element, n.op.dilation))
     rank, dim = x.type.rank, n.op.dim
     offsets = tuple(d if d < dim else d + 1 for d in range(rank) if d != dim)

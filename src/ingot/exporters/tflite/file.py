@@ -12,7 +12,7 @@ from ingot.exporters.tflite.given import is_quantized, to_given_levels
 from ingot.exporters.tflite.numbers import as_numbers
 from ingot.exporters.tflite.ranges import Range, measured, to_levels
 from ingot.exporters.tflite.records import Model
-from ingot.exporters.tflite.rows import KEPT, serves
+from ingot.exporters.tflite.rows import BUILTIN_OPS, serves
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import rewrite
 from ingot.passes.core.fold_constants import fold_constants
@@ -34,7 +34,7 @@ def records(graph: Graph) -> tuple[Model, Graph]:
     """The model of a graph in floats, and the lowered graph whose nodes its tensors refer to. Raises what `emit`
     raises."""
     graph = fold_batch_norm(fold_constants(as_numbers(graph)))
-    graph = simplify(fold_constants(lower_model_ops(graph, KEPT, serves)))
+    graph = simplify(fold_constants(lower_model_ops(graph, BUILTIN_OPS, serves)))
     graph = rewrite(graph, GELU + ARITHMETIC)
     model = emit(graph)
     for part in (model, *model.subgraphs):

@@ -27,7 +27,7 @@ SAME_SCALE = (
 _INT8 = frozenset((*WEIGHTED, *SAME_SCALE, "SOFTMAX", "LOGISTIC", "TANH", "ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6",
                    "LEAKY_RELU", "HARD_SWISH", "BATCH_MATMUL"))  # fmt: skip
 _OPERATORS = {"i8": _INT8, "i16": _INT8 - {"HARD_SWISH"}}  # with integer kernels
-_BOUNDS = {"i8": (-128, 127), "i16": (-32768, 32767)}
+_LEVEL_RANGES = {"i8": (-128, 127), "i16": (-32768, 32767)}
 _ARRAYS = {"i8": np.int8, "i16": np.int16}
 _MAX_WEIGHT = 127
 
@@ -45,7 +45,7 @@ class Grid:
 
     def levels(self, x: np.ndarray) -> np.ndarray:
         q = self.quantization
-        low, high = _BOUNDS[self.dtype]
+        low, high = _LEVEL_RANGES[self.dtype]
         return np.clip(np.rint(x.astype(np.float64) / q.scale) + q.zero, low, high).astype(_ARRAYS[self.dtype])
 
 

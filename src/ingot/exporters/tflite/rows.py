@@ -13,7 +13,7 @@ from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
 
-VALID, SAME = 1, 0
+VALID_PADDING, SAME_PADDING = 1, 0
 _UNARY: dict[type[Op], str] = {
     ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
     ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
@@ -371,12 +371,12 @@ def _windows(
     sizes = shape_of(x)[2:]
     i = e.get(x, CHANNELS_LAST)
     if all(p == (0, 0) for p in padding):
-        return i, VALID
+        return i, VALID_PADDING
     if all(_same(s, w, t) == p for s, w, t, p in zip(sizes, windows, strides, padding, strict=True)):
-        return i, SAME
+        return i, SAME_PADDING
     if min(min(p) for p in padding) < 0:
         raise Unsupported("padding below 0")
-    return _padded(e, i, [(0, 0), *padding, (0, 0)], fill), VALID
+    return _padded(e, i, [(0, 0), *padding, (0, 0)], fill), VALID_PADDING
 
 
 @row(ops.Conv)
@@ -424,7 +424,7 @@ def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
     shape = in_order(CHANNELS_LAST, shape_of(n))
     full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
     inputs = [e.shape(full), e.weights(w, kernel, 0), e.get(x, CHANNELS_LAST), -1]
-    options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
+    options = {"padding": VALID_PADDING, "stride_h": op.strides[0], "stride_w": op.strides[1]}
     i = e.add("TRANSPOSE_CONV", inputs, full, "TransposeConv", node=n, dtype=str(n.dtype), options=options)
     if full == shape:
         return i, CHANNELS_LAST
@@ -493,7 +493,7 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
     return op.divisor is None and (is_unpadded or (is_same and not op.count_include_pad))
 
 
-KEPT: frozenset[type[Op]] = frozenset({
+BUILTIN_OPS: frozenset[type[Op]] = frozenset({
     ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
     ops.LeakyRelu, ops.Gelu, ops.Elu, ops.Take, ops.GatherND,
     ops.Resize, ops.Dequantize,

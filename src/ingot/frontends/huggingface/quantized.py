@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.huggingface.folder import CONFIG, Folder
-from ingot.frontends.shared.levels import Levels
+from ingot.frontends.shared.levels import Levels, unpacked
 from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32, u4, u8
 from ingot.support.dataclass import dataclass
@@ -78,7 +78,7 @@ def packed_of(folder: Folder) -> tuple[dict[str, Packed], set[str]]:
     }
 
 
-_Found: TypeAlias = dict[str, tuple[Packed, tuple[str, ...]]]
+_PackedLayers: TypeAlias = dict[str, tuple[Packed, tuple[str, ...]]]
 
 
 def _option(config: Mapping[str, Any], name: str, choices: tuple[object, ...], default: object, where: str) -> Any:
@@ -92,7 +92,7 @@ def _option(config: Mapping[str, Any], name: str, choices: tuple[object, ...], d
 # --- integers packed in int32
 
 
-def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
+def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _PackedLayers:
     is_awq = config["quant_method"] == "awq"
     bits = _option(config, "bits", (4,) if is_awq else (2, 4, 8), None, where)
     if is_awq:
@@ -100,7 +100,7 @@ def _integers(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     # the first format stores zeros minus one
     version = "gptq" if is_awq else _option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq", where)
     added = 0 if is_awq or version == "gptq_v2" else 1
-    layers: _Found = {}
+    layers: _PackedLayers = {}
     for name in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
         parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
         if lacking := [part for part in parts if part not in tensors]:
@@ -169,7 +169,7 @@ class _Layer:
 
     def _integers(self) -> np.ndarray:
         """uint8[outputs, inputs]."""
-        plain = self._columns(self.weight) if self.is_awq else _unpacked(self.weight.T, self.bits).T
+        plain = self._columns(self.weight) if self.is_awq else unpacked(_octets(self.weight.T), self.bits).T
         return np.ascontiguousarray(plain.T)
 
     def _zeros(self) -> np.ndarray:
@@ -177,25 +177,21 @@ class _Layer:
         return self._columns(self.zeros).astype(np.int32) + self.added
 
     def _columns(self, packed: np.ndarray) -> np.ndarray:
-        plain = _unpacked(packed, self.bits)
+        plain = unpacked(_octets(packed), self.bits)
         if not self.is_awq:
             return plain
         return plain.reshape(len(plain), -1, 8)[..., np.argsort(_AWQ_ORDER)].reshape(plain.shape)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """int32[n, k] -> uint8[n, k * 32 / bits], the lowest bits first."""
-    octets = np.ascontiguousarray(packed).view(np.uint8)
-    if bits == 8:
-        return octets
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return (octets[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
+def _octets(packed: np.ndarray) -> np.ndarray:
+    """int32[n, k] -> uint8[n, 4 k]"""
+    return np.ascontiguousarray(packed).view(np.uint8)
 
 
 # --- floats of 8 bits
 
 
-def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
+def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _PackedLayers:
     if config["quant_method"] == "compressed-tensors":
         _option(config, "format", ("float-quantized", "naive-quantized"), None, where)
     tile = config.get("weight_block_size")
@@ -204,7 +200,7 @@ def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
     ):
         expected = "two positive numbers, or none"
         raise ImportModelError("quantization_config: weight_block_size", expected=expected, got=repr(tile), where=where)
-    layers: _Found = {}
+    layers: _PackedLayers = {}
     for name, weight in tensors.items():
         if not name.endswith(".weight") or not (dtype_of(weight).is_float and dtype_of(weight).bits == 8):
             continue

@@ -22,7 +22,7 @@ from ingot.language.engine.paging import Steps
 from ingot.language.engine.program import pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
-from ingot.language.lora import LowRank, MergedWeights
+from ingot.language.lora import merged
 from ingot.language.metadata import from_metadata
 from ingot.language.programs import POOLINGS, chunk, embed, score
 from ingot.language.settings import Settings
@@ -33,7 +33,7 @@ from ingot.support.errors import InputError
 Kind = Literal["gguf", "huggingface"]
 CONTEXT = 4096  # tokens by default, or fewer if the model's limit is lower
 CACHES: Mapping[str, DType] = {"float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8}
-_TOKENS = 16  # tokens per native call
+_TOKENS_PER_CALL = 16  # tokens per native call
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,15 @@ def open_language(
         text = text_of_metadata(file.metadata) if with_text else {}
         pooling = _pooling_of_metadata(file.metadata, architecture)
         weights = GGUFWeights(file)
-        weights = _merged(weights, [in_gguf(read_adapter(*adapter), weights, architecture) for adapter in adapters])
+        changes = [in_gguf(read_adapter(*adapter), weights, architecture) for adapter in adapters]
+        weights, architecture = merged(weights, architecture, changes)
         return LanguageFile(path, architecture, weights, text, pooling)
     folder = Folder(path)
     architecture = from_config(folder.config)
     text = text_of_folder(folder) if with_text else {}
-    weights = _merged(FolderWeights(folder), [read_adapter(*adapter) for adapter in adapters])
+    changes = [read_adapter(*adapter) for adapter in adapters]
+    weights, architecture = merged(FolderWeights(folder), architecture, changes)
     return LanguageFile(path, architecture, weights, text, _pooling_of_folder(path))
-
-
-def _merged(weights: Weights, adapters: Sequence[Mapping[str, LowRank]]) -> Weights:
-    return MergedWeights(weights, adapters) if adapters else weights
 
 
 def chunk_graph(path: Path, kind: Kind) -> Graph:
@@ -118,7 +116,7 @@ def language_graph(
         case "score":
             graph = score(network, form)
         case _:
-            graph = generate(network, form, _TOKENS)
+            graph = generate(network, form, _TOKENS_PER_CALL)
     return graph, {"kind": what, **facts}
 
 

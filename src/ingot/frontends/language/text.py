@@ -14,7 +14,7 @@ from ingot.language.text.vocabulary import has_vocabulary
 from ingot.support.errors import ImportModelError
 from ingot.support.files import open_regular
 
-_LONGEST = 64 << 20  # bytes of a tokenizer.json
+_MAX_TOKENIZER_BYTES = 64 << 20  # bytes of a tokenizer.json
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}  # as GGUF names them
 
 
@@ -71,7 +71,7 @@ def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
         tokenizer = open_()
     except ImportModelError as error:
         return {"refused": str(error)}
-    return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.ends)}
+    return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.end_ids)}
 
 
 def _whole(sampling: Mapping[str, float]) -> dict[str, float]:
@@ -79,15 +79,17 @@ def _whole(sampling: Mapping[str, float]) -> dict[str, float]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    return read_json(path, _LONGEST) if path.is_file() else {}
+    return read_json(path, _MAX_TOKENIZER_BYTES) if path.is_file() else {}
 
 
 def _read(path: Path) -> str:
     try:
         with open_regular(path) as file:
-            text = file.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise ImportModelError(path.name, expected=f"at most {_LONGEST} bytes", got="more", where=str(path))
+            text = file.read(_MAX_TOKENIZER_BYTES + 1)
+        if len(text) > _MAX_TOKENIZER_BYTES:
+            raise ImportModelError(
+                path.name, expected=f"at most {_MAX_TOKENIZER_BYTES} bytes", got="more", where=str(path)
+            )
         return text.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ImportModelError(f"cannot read {path.name}: {error}", where=str(path)) from error

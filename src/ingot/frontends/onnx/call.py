@@ -9,8 +9,9 @@ A row applies from its `since` version up to that of the next row with the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
 from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes, Sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, Interval, substitute, symbol
@@ -95,12 +96,21 @@ class Sequence_:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSequence:
+    """An ONNX sequence whose length the run knows, as one tensor: its members are stacked (axis None: member i is
+    node[i]), or concatenated along an axis, of sizes that are not known apart."""
+
+    node: Node
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """The result of a node that could not be imported; nodes that read it are skipped."""
 
 
-AnyValue = Value | Sequence_ | Missing
-Result = Node | Value | Sequence_ | Sequence[Node | Value | Sequence_ | None]
+AnyValue = Value | Sequence_ | OpenSequence | Missing
+Result = Node | Value | Sequence_ | OpenSequence | Sequence[Node | Value | Sequence_ | OpenSequence | None]
 # None: the row leaves this use of the op to ONNX's function body for it
 Row = Callable[["Call"], Result | None]
 
@@ -118,8 +128,8 @@ def materialize(sym: Sym | None) -> Node:
             size = const(v, sym.dtype.numpy)
         else:
             size = ops.div(
-                ops.cast(materialize(Sym.of(T.i64, [v.num])), sym.dtype),
-                ops.cast(materialize(Sym.of(T.i64, [v.den])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.of])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.by])), sym.dtype),
             )
             size = ops.Reshape(())(size)
         if size.dtype != sym.dtype:
@@ -163,12 +173,16 @@ class Importer(Protocol):
         """The outputs of a subgraph of `call`; outer values that it reads are mapped by `capture`."""
         ...
 
+    def body(self) -> AbstractContextManager[Sizes]:
+        """Collect the sizes computed meanwhile for an inner graph, which alone knows them."""
+        ...
+
     def random_key(self, seed: int | None) -> Node:
         """A fresh random key, from the model's seed or from `seed`."""
         ...
 
     @property
-    def found(self) -> Found:
+    def computed_sizes(self) -> ComputedSizes:
         """The run-time sizes of the graph that is being built."""
         ...
 
@@ -190,7 +204,7 @@ class Importer(Protocol):
         whether that is possible: not where a loop changes them."""
         ...
 
-    def computed_sizes(self, node: Node) -> Sym | None:
+    def elements_as_sizes(self, node: Node) -> Sym | None:
         """The elements of `node` as sizes, computed from other sizes or found at run time; None where there are too
         many, or where they are no integers."""
         ...
@@ -203,9 +217,10 @@ class Importer(Protocol):
         """Discard all requirements and refusals since `checkpoint`."""
         ...
 
-    def decide(self, node: Node, what: str) -> bool | None:
+    def decide(self, node: Node, what: str, *, is_needed: bool = True) -> bool | None:
         """The value of a condition that a row must know; None where it is known only at run time. Where sizes decide
-        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it."""
+        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it; but
+        where the row can do without, of inputs only scalars are asked for."""
         ...
 
     def note_capture(self, inner: Node, outer: Node) -> None:
@@ -276,7 +291,7 @@ class Call:
         needed, symbols are not enough."""
         elements = self.value(i).sym
         if elements is None and not self.importer.wish(self.x(i), exact=exact) and not exact:
-            elements = self.importer.computed_sizes(self.x(i))
+            elements = self.importer.elements_as_sizes(self.x(i))
         if elements is None:
             name = self.proto.input[i]
             raise Unsupported(
@@ -337,9 +352,10 @@ class Call:
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 
-    def attr(self, name: str) -> Attribute | None:
-        """An attribute of any kind; None where it is absent."""
-        return self._attribute(name)
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute of any kind."""
+        value = self._attribute(name)
+        return default if value is None else value
 
     def has_attr(self, name: str) -> bool:
         return self._attribute(name) is not None

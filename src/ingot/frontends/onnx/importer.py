@@ -75,14 +75,16 @@ def import_onnx(
         except Equation as e:
             requests = requests.with_equation(e.symbol, e.size)
             continue
-        if not walk.refused or walk.wishes.elements <= requests.told:
+        if not walk.refused or walk.wishes.elements <= requests.size_inputs:
             break
-        requests = requests.with_told(walk.wishes.elements)
+        requests = requests.with_size_inputs(walk.wishes.elements)
     _check_supported(walk, model.graph.output, where)
     results, names = _results(model.graph.output, values)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    graph = walk.found.added(Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions)))
+    graph = walk.computed_sizes.added(
+        Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions))
+    )
     check_sizes(graph, where)
     return graph
 

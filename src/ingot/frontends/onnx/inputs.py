@@ -30,7 +30,7 @@ class Requests:
     """Requests of the caller about inputs, and facts about them that the import discovers.
 
     equations: symbols of the model and the sizes that replace them: multiples, sums, other symbols, numbers.
-    told: inputs whose elements are sizes.
+    size_inputs: inputs whose elements are sizes.
     """
 
     dynamic: Dynamic
@@ -38,15 +38,15 @@ class Requests:
     weights: Mapping[str, np.ndarray]
     example: Mapping[str, Sequence[int]] | None = None
     equations: Mapping[str, DimLike] = field(default_factory=dict)
-    told: frozenset[str] = frozenset()
+    size_inputs: frozenset[str] = frozenset()
 
     def with_equation(self, name: str, size: DimLike) -> Requests:
         """The requests with one more symbol replaced by a size, which may contain the symbol itself."""
         equations = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
         return replace(self, equations={name: size, **equations})
 
-    def with_told(self, names: Set[str]) -> Requests:
-        return replace(self, told=self.told | names)
+    def with_size_inputs(self, names: Set[str]) -> Requests:
+        return replace(self, size_inputs=self.size_inputs | names)
 
     def bounds(self, shapes: Mapping[str, Shape], names: Set[str]) -> Iterator[tuple[str, Bound, DimLike]]:
         """(the request as text; its size or bounds; the size of the model that it is for)."""
@@ -92,7 +92,7 @@ def bind_inputs(
     nodes: list[Node] = []
     for name, t in types.items():
         kind = TensorType(t.dtype, tuple(substitute(d, sizes) for d in t.shape))
-        elements = tuple(substitute(d, sizes) for d in elements_by_name[name]) if name in requests.told else ()
+        elements = tuple(substitute(d, sizes) for d in elements_by_name[name]) if name in requests.size_inputs else ()
         nodes.append(Input(name, kind, elements)(loc=name))
         sym = None
         if kind.size == 0 and kind.is_static:

@@ -44,5 +44,5 @@ else:
         messages_spec.loader.exec_module(module)
         return module
 
-    _made = _messages()
-    globals().update({name: getattr(_made, name) for name in __all__})
+    _messages_by_name = _messages()
+    globals().update({name: getattr(_messages_by_name, name) for name in __all__})

@@ -1,7 +1,7 @@
 """Symbolic values: small tensors whose elements are known at import, as numbers or as sizes.
 
     value    ::= dtype, array of element
-    element  ::= bool | int | float | Dim | Ratio
+    element  ::= bool | int | float | Dim | Quotient
 
 Exporters compute shapes with tensor ops (Shape, Gather, Concat, Reshape, ...). Each rule here is one such op on known
 elements, so that a shape stays an expression over the model's symbols and never becomes run-time work. A rule raises
@@ -11,35 +11,30 @@ elements, so that a shape stays an expression over the model's symbols and never
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeGuard
+import operator
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from ingot.frontends.shared import quotients
+from ingot.frontends.shared.quotients import Quotient, require_positive, towards_zero
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import COMPARISONS, MAX_ELEMENTS, decided
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, floordiv, mod
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, mod
 from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 
-# larger tensors are data, not shapes
-MAX_ELEMENTS = 1024
 # scales such as 0.5 or 1.25 are exact ratios; 0.3333 is not and must not look like one
 _MAX_DENOMINATOR = 4096
 
 
-class Unknown(Exception):
+class Unknown(Unsupported):
     """The result depends on sizes that are known only at run time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """num / den, den > 0: a size in float arithmetic, before it is rounded to a size again."""
-
-    num: DimLike
-    den: DimLike
-
-
-Element = bool | int | float | Dim | Ratio
+Element = bool | int | float | Dim | Quotient
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,7 @@ class Sym:
     @property
     def is_constant(self) -> bool:
         """No element depends on a symbol."""
-        return not any(isinstance(v, Dim | Ratio) for v in self.items.flat)
+        return not any(isinstance(v, Dim | Quotient) for v in self.items.flat)
 
     @staticmethod
     def of(dtype: DType, items: object) -> Sym:
@@ -92,215 +87,136 @@ def _integer(v: Element) -> DimLike:
     raise Unknown
 
 
-def _ratio(v: Element) -> Ratio:
-    if isinstance(v, Ratio):
+def _quotient(v: Element) -> Quotient:
+    if isinstance(v, Quotient):
         return v
-    if isinstance(v, float):
-        if not math.isfinite(v):
-            raise Unknown
-        num, den = v.as_integer_ratio()
-        if den > _MAX_DENOMINATOR:
-            raise Unknown
-        return Ratio(num, den)
-    return Ratio(_integer(v), 1)
+    if not isinstance(v, float):
+        return Quotient(_integer(v))
+    if not math.isfinite(v):
+        raise Unknown
+    of, by = v.as_integer_ratio()
+    if by > _MAX_DENOMINATOR:
+        raise Unknown
+    return Quotient(of, by)
 
 
-def _simplest(num: DimLike, den: DimLike) -> Element:
-    if isinstance(den, int) and isinstance(num, int):
-        common = math.gcd(num, den)
-        num, den = num // common, den // common
-    if den == 1:
-        return float(num) if isinstance(num, int) else num
-    if num == den:
-        return 1.0
-    return Ratio(num, den)
+def _element(q: Quotient) -> Element:
+    if isinstance(q.of, int) and isinstance(q.by, int):
+        return q.of / q.by
+    return q.of if q.by == 1 else q
 
 
 def _is_number(v: Element) -> TypeGuard[float]:
-    return not isinstance(v, Dim | Ratio)
-
-
-def sign_of(d: Element) -> int:
-    """-1, 0 or 1 where the sign is the same for all values of the symbols. Raises Unknown."""
-    if isinstance(d, float | bool | int):
-        return (d > 0) - (d < 0)
-    lo, hi = bounds(d.num if isinstance(d, Ratio) else d)
-    if lo is not None and lo > 0:
-        return 1
-    if hi is not None and hi < 0:
-        return -1
-    raise Unknown
-
-
-def _nonnegative(d: DimLike) -> bool:
-    lo, _ = bounds(d)
-    return lo is not None and lo >= 0
+    return not isinstance(v, Dim | Quotient)
 
 
 # arithmetic on elements: (floats?, a, b) -> element
+Arithmetic = Callable[[bool, Element, Element], Element]
 
 
-def _add(floats: bool, a: Element, b: Element) -> Element:
-    if _is_number(a) and _is_number(b):
-        return a + b
-    if not floats:
-        return _integer(a) + _integer(b)
-    x, y = _ratio(a), _ratio(b)
-    return _simplest(x.num * y.den + y.num * x.den, x.den * y.den)
+def _arithmetic(
+    of_numbers: Callable[[Any, Any], float], of_sizes: Callable[[Any, Any], DimLike],
+    of_quotients: Callable[[Quotient, Quotient], Quotient],
+) -> Arithmetic:  # fmt: skip
+    def rule(floats: bool, a: Element, b: Element) -> Element:
+        if _is_number(a) and _is_number(b):
+            return of_numbers(a, b)
+        return _element(of_quotients(_quotient(a), _quotient(b))) if floats else of_sizes(_integer(a), _integer(b))
+
+    return rule
 
 
-def _sub(floats: bool, a: Element, b: Element) -> Element:
-    return _add(floats, a, _mul(floats, b, -1.0 if floats else -1))
-
-
-def _mul(floats: bool, a: Element, b: Element) -> Element:
-    if _is_number(a) and _is_number(b):
-        return a * b
-    if not floats:
-        return _integer(a) * _integer(b)
-    x, y = _ratio(a), _ratio(b)
-    return _simplest(x.num * y.num, x.den * y.den)
-
-
-def _div(floats: bool, a: Element, b: Element) -> Element:
-    if not floats:
-        x, y = _integer(a), _integer(b)
-        if isinstance(x, int) and isinstance(y, int):
-            if y == 0:
-                raise Unknown
-            # ONNX divides integers as C does, towards zero
-            return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-        if sign_of(y) <= 0 or not _nonnegative(x):
-            raise Unknown
-        return floordiv(x, y)
-    if _is_number(a) and _is_number(b):
-        if b == 0:
-            raise Unknown
-        return a / b
-    x, y = _ratio(a), _ratio(b)
-    if sign_of(y.num if isinstance(y.num, Dim) else float(y.num)) <= 0:
+def _divided(floats: bool, a: Element, b: Element) -> Element:
+    if b == 0:
         raise Unknown
-    return _simplest(x.num * y.den, x.den * y.num)
+    if not floats:
+        return towards_zero(_integer(a), _integer(b))  # as in C
+    if _is_number(a) and _is_number(b):
+        return a / b
+    return _element(quotients.div(_quotient(a), _quotient(b)))
 
 
-def _mod(floats: bool, a: Element, b: Element) -> Element:
+def _modulo(floats: bool, a: Element, b: Element) -> Element:
     if floats:
         raise Unknown
     x, y = _integer(a), _integer(b)
     if isinstance(x, int) and isinstance(y, int):
-        if y == 0:
-            raise Unknown
         return x % y
-    if sign_of(y) <= 0:
-        raise Unknown
+    require_positive(y)
     return mod(x, y)
 
 
-def _max(floats: bool, a: Element, b: Element) -> Element:
-    if _is_number(a) and _is_number(b):
-        return max(a, b)
-    if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
-        return a if sign_of(_sub(True, a, b)) >= 0 else b
-    return dim_max(_integer(a), _integer(b))
-
-
-def _min(floats: bool, a: Element, b: Element) -> Element:
-    if _is_number(a) and _is_number(b):
-        return min(a, b)
-    if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
-        return b if sign_of(_sub(True, a, b)) >= 0 else a
-    return dim_min(_integer(a), _integer(b))
-
-
-def _pow(floats: bool, a: Element, b: Element) -> Element:
+def _power(floats: bool, a: Element, b: Element) -> Element:
     if not (_is_number(a) and _is_number(b)) or (not floats and b < 0):
         raise Unknown
-    try:
-        power = a**b
-    except (ZeroDivisionError, OverflowError):
-        raise Unknown from None
+    power = a**b
     if isinstance(power, complex):
         raise Unknown
     return power
 
 
-ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
-    "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Mod": _mod, "Max": _max, "Min": _min, "Pow": _pow,
-}  # fmt: skip
-
-
-def equal(a: Element, b: Element) -> bool:
-    """Whether a == b for all values of the symbols. Raises Unknown where it depends on them."""
-    if (_is_number(a) and _is_number(b)) or a == b:
-        return bool(a == b)
-    return sign_of(_sub(True, a, b)) == 0
-
-
-def _less(a: Element, b: Element) -> bool:
-    if _is_number(a) and _is_number(b):
-        return bool(a < b)
-    if a == b:
-        return False
-    difference = _sub(isinstance(a, float | Ratio) or isinstance(b, float | Ratio), b, a)
-    if isinstance(difference, Dim):
-        _, hi = bounds(difference)
-        if hi is not None and hi <= 0:
-            return False
-    return sign_of(difference) > 0
-
-
-COMPARISON: dict[str, Callable[[Element, Element], bool]] = {
-    "Equal": equal,
-    "Less": _less,
-    "Greater": lambda a, b: _less(b, a),
-    "LessOrEqual": lambda a, b: not _less(b, a),
-    "GreaterOrEqual": lambda a, b: not _less(a, b),
+ARITHMETIC: dict[str, Arithmetic] = {
+    "Add": _arithmetic(operator.add, operator.add, quotients.add),
+    "Sub": _arithmetic(operator.sub, operator.sub, quotients.sub),
+    "Mul": _arithmetic(operator.mul, operator.mul, quotients.mul),
+    "Max": _arithmetic(max, dim_max, quotients.greatest),
+    "Min": _arithmetic(min, dim_min, quotients.least),
+    "Div": _divided,
+    "Mod": _modulo,
+    "Pow": _power,
 }
+COMPARISON = {"Equal": "EQ", "Less": "LT", "Greater": "GT", "LessOrEqual": "LE", "GreaterOrEqual": "GE"}
+
+
+def compared(direction: str, a: Element, b: Element) -> bool:
+    """Whether a == b, a < b, ... for all values of the symbols. Raises Unknown where it depends on them."""
+    if _is_number(a) and _is_number(b):
+        return COMPARISONS[direction](a, b)
+    x, y = _quotient(a), _quotient(b)
+    result = decided(direction, x.of * y.by - y.of * x.by)
+    if result is None:
+        raise Unknown
+    return result
 
 
 def _floor(v: Element) -> Element:
-    if isinstance(v, Ratio):
-        return floordiv(v.num, v.den)
+    if isinstance(v, Quotient):
+        return floordiv(v.of, v.by)
     return float(math.floor(v)) if isinstance(v, float) else v
 
 
 def _ceil(v: Element) -> Element:
-    if isinstance(v, Ratio):
-        return floordiv(v.num + v.den - 1, v.den)
+    if isinstance(v, Quotient):
+        return ceildiv(v.of, v.by)
     return float(math.ceil(v)) if isinstance(v, float) else v
 
 
-def _number(fn: Callable[[float], float]) -> Callable[[Element], Element]:
-    def rule(v: Element) -> Element:
-        if not _is_number(v):
-            raise Unknown
-        try:
-            return fn(v)
-        except (ValueError, ZeroDivisionError, OverflowError):
-            raise Unknown from None
+def _number(v: Element) -> float:
+    if not _is_number(v):
+        raise Unknown
+    return v
 
-    return rule
+
+def _is_fractional(v: Element) -> bool:
+    return isinstance(v, float | Quotient)
 
 
 UNARY: dict[str, Callable[[Element], Element]] = {
     "Floor": _floor,
     "Ceil": _ceil,
-    "Neg": lambda v: _mul(isinstance(v, float | Ratio), v, -1.0 if isinstance(v, float | Ratio) else -1),
-    "Abs": lambda v: abs(v) if isinstance(v, bool | int | float) else v if sign_of(v) > 0 else _unknown(),
-    "Not": _number(lambda v: not v),
-    "Sqrt": _number(math.sqrt),
-    "Reciprocal": lambda v: _div(True, 1.0, v),
+    "Neg": lambda v: ARITHMETIC["Mul"](_is_fractional(v), v, -1),
+    "Abs": lambda v: abs(v) if _is_number(v) else v if compared("GT", v, 0) else _number(v),
+    "Not": lambda v: not _number(v),
+    "Sqrt": lambda v: math.sqrt(_number(v)),
+    "Reciprocal": lambda v: _divided(True, 1.0, v),
     "Identity": lambda v: v,
-    "Relu": lambda v: _max(isinstance(v, float | Ratio), v, 0.0 if isinstance(v, float | Ratio) else 0),
+    "Relu": lambda v: ARITHMETIC["Max"](_is_fractional(v), v, 0),
 }
 
 
-def _unknown() -> Element:
-    raise Unknown
-
-
 def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
-    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast or are too large."""
+    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast, are too large, or
+    have no result as Python's numbers (the floor of an infinity)."""
     try:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
@@ -310,8 +226,11 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
     results = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = results.reshape(-1)
-    for i, items in enumerate(zip(*flat_arrays, strict=True)):
-        flat[i] = fn(*items)
+    try:
+        for i, items in enumerate(zip(*flat_arrays, strict=True)):
+            flat[i] = fn(*items)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise Unknown from None
     return flat.reshape(shape)
 
 
@@ -319,10 +238,11 @@ def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
     """Numbers as `dtype` represents them: floats rounded, integers wrapped. Dims and ratios are unchanged."""
 
     def one(v: Element) -> Element:
-        if isinstance(v, Dim | Ratio):
+        if isinstance(v, Dim | Quotient):
             return v
         if dtype.is_float:
-            return float(np.asarray(v, np.float64).astype(dtype.numpy))
+            with np.errstate(over="ignore"):
+                return float(np.asarray(v, np.float64).astype(dtype.numpy))
         if dtype is T.boolean:
             return bool(v)
         if dtype.bits == 64 and -(2**63) <= v < 2**63:
@@ -337,13 +257,11 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
     def one(v: Element) -> Element:
         if dtype is T.boolean:
-            return bool(sign_of(v) != 0)
+            return compared("NE", v, 0)
         if dtype.is_float:
-            return v if isinstance(v, Dim | Ratio) else float(v)
-        if isinstance(v, Ratio):
-            if not _nonnegative(v.num):
-                raise Unknown
-            return floordiv(v.num, v.den)
+            return v if isinstance(v, Dim | Quotient) else float(v)
+        if isinstance(v, Quotient):
+            return towards_zero(v.of, v.by)
         if isinstance(v, float):
             if not math.isfinite(v):
                 raise Unknown
@@ -367,11 +285,3 @@ def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
     items = np.empty(count, object)
     items[:] = [start + i * delta for i in range(count)]
     return Sym(dtype, rounded(dtype, items))
-
-
-def fold(items: Sequence[Element], step: Callable[[Element, Element], Element], initial: Element) -> Element:
-    """A reduction over elements."""
-    total = initial
-    for v in items:
-        total = step(total, v)
-    return total

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.frontends.onnx.protos import SparseTensorProto, TensorProto, TypeProto
+from ingot.frontends.shared.levels import unpacked
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
@@ -230,10 +231,7 @@ def _check_count(tensor: TensorProto, got: int, expected: int, unit: str) -> Non
 def _decode(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], count: int) -> np.ndarray:
     if dtype.bits >= 8:
         return raw.view(dtype.numpy.newbyteorder("<") if dtype.numpy.isbuiltin else dtype.numpy).reshape(shape)
-    # low bits first
-    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
-    flat = ((raw[:, None] >> shifts) & ((1 << dtype.bits) - 1)).reshape(-1)[:count].astype(np.uint8)
-    return flat.view(dtype.numpy).reshape(shape)
+    return unpacked(raw, dtype.bits)[:count].view(dtype.numpy).reshape(shape)
 
 
 def sparse_to_array(tensor: SparseTensorProto, external: ExternalData, limit: Mapping[str, int]) -> np.ndarray:

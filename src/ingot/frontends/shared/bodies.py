@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from ingot import ops
-from ingot.frontends.shared.found import Found, Sizes, first
+from ingot.frontends.shared.computed_sizes import ComputedSizes, Sizes, first
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, substitute, symbol, symbols_of
 from ingot.ir.node import Graph, Input, Node, topological
@@ -71,8 +71,8 @@ class _Outcome:
         return [*wide, *(ops.scalar(self.outputs[k].shape[a], i64) for k, a in rooms)]
 
 
-def _outcome_of(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
-    with found.within() as sizes:
+def _outcome_of(computed_sizes: ComputedSizes, body: Callable[[], Sequence[Node]]) -> _Outcome:
+    with computed_sizes.within() as sizes:
         return _Outcome(tuple(body()), sizes)
 
 
@@ -83,12 +83,12 @@ def _outer_inputs(outcomes: Iterable[_Outcome], inner_inputs: Sequence[Node]) ->
     return [n for n in topological(roots) if isinstance(n.op, Input) and n not in inner_inputs_set]
 
 
-def _cut_to_size(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
+def _cut_to_size(computed_sizes: ComputedSizes, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
     """Padded values, cut to their actual sizes, which follow them in `values`."""
     count = len(values) - len(rooms)
     results = list(values[:count])
     for ((k, a), room), size in zip(rooms.items(), values[count:], strict=True):
-        results[k] = first(results[k], a, found.size(size, room, "rows"))
+        results[k] = first(results[k], a, computed_sizes.size(size, room, "rows"))
     return results
 
 
@@ -102,14 +102,14 @@ def _show(nodes: Sequence[Node]) -> str:
 
 
 def case(
-    found: Found, index: Node, branches: Sequence[Callable[[], Sequence[Node]]], inner: Sequence[Node],
+    computed_sizes: ComputedSizes, index: Node, branches: Sequence[Callable[[], Sequence[Node]]], inner: Sequence[Node],
     operands: Sequence[Node], loc: str = "",
 ) -> Sequence[Node]:  # fmt: skip
     """The results of the branch with number `index`. inner: the inputs of the branches' graphs, bound to `operands`.
 
     Raises Unsupported for branches whose results differ in number, dtype or rank.
     """
-    outcomes = [_outcome_of(found, b) for b in branches]
+    outcomes = [_outcome_of(computed_sizes, b) for b in branches]
     like = outcomes[0].outputs
     rooms: dict[Place, DimLike] = {}
     for o in outcomes[1:]:
@@ -126,14 +126,14 @@ def case(
                 rooms[k, a] = room
     captured = _outer_inputs(outcomes, inner)
     graphs = tuple(o.graph((*inner, *captured), o.roomy(rooms)) for o in outcomes)
-    return _cut_to_size(found, ops.Case(graphs)(index, *operands, *captured, loc=loc).results, rooms)
+    return _cut_to_size(computed_sizes, ops.Case(graphs)(index, *operands, *captured, loc=loc).results, rooms)
 
 
 @dataclass
 class _Loop:
     """rooms: maximum sizes of the axes whose sizes change between iterations."""
 
-    found: Found
+    computed_sizes: ComputedSizes
     starts: Sequence[Node]
     max_iterations: DimLike
     loc: str
@@ -149,14 +149,14 @@ class _Loop:
         return [Input(f"{self.loc}.carried{i}", t)() for i, t in enumerate(types)]
 
     def outcome(self, body: Body, inputs: Sequence[Node]) -> _Outcome:
-        return _outcome_of(self.found, lambda: body(_cut_to_size(self.found, inputs, self.rooms)))
+        return _outcome_of(self.computed_sizes, lambda: body(_cut_to_size(self.computed_sizes, inputs, self.rooms)))
 
     def settle(self, body: Body) -> None:
         """Find the axes whose sizes change, and the room that each needs."""
         for _ in range(_MAX_ROUNDS):
             inputs = self.inputs()
-            with self.found.within() as sizes:
-                before = _cut_to_size(self.found, inputs, self.rooms)
+            with self.computed_sizes.within() as sizes:
+                before = _cut_to_size(self.computed_sizes, inputs, self.rooms)
                 outcome = _Outcome(tuple(body(before)), sizes)
             _check_types("a loop that takes and gives", before, outcome.outputs)
             new = [
@@ -188,15 +188,15 @@ class _Loop:
 
 
 def loop(
-    found: Found, starts: Sequence[Node], cond: Callable[[Sequence[Node]], Node], body: Body, loc: str = "",
-    max_iterations: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
+    computed_sizes: ComputedSizes, starts: Sequence[Node], cond: Callable[[Sequence[Node]], Node], body: Body,
+    loc: str = "", max_iterations: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
 ) -> Sequence[Node]:  # fmt: skip
     """body(...body(starts)) as long as cond holds.
 
     outer: outer values that the bodies read, by the input that stands for each inside.
     max_iterations: an upper bound where one is known; else the configured limit, for values whose sizes grow.
     """
-    state = _Loop(found, starts, max_turns() if max_iterations is None else max_iterations, loc)
+    state = _Loop(computed_sizes, starts, max_turns() if max_iterations is None else max_iterations, loc)
     state.settle(body)
     inputs = state.inputs()
     test = state.outcome(lambda values: (cond(values),), inputs)
@@ -209,7 +209,7 @@ def loop(
         test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *captured))
     )
     return _cut_to_size(
-        found, op(*operands, *outer_values.values(), *captured, loc=loc).results[: len(inputs)], state.rooms
+        computed_sizes, op(*operands, *outer_values.values(), *captured, loc=loc).results[: len(inputs)], state.rooms
     )
 
 
@@ -217,7 +217,12 @@ Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence
 
 
 def scan(
-    found: Found, step: Step, xs: Sequence[Node], states: Sequence[Node], loc: str = "", stop: Node | None = None
+    computed_sizes: ComputedSizes,
+    step: Step,
+    xs: Sequence[Node],
+    states: Sequence[Node],
+    loc: str = "",
+    stop: Node | None = None,
 ) -> tuple[Sequence[Node], Sequence[Node]]:
     """The steps' results, stacked as [S, ...], and the final states. step: (an element of each of xs[S, ...], states)
     -> (results, states). stop: i64[], the number of steps that run; the results of the remaining steps are zeros."""
@@ -240,5 +245,7 @@ def scan(
         ]
         return [ops.add(step_index, 1), *updated_buffers, *new_states, *sources]
 
-    end = loop(found, [zero, *buffers, *states, *xs], lambda v: ops.compare("LT", v[0], count), body, loc, steps)
+    end = loop(
+        computed_sizes, [zero, *buffers, *states, *xs], lambda v: ops.compare("LT", v[0], count), body, loc, steps
+    )
     return end[1:n], end[n:m]

@@ -53,6 +53,14 @@ class Levels:
         return deferred_const(TensorType(dtype, shape), decode, self.name)
 
 
+def unpacked(octets: np.ndarray, bits: int) -> np.ndarray:
+    """uint8[..., n] -> uint8[..., n * 8 / bits]: the levels in each byte, the lowest bits first."""
+    if bits == 8:
+        return octets
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return (octets[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(*octets.shape[:-1], -1)
+
+
 def missing(name: str, names: Collection[str], where: str) -> ImportModelError:
     """The error of a tensor that the file does not have."""
     near = get_close_matches(name, names, 3) or f"{len(names)} others"

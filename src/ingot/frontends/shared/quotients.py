@@ -61,33 +61,33 @@ def check_signs(a: DimLike, b: DimLike) -> None:
         raise Unsupported(f"the quotient of sizes {a} and {b}, which may be negative")
 
 
-def _add(a: Quotient, b: Quotient) -> Quotient:
+def add(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(a.of * b.by + b.of * a.by, a.by * b.by)
 
 
-def _sub(a: Quotient, b: Quotient) -> Quotient:
+def sub(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(a.of * b.by - b.of * a.by, a.by * b.by)
 
 
-def _mul(a: Quotient, b: Quotient) -> Quotient:
+def mul(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(a.of * b.of, a.by * b.by)
 
 
-def _div(a: Quotient, b: Quotient) -> Quotient:
+def div(a: Quotient, b: Quotient) -> Quotient:
     require_positive(b.of)
     return _reduced(a.of * b.by, a.by * b.of)
 
 
-def _least(a: Quotient, b: Quotient) -> Quotient:
+def least(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(dim_min(a.of * b.by, b.of * a.by), a.by * b.by)
 
 
-def _greatest(a: Quotient, b: Quotient) -> Quotient:
+def greatest(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(dim_max(a.of * b.by, b.of * a.by), a.by * b.by)
 
 
 _ARITHMETIC: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
-    ops.Add: _add, ops.Sub: _sub, ops.Mul: _mul, ops.Div: _div, ops.Min: _least, ops.Max: _greatest,
+    ops.Add: add, ops.Sub: sub, ops.Mul: mul, ops.Div: div, ops.Min: least, ops.Max: greatest,
 }  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _of_number(v: object) -> Quotient:
 # --- bounds
 
 Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
-_Bounds = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bounds, none of them negative
+_BoundPair = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bounds, none of them negative
 
 
 def upper_bound(elements: Elements, node: Node) -> DimLike | None:
@@ -134,7 +134,7 @@ def upper_bound(elements: Elements, node: Node) -> DimLike | None:
     )
 
 
-def _bounds_of(elements: Elements, node: Node, depth: int) -> _Bounds:
+def _bounds_of(elements: Elements, node: Node, depth: int) -> _BoundPair:
     try:
         (value,) = elements(node).reshape(-1)
         q = Quotient(value) if isinstance(value, Dim) else value if isinstance(value, Quotient) else _of_number(value)
@@ -152,19 +152,19 @@ def _bounds_of(elements: Elements, node: Node, depth: int) -> _Bounds:
     if isinstance(op, ops.Convert | ops.Floor):
         return zero, highs[0]
     if isinstance(op, ops.Ceil | ops.RoundEven | ops.RoundAway):
-        return zero, _pairs(_add, highs[0], [Quotient(1)])
+        return zero, _pairs(add, highs[0], [Quotient(1)])
     if isinstance(op, ops.Min):
         return zero, [*highs[0], *highs[1]][:_MAX_BOUNDS]
     if isinstance(op, ops.Max):
-        return [*lows[0], *lows[1]][:_MAX_BOUNDS], _pairs(_greatest, *highs)
+        return [*lows[0], *lows[1]][:_MAX_BOUNDS], _pairs(greatest, *highs)
     if isinstance(op, ops.Add):
-        return _pairs(_add, *lows), _pairs(_add, *highs)
+        return _pairs(add, *lows), _pairs(add, *highs)
     if isinstance(op, ops.Sub):
         return [], highs[0] if lows[1] else []
     if isinstance(op, ops.Mul) and zero:
-        return _pairs(_mul, *lows), _pairs(_mul, *highs)
+        return _pairs(mul, *lows), _pairs(mul, *highs)
     if isinstance(op, ops.Div):
-        return zero if node.dtype.is_integer else _pairs(_div, lows[0], highs[1]), _pairs(_div, highs[0], lows[1])
+        return zero if node.dtype.is_integer else _pairs(div, lows[0], highs[1]), _pairs(div, highs[0], lows[1])
     return [], []
 
 
@@ -173,6 +173,6 @@ def _pairs(
 ) -> list[Quotient]:  # fmt: skip
     quotients: list[Quotient] = []
     for x, y in product(a, b):
-        if rule is not _div or (bounds(y.of)[0] or 0) >= 1:
+        if rule is not div or (bounds(y.of)[0] or 0) >= 1:
             quotients.append(rule(x, y))
     return quotients[:_MAX_BOUNDS]

@@ -24,11 +24,11 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Known:
     """fixed: symbols and the sizes to substitute for them. size_inputs: labels of inputs whose elements are sizes.
-    found: sizes that are found at run time, and the values that they must have."""
+    computed_sizes: sizes that the program computes at run time, and the values that they must have."""
 
     fixed: Mapping[str, DimLike]
     size_inputs: frozenset[str] = frozenset()
-    found: Mapping[str, DimLike] = field(default_factory=dict[str, DimLike])
+    computed_sizes: Mapping[str, DimLike] = field(default_factory=dict[str, DimLike])
 
     def input(self, label: str, type: TensorType) -> Node:
         """An input of the graph."""
@@ -45,11 +45,11 @@ class Known:
         found at run time is checked then, as no input's size can depend on it."""
         a, b = e.sizes or (0, 0)
         pair = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
-        if pair is None or pair[0] in self.fixed or pair[0] in self.found:
+        if pair is None or pair[0] in self.fixed or pair[0] in self.computed_sizes:
             return None
         name, value = pair
         if is_computed(name):
-            return replace(self, found={**self.found, name: value})
+            return replace(self, computed_sizes={**self.computed_sizes, name: value})
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 
 
@@ -61,6 +61,8 @@ def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], wh
         try:
             return attempt(known)
         except SizeInput as e:
+            if e.label in known.size_inputs:  # its elements were no symbols: another attempt is the same
+                raise ImportModelError(f"sizes that input {e.label!r} holds", where=where or None) from e
             known = replace(known, size_inputs=known.size_inputs | {e.label})
         except ShapeError as e:
             equal = known.equal(e)

@@ -39,7 +39,7 @@ from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean, f32, f64
 from ingot.support.errors import ShapeError
 
-_MAX_ELEMENTS = 1024  # larger tensors are data, not shapes
+MAX_ELEMENTS = 1024  # larger tensors are data, not shapes
 _MAX_INPUT_ELEMENTS = 16  # and larger inputs
 
 
@@ -128,7 +128,7 @@ class Sizes:
             stack.pop()
         return self._known[root]
 
-    def told(self, node: Node) -> DimLike | None:
+    def size_of(self, node: Node) -> DimLike | None:
         """The value of a node of one element as a size, None where it is known only at run time."""
         try:
             (only,) = self.dims(node)
@@ -136,7 +136,7 @@ class Sizes:
             return None
         return only
 
-    def with_found(self, node: Node, size: DimLike) -> Sizes:
+    def with_size(self, node: Node, size: DimLike) -> Sizes:
         """A copy in which a node of one element, and what it is a copy or conversion of, has the value `size`."""
         copy = Sizes(self.inputs)
         copy._known.update(self._known)
@@ -182,9 +182,13 @@ class Sizes:
 
     def _evaluate(self, node: Node) -> np.ndarray:
         op, inputs = node.op, [self._known[i] for i in _evaluated_inputs(node)]
+        if _is_empty(node):
+            return np.empty(node.shape, object)
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
-        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _MAX_ELEMENTS:
+        if len(node.types) != 1 or isinstance(op, Project):
+            raise _unknown(node)
+        if not isinstance(node.type.size, int) or node.type.size > MAX_ELEMENTS:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
             return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
@@ -237,8 +241,15 @@ class Sizes:
 
 def _evaluated_inputs(node: Node) -> tuple[Node, ...]:
     """The inputs from which the elements of a node are evaluated."""
+    if _is_empty(node):
+        return ()
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node has no elements, whatever the sizes."""
+    return len(node.types) == 1 and node.type.size == 0
 
 
 def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Node] | None:
@@ -247,7 +258,7 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
     r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
     """
-    if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
+    if node.shape or not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
     truncated = node.inputs[2]
     a, b = truncated.inputs
@@ -350,24 +361,32 @@ def _select(pred: object, a: object, b: object) -> object:
 
 def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool | Dim:
     if not isinstance(a, Dim) and not isinstance(b, Dim):  # floats, too
-        return _COMPARISONS[direction](a, b)
+        return COMPARISONS[direction](a, b)
     difference = a - b
+    is_true = decided(direction, difference)
+    if is_true is not None:
+        return is_true
+    if not (isinstance(a, int | Dim) and isinstance(b, int | Dim)):
+        raise _unknown(node)
+    complement = _COMPLEMENTS.get(direction)
+    bit = _BITS[complement or direction](difference)
+    return _as_bool(1 - bit if complement else bit)
+
+
+def decided(direction: str, difference: DimLike) -> bool | None:
+    """Whether a difference is equal to 0, less, ... for all sizes; None where that depends on them."""
     low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
     always_and_never = {
         "EQ": (low == high == 0, (low is not None and low > 0) or (high is not None and high < 0)),
         "GE": (low is not None and low >= 0, high is not None and high < 0),
         "GT": (low is not None and low > 0, high is not None and high <= 0),
     }
-    complement = {"LT": "GE", "LE": "GT", "NE": "EQ"}.get(direction)
+    complement = _COMPLEMENTS.get(direction)
     true, false = always_and_never[complement or direction]
-    if true or false:
-        return bool(true) != bool(complement)
-    if not (isinstance(a, int | Dim) and isinstance(b, int | Dim)):
-        raise _unknown(node)
-    bit = _BITS[complement or direction](difference)
-    return _as_bool(1 - bit if complement else bit)
+    return bool(true) != bool(complement) if true or false else None
 
 
+_COMPLEMENTS = {"LT": "GE", "LE": "GT", "NE": "EQ"}
 _BITS: dict[str, Callable[[DimLike], DimLike]] = {
     "EQ": zero_bit, "GE": lambda d: 1 - sign_bit(d), "GT": lambda d: sign_bit(-d)
 }  # fmt: skip
@@ -377,7 +396,7 @@ def _as_bool(d: DimLike) -> bool | Dim:
     return d if isinstance(d, Dim) else bool(d)
 
 
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 

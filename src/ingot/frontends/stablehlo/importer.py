@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import partial
 
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.composites.complex import partwise
+from ingot.frontends.shared.composites.movement import with_shape
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
@@ -23,7 +26,6 @@ from ingot.frontends.stablehlo.values import (
     Complex,
     Missing,
     Quantized,
-    Row,
     Rows,
     Scope,
     Token,
@@ -272,10 +274,11 @@ class Importer:
             if str(e):
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
             return [Missing()] * len(op.results)
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.name, loc, malformed(e)))
+            return [Missing()] * len(op.results)
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
+            raise located(e, loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
 
 
 _TERMINATORS = frozenset(("func.return", "return", "stablehlo.return", "sdy.return"))
@@ -309,9 +312,7 @@ def _fit(node: Node, type: Tensor, what: str) -> Node:
         if isinstance(got, int) and declared is not None and got != declared:
             raise ImportModelError(f"{what}: a declared size", expected=got, got=declared)
         sizes.append(got if declared is None else declared)
-    if tuple(sizes) == shape:
-        return node
-    return ops.Slice((0,) * len(shape), tuple(sizes), (1,) * len(shape))(node)
+    return with_shape(node, tuple(sizes))
 
 
 # --- rows
@@ -341,7 +342,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
         if name in rows.complex:
             row = rows.complex[name]
         elif name in _PARTWISE:
-            return _partwise(c, rows.real[name], operands)
+            return tuple(partwise(partial(rows.real[name], c), operands))
         elif name not in _OPS_OF_ANY_VALUES:
             raise Unsupported("of complex numbers")
     if row is None:
@@ -358,12 +359,3 @@ _OPS_OF_ANY_VALUES = frozenset((
     "stablehlo.custom_call", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.get_dimension_size",
     "stablehlo.after_all", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
 ))  # fmt: skip
-
-
-def _partwise(c: Call, row: Row, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
-    def of(part: int) -> tuple[AnyValue, ...]:
-        out = row(c, *(parts(v)[part] if isinstance(v, Complex) else v for v in operands))
-        return out if isinstance(out, tuple) else (out,)
-
-    pairs = zip(of(0), of(1), strict=True)
-    return tuple(Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in pairs)

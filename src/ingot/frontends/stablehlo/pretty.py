@@ -313,11 +313,11 @@ def _plain(value: Attribute) -> Attribute:
     return value
 
 
-Made = Callable[[Attribute], Attribute]
-_PRECISION: tuple[str, Made] = ("precision_config", _enum("precision"))
+MakeAttribute = Callable[[Attribute], Attribute]
+_PRECISION: tuple[str, MakeAttribute] = ("precision_config", _enum("precision"))
 _DIM = {"dim": ("dimension", _i64)}
 # operation -> key in the short form -> (generic name, its value)
-_KEYS: Mapping[str, Mapping[str, tuple[str, Made]]] = {
+_KEYS: Mapping[str, Mapping[str, tuple[str, MakeAttribute]]] = {
     "stablehlo.broadcast_in_dim": {"dims": ("broadcast_dimensions", _ints)},
     "stablehlo.dynamic_broadcast_in_dim": {"dims": ("broadcast_dimensions", _ints)},
     "stablehlo.transpose": {"dims": ("permutation", _ints)},
@@ -345,7 +345,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, Made]]] = {
 _FULL_NAMES = {"call": "func.call", "return": "func.return"}
 
 
-def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | None) -> dict[str, Attribute]:
+def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, MakeAttribute]] | None) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {}
     table = rename or {}
     special = _SPECIAL.get(name)

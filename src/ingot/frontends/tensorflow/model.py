@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
-from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
@@ -115,7 +115,7 @@ def import_tensorflow(
             values, nodes = _inputs(program, requested, known)
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
             walk = Walk(program.graph.functions, values, Sizes(labels), program.bundle, dict(restored))
-            walk.found = Found(known.found)
+            walk.computed_sizes = ComputedSizes(known.computed_sizes)
             for key in sorted(written):
                 walk.as_state(key)
             try:
@@ -148,7 +148,7 @@ def _imported_model(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
         conditions=tuple(walk.conditions), state=tuple(key for key, _ in states),
     )  # fmt: skip
-    graph = walk.found.added(replace(graph, bounds=requested.limits(graph)))
+    graph = walk.computed_sizes.added(replace(graph, bounds=requested.limits(graph)))
     check_sizes(graph, program.where)
     first: dict[str, np.ndarray] = {}
     for key, _ in states:

@@ -15,7 +15,7 @@ from ingot.support.limits import check_elements
 
 # DataType of tensorflow/core/framework/types.proto
 STRING, RESOURCE, VARIANT, _REF = 7, 20, 21, 100
-_OTHERS = {
+_UNSUPPORTED_NAMES = {
     STRING: "string", 8: "complex64", 11: "qint8", 12: "quint8", 13: "qint32", 15: "qint16", 16: "quint16",
     18: "complex128", RESOURCE: "resource", VARIANT: "variant",
 }  # fmt: skip
@@ -35,7 +35,7 @@ def dtype_of_code(code: int) -> DType:
     """Raises Unsupported for types that Ingot has none for."""
     dtype = _DTYPES.get(code % _REF)
     if dtype is None:
-        raise Unsupported(f"elements of type {_OTHERS.get(code % _REF, code)}")
+        raise Unsupported(f"elements of type {_UNSUPPORTED_NAMES.get(code % _REF, code)}")
     return dtype
 
 

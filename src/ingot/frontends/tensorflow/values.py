@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.frontends.shared import quotients, rows
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.composites.movement import normal_axis
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -91,7 +91,7 @@ class Context(Protocol):
     is_restoring: bool
     refused: list[UnsupportedOp]
     has_lost_writes: bool
-    found: Found
+    computed_sizes: ComputedSizes
     upper_bounds: dict[Node, DimLike]
     appends: set[tuple[Node, TensorList]]
     is_finding: bool
@@ -238,18 +238,20 @@ class Call:
         sizes, lengths = self.walk.sizes, list[DimLike]()
         for d in elements:
             if isinstance(d, Node):
-                known_size = sizes.told(d)
-                size = self._found(d) if known_size is None else known_size
-                sizes = sizes.with_found(d, size)
+                known_size = sizes.size_of(d)
+                size = self._computed_size(d) if known_size is None else known_size
+                sizes = sizes.with_size(d, size)
                 lengths.append(size)
             else:
                 lengths.append(d)
         return tuple(lengths)
 
-    def _found(self, x: Node) -> DimLike:
+    def _computed_size(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
         max_size = quotients.upper_bound(self.walk.sizes.elements, x)
-        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size")
+        return self.walk.computed_sizes.size(
+            ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size"
+        )
 
     def size(self, x: Value) -> DimLike:
         (value,) = self.sizes(x)

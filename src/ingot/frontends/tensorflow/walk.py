@@ -12,9 +12,9 @@ from dataclasses import field
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -69,7 +69,7 @@ class Walk:
     has_lost_writes: bool = False
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
-    found: Found = field(default_factory=Found)
+    computed_sizes: ComputedSizes = field(default_factory=ComputedSizes)
     upper_bounds: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
     appends: set[tuple[Node, TensorList]] = field(default_factory=set[tuple[Node, TensorList]])
     is_finding: bool = True
@@ -200,10 +200,11 @@ class Walk:
             else:
                 self._note_cuts(operands)
             return Missing("yes" if str(e) else "")
+        except MALFORMED_ERRORS as e:
+            self._refuse(node, frame, malformed(e))
+            return Missing("yes")
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=loc) from None
+            raise located(e, loc) from None
         results = () if result is None else result if isinstance(result, Sequence) else (result,)
         locate((v for v in results if isinstance(v, Node)), first, loc)
         return results

@@ -10,7 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared import rows
 from ingot.frontends.shared.composites.complex import Complex
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
@@ -58,7 +58,7 @@ class Context(Protocol):
     inputs: frozenset[str]
     variables: dict[str, Variable]
     sizes: Sizes
-    found: Found
+    computed_sizes: ComputedSizes
 
     def run(self, index: int, arguments: Sequence[Value]) -> tuple[Value, ...]: ...
     def random_key(self) -> Node: ...

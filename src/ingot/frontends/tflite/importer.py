@@ -9,10 +9,10 @@ from dataclasses import field, replace
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.composites.complex import Complex
-from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.composites.complex import Complex, partwise
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value, Variable
@@ -25,7 +25,6 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, check_time, spend_node
 
 # errors of rows for operators that are not well-formed: too few operands, axes out of range, sizes of 0
-_MALFORMED_OPERATOR_ERRORS = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
 _MAX_DEPTH = 32  # of nested subgraphs
 
 
@@ -42,7 +41,7 @@ class Importer:
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
-        self.found = Found()
+        self.computed_sizes = ComputedSizes()
         self._constants: dict[int, Node] = {}
         self.initialising = False
         self._draws = 0
@@ -159,15 +158,11 @@ class Importer:
         except Unsupported as e:
             self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
             values.update((i, Missing()) for i in op.outputs)
-        except _MALFORMED_OPERATOR_ERRORS as e:
-            self.refused.append(
-                UnsupportedOp(op.custom or op.name, loc, f"operands or options that do not fit it: {e}")
-            )
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.custom or op.name, loc, malformed(e)))
             values.update((i, Missing()) for i in op.outputs)
         except ShapeError as e:
-            if e.sizes is not None or " at " in str(e):
-                raise
-            raise ShapeError(str(e), where=f"{op.name} of {loc!r}") from None
+            raise located(e, f"{op.name} of {loc!r}") from None
 
     def _checked(self, value: Value, tensor: Tensor) -> Value:
         if not isinstance(value, Node):
@@ -239,12 +234,4 @@ def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
     """The results of a row that moves elements; it is applied to each part of complex operands."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))
-    real, imag = (
-        _results(
-            row(replace(call, values=tuple(getattr(v, part) if isinstance(v, Complex) else v for v in call.values)))
-        )
-        for part in ("real", "imag")
-    )
-    return tuple(
-        Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in zip(real, imag, strict=True)
-    )
+    return tuple(partwise(lambda *values: row(replace(call, values=values)), call.values))

@@ -8,8 +8,8 @@ from dataclasses import field, replace
 
 import numpy as np
 
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
-from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.sizes import symbol_of
@@ -103,7 +103,7 @@ def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], req
 
     def attempt(known: Known) -> tuple[Importer, list[Node], tuple[Value, ...]]:
         importer = Importer(model, ROWS, frozenset(labels))
-        importer.found = Found(known.found)
+        importer.computed_sizes = ComputedSizes(known.computed_sizes)
         tensors = (graph.tensors[i] for i in graph.inputs)
         inputs = [_input(label, t, requested.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
         try:
@@ -135,7 +135,7 @@ def _result(
         new.append(variable.node)
     names = (*(f"{n}.new" for n in state), *names)
     graph = Graph((*inputs, *carriers), (*new, *outputs), names, state=tuple(state))
-    return ImportedModel(importer.found.added(replace(graph, bounds=requested.limits(graph))), state)
+    return ImportedModel(importer.computed_sizes.added(replace(graph, bounds=requested.limits(graph))), state)
 
 
 def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], known: Known) -> Node:

@@ -30,7 +30,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
 
 # x.item(): a Python number
-_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_SCALAR_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 # ops that only assert, annotate or compute sizes, whose values come from torch's own inference
 _IGNORED = frozenset(
     {
@@ -146,16 +146,16 @@ class Importer:
     def _call(self, node: fx.Node, env: _Env) -> object:
         target = node.target
         meta = node.meta.get("val")
-        if target in _READS and isinstance(meta, torch.SymFloat):
+        if target in _SCALAR_READS and isinstance(meta, torch.SymFloat):
             x = env[node.all_input_nodes[0]]
             return _MISSING if not isinstance(x, Node) else self.numbers.setdefault(meta.node.expr, cast(x, f64))
-        if target in _READS and isinstance(meta, torch.SymBool):
+        if target in _SCALAR_READS and isinstance(meta, torch.SymBool):
             x = env[node.all_input_nodes[0]]
             return Number(x) if isinstance(x, Node) else _MISSING
-        if target in _READS and isinstance(meta, torch.SymInt):
+        if target in _SCALAR_READS and isinstance(meta, torch.SymInt):
             x = env[node.all_input_nodes[0]]
             if isinstance(x, Node):
-                self.sizes.found(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
+                self.sizes.computed_size(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
             return None
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None

@@ -52,8 +52,7 @@ class InputAdapter:
         An int that sizes depend on becomes a bool tensor of shape [n, 0]: the graph reads its shape only.
         Raises InputError for another structure than the exported one, or another value of a fixed argument.
         """
-        simple = not kwargs and self._plain and len(args) == len(self.leaves)
-        if simple and all([isinstance(a, torch.Tensor) for a in args]):
+        if not kwargs and self.is_plain and len(args) == len(self.leaves) and _are_tensors(args):
             return args
         flat = self.leaves_of(tuple(args), dict(kwargs or {}))
         inputs: list[torch.Tensor] = []
@@ -65,7 +64,7 @@ class InputAdapter:
         return inputs
 
     @cached_property
-    def _plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the arguments are just positional tensors."""
         args, kwargs = _children(self.spec)
         flat = not kwargs.num_leaves and all(c.is_leaf() for c in _children(args))
@@ -128,6 +127,10 @@ class InputAdapter:
         )
 
 
+def _are_tensors(values: Sequence[object]) -> bool:
+    return all([isinstance(value, torch.Tensor) for value in values])
+
+
 def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
     if leaf.kind in (TENSOR, COMPLEX):
         if isinstance(value, np.ndarray):
@@ -167,18 +170,23 @@ class OutputAdapter:
 
     def unflatten(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The model's own structure (tuples, dicts, dataclasses such as ModelOutput) around the tensors."""
-        values = outputs if self._plain else [self._leaf(kind, value, outputs) for kind, value in self.leaves]
+        values = outputs if self._has_all else [self._leaf(kind, value, outputs) for kind, value in self.leaves]
         if self.spec.is_leaf():
             return values[0]
-        return tuple(values) if self._flat else pytree.tree_unflatten(values, self.spec)
+        return tuple(values) if self._is_flat else pytree.tree_unflatten(values, self.spec)
 
     @cached_property
-    def _plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether the result is a tuple of the graph's outputs."""
+        return self._has_all and self._is_flat
+
+    @cached_property
+    def _has_all(self) -> bool:
         """Whether the leaves are the graph's outputs in their order."""
         return self.leaves == tuple((TENSOR, i) for i in range(len(self.names)))
 
     @cached_property
-    def _flat(self) -> bool:
+    def _is_flat(self) -> bool:
         """Whether the result is a flat tuple of leaves: torch's pytree would take a microsecond for each leaf."""
         return self.spec.type is tuple and all(c.is_leaf() for c in _children(self.spec))
 
@@ -212,9 +220,15 @@ class ImportedModel:
     def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
         """`run` (graph inputs to outputs, without state) as a function with the model's own arguments and result."""
         flatten, unflatten = self.inputs.flatten, self.outputs.unflatten
+        count = len(self.inputs.leaves)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return unflatten(run(flatten(args, kwargs)))
+
+        def call_of_tensors(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) != count or not _are_tensors(args):
+                return call(*args, **kwargs)
+            return tuple(run(args))
 
         def writing(*args: Any, **kwargs: Any) -> Any:
             inputs = flatten(args, kwargs)
@@ -223,7 +237,9 @@ class ImportedModel:
                 inputs[place].copy_(value)
             return unflatten(outputs[len(self.writes) :])
 
-        return writing if self.writes else call
+        if self.writes:
+            return writing
+        return call_of_tensors if self.inputs.is_plain and self.outputs.is_plain else call
 
 
 def output_names(spec: pytree.TreeSpec) -> list[str]:

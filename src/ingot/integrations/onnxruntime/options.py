@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from ingot.support.log import Log
 
 _log = Log("ingot.onnxruntime")
@@ -34,7 +34,7 @@ class ExecutionOrder(IntEnum):
 
 
 # of these a file or a device is expected that will not be used: a warning, the others are information
-_MISSED = {"enable_profiling", "optimized_model_filepath"}
+_WARNED_OPTIONS = {"enable_profiling", "optimized_model_filepath"}
 # what has no meaning for a compiled program, with ONNX Runtime's default
 _IGNORED: dict[str, Any] = {
     "enable_cpu_mem_arena": True,
@@ -99,8 +99,13 @@ class SessionOptions:
         raise InputError("weights outside of the model", expected="weights in it, or in its external data", got=name)
 
 
+class RunTerminated(IngotError):
+    """A run was ended by `RunOptions.terminate`."""
+
+
 class RunOptions:
-    """Options of a run: none of them has a meaning here."""
+    """Options of a run. terminate: ends the runs with these options, from any thread, within a second; while it is True
+    none begins. The others have no meaning here."""
 
     def __init__(self) -> None:
         self.log_severity_level, self.log_verbosity_level, self.logid = 2, 0, ""
@@ -110,13 +115,20 @@ class RunOptions:
         ignored(f"the run's configuration entry {key!r}")
 
 
+def check_terminate(options: Any) -> None:
+    """Raise RunTerminated if these options, ours or ONNX Runtime's own, end the run."""
+    if getattr(options, "terminate", False):
+        fix = "set it to False before the next run"
+        raise RunTerminated("the run was ended", expected="RunOptions.terminate False", got=True, fix=fix)
+
+
 def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | None, dict[str, int]]:
     """(threads, sizes by name) of a session, from our options or ONNX Runtime's own; tells what is ignored."""
     for name, default in _IGNORED.items():
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default
         if not is_default and name not in _QUIET:
-            ignored(f"the session option {name} = {value}", name in _MISSED)
+            ignored(f"the session option {name} = {value}", name in _WARNED_OPTIONS)
     for provider in provider_names(providers):
         if provider != CPU:
             ignored(f"the provider {provider} (target='cuda:sm_90a' compiles for a GPU)", True)

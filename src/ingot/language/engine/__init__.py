@@ -6,7 +6,7 @@
     answer.subscribe(callback); answer.take(); answer.cancel(); answer.finish_reason
     engine.statistics(); engine.close()
 
-request: `language.text.generation.Request` (most, sampling, ends, stop, bias, logprobs, constraint), which
+request: `language.text.generation.Request` (max_tokens, sampling, ends, stop, bias, logprobs, constraint), which
 `lm.request(max_tokens=..., temperature=..., schema=..., ...)` creates from the options of `lm.generate`.
 """
 

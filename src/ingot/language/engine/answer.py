@@ -1,6 +1,6 @@
 """The answer to a request: pieces of text, which any thread may take while the engine computes the next.
 
-answer = engine.submit(ids, Request(most=64))
+answer = engine.submit(ids, Request(max_tokens=64))
 for piece in answer: print(piece.text)          blocks until there is one; raises the engine's error
 answer.subscribe(wake);  answer.take()          never blocks: for an event loop
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 
-from ingot.language.text.generation import Piece
+from ingot.language.text.generation import AnswerPart
 from ingot.support.errors import InputError
 
 CANCELLED = "cancelled"
@@ -31,7 +31,7 @@ class Answer:
         self.prompt_tokens, self.cached_tokens, self.generated_tokens = prompt_tokens, 0, 0
         self.is_cancelled = False
         self._finish_reason = ""
-        self._pieces: list[Piece] = []
+        self._pieces: list[AnswerPart] = []
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[], object]] = []
@@ -60,7 +60,7 @@ class Answer:
         if is_late:
             self._notify([callback])
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[AnswerPart]:
         """The pieces since the last call, without waiting. Raises the engine's error."""
         with self._changed:
             pieces, self._pieces = self._pieces, []
@@ -68,7 +68,7 @@ class Answer:
                 raise self._error
             return pieces
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[AnswerPart]:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self.is_finished)
@@ -77,7 +77,7 @@ class Answer:
                 return
             yield from pieces
 
-    def until_left(self) -> Generator[Piece]:
+    def until_left(self) -> Generator[AnswerPart]:
         """The same for a single reader: the answer is cancelled when it stops reading."""
         try:
             yield from self
@@ -86,7 +86,7 @@ class Answer:
 
     # --- for the engine
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: AnswerPart) -> None:
         with self._changed:
             self._pieces.append(piece)
             self.generated_tokens += len(piece.tokens)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from ingot.language.engine.answer import CANCELLED, Answer, BusyError
 from ingot.language.engine.pages import Pages
 from ingot.language.engine.paging import PAGE, page_count
-from ingot.language.engine.sequence import Part, Running, Sampled
+from ingot.language.engine.sequence import Running, Sampled, SequencePart
 from ingot.language.engine.speculation import Speculator
 from ingot.language.engine.stepper import Stepper
+from ingot.language.text.arguments import check_ids
 from ingot.language.text.generation import Request, Transcript
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
@@ -49,7 +50,7 @@ class Statistics:
 class Limits:
     """context: the maximum number of tokens of a sequence. pages, cache_bytes: the size of the pool. chunk: rows of a
     prompt in a step, a multiple of the page size. queue: the maximum number of waiting requests. proposals: the maximum
-    number of proposed tokens of a sequence. shares: whether common prefixes of prompts are computed once."""
+    number of proposed tokens of a sequence. shares_prefixes: whether common prefixes of prompts are computed once."""
 
     context: int
     pages: int
@@ -57,7 +58,7 @@ class Limits:
     chunk: int
     queue: int = 64
     proposals: int = 0
-    shares: bool = True
+    shares_prefixes: bool = True
 
 
 class Engine:
@@ -86,8 +87,7 @@ class Engine:
         ids = [*prompt]
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        check_ids(ids, self.vocabulary)
         if len(ids) > self._limits.context:
             raise InputError("the prompt", expected=f"at most {self._limits.context} tokens", got=len(ids))
         transcript = Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)
@@ -156,14 +156,13 @@ class Engine:
         self._drop_cancelled()
         with self._changed:
             self._admit()
-        proposed = self._proposed()
-        parts = self._plan(proposed)
+        parts = self._plan(self._proposed())
         if not parts:
             return
         results = self._stepper.run([part for _, part in parts])
         for (sequence, part), sampled in zip(parts, results, strict=True):
             try:
-                self._deliver(sequence, part, sampled, proposed.get(sequence, []))
+                self._deliver(sequence, part, sampled)
             except Exception as error:  # of a grammar
                 self._fail(sequence, error)
         self._counts["steps"] += 1
@@ -183,7 +182,7 @@ class Engine:
         reserved_pages = sum(page_count(len(s.ids) + 1) - len(s.pages) for s in self._running)
         while self._waiting and self._slots:
             sequence = self._waiting[0]
-            if self._limits.shares:
+            if self._limits.shares_prefixes:
                 pages_per_chunk = self._limits.chunk // PAGE
                 # the last token of a prompt is always read, as its logits are needed
                 max_pages = (sequence.transcript.prompt - 1) // self._limits.chunk * pages_per_chunk
@@ -209,13 +208,13 @@ class Engine:
         limits = {
             s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
-            if s.takes_proposals
+            if s.is_decoding
         }
         return self._speculator.propose({s: limit for s, limit in limits.items() if limit > 0})
 
-    def _plan(self, proposed: dict[Running, list[int]]) -> list[tuple[Running, Part]]:
+    def _plan(self, proposed: dict[Running, list[int]]) -> list[tuple[Running, SequencePart]]:
         """The parts of the next step, the oldest first. Proposals for which there is no page are dropped."""
-        parts: list[tuple[Running, Part]] = []
+        parts: list[tuple[Running, SequencePart]] = []
         budget = self._limits.chunk
         for sequence in [*self._running]:
             if sequence.slot < 0:  # preempted
@@ -257,20 +256,19 @@ class Engine:
         with self._changed:
             self._running.remove(sequence)
         self._pages.release(sequence.pages)
-        self._stepper.forget(sequence.slot)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         self._slots.append(sequence.slot)
         sequence.pages, sequence.computed, sequence.slot = [], 0, -1
 
-    def _deliver(self, sequence: Running, part: Part, sampled: Sampled, proposed: Sequence[int]) -> None:
-        accepted = 0
+    def _deliver(self, sequence: Running, part: SequencePart, sampled: Sampled) -> None:
+        accepted, proposed = 0, part.proposed
         while accepted < len(proposed) and sampled.tokens[accepted] == proposed[accepted]:
             accepted += 1
         sequence.computed = part.end - len(proposed) + accepted
         if part.is_chunk:
             self._counts["prompt_tokens"] += len(part.ids)
-            if self._limits.shares and not part.end % self._limits.chunk:
+            if self._limits.shares_prefixes and not part.end % self._limits.chunk:
                 self._pages.keep(sequence.pages, sequence.ids, part.end // PAGE)
         if not part.sampled:
             return

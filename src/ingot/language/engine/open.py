@@ -44,6 +44,12 @@ def open_engine(
     if speculator is not None and not rewinds:
         raise InputError("speculation", expected="models of attention alone: convolutions cannot go back", got="others")
     limits = Limits(
-        context, int(facts["pages"]), int(facts["cache_bytes"]), prefill_chunk, queue, proposals, shares=rewinds
+        context,
+        int(facts["pages"]),
+        int(facts["cache_bytes"]),
+        prefill_chunk,
+        queue,
+        proposals,
+        shares_prefixes=rewinds,
     )
     return Engine(stepper, tokenizer, limits, speculator)

@@ -58,10 +58,10 @@ class Pages:
             else:
                 self._free.append(page)
 
-    def find(self, ids: Sequence[int], most: int) -> list[int]:
-        """Cached pages with a prefix of these tokens, at most `most` pages, with a reference for a new sequence."""
+    def find(self, ids: Sequence[int], max_pages: int) -> list[int]:
+        """Cached pages with a prefix of these tokens, at most `max_pages`, with a reference for a new sequence."""
         pages, number = list[int](), -1
-        for n in range(most):
+        for n in range(max_pages):
             page = self._by_key.get((number, _tokens(ids, n)))
             if page is None:
                 break

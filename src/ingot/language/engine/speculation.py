@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ingot.language.engine.paging import page_count
-from ingot.language.engine.sequence import Part, Running
+from ingot.language.engine.sequence import Running, SequencePart
 from ingot.language.engine.stepper import Stepper
 from ingot.support.errors import InputError
 
-LONGEST = 4  # tokens: the longest suffix that a lookup searches for
+MAX_SUFFIX_TOKENS = 4  # tokens: the longest suffix that a lookup searches for
 
 
 class Speculator(Protocol):
@@ -34,26 +34,26 @@ class Lookup:
     summaries, edits and code (Saxena, Prompt lookup decoding, 2023)."""
 
     def __init__(self) -> None:
-        self._ends: dict[Running, tuple[int, dict[tuple[int, ...], int]]] = {}
+        self._suffixes: dict[Running, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
         return {sequence: self._continuation(sequence, limit) for sequence, limit in sequences.items()}
 
     def _continuation(self, sequence: Running, count: int) -> list[int]:
         ids = sequence.ids
-        read, ends = self._ends.get(sequence, (0, {}))
+        read, ends = self._suffixes.get(sequence, (0, {}))
         for end in range(read, len(ids)):  # without the last token, which nothing follows yet
-            for length in range(1, LONGEST + 1):
+            for length in range(1, MAX_SUFFIX_TOKENS + 1):
                 if end >= length:
                     ends[tuple(ids[end - length : end])] = end
-        self._ends[sequence] = len(ids), ends
-        positions = (ends.get(tuple(ids[-length:])) for length in range(LONGEST, 1, -1))
+        self._suffixes[sequence] = len(ids), ends
+        positions = (ends.get(tuple(ids[-length:])) for length in range(MAX_SUFFIX_TOKENS, 1, -1))
         end = next((end for end in positions if end is not None), len(ids))
         continuation = ids[end:]  # repeated cyclically if it is too short
         return [continuation[n % len(continuation)] for n in range(count if continuation else 0)]
 
     def forget(self, sequence: Running) -> None:
-        self._ends.pop(sequence, None)
+        self._suffixes.pop(sequence, None)
 
 
 class Draft:
@@ -67,23 +67,25 @@ class Draft:
             raise InputError("draft", expected=f"a model of {vocabulary} tokens", got=f"one of {stepper.vocabulary}")
         self._stepper, self._context, self._chunk = stepper, context, chunk
         self._pages = page_count(context)
-        self._read: dict[Running, list[int]] = {}  # the tokens in the draft's caches
+        self._draft_ids: dict[Running, list[int]] = {}  # the tokens in the draft's caches
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
         limits = {s: limit for s, limit in sequences.items() if limit > 0 and len(s.ids) + limit <= self._context}
         proposed: dict[Running, list[int]] = {sequence: [] for sequence in limits}
         waiting = [*limits]
         while waiting:
-            parts = [self._part(sequence, proposed[sequence]) for sequence in waiting]
-            for sequence, part, sampled in zip(waiting, parts, self._stepper.run(parts), strict=True):
-                self._read[sequence] += part.ids
+            found = [(sequence, self._part(sequence, proposed[sequence])) for sequence in waiting]
+            parts = [(sequence, part) for sequence, part in found if part is not None]
+            for (sequence, part), sampled in zip(parts, self._stepper.run([p for _, p in parts]), strict=True):
+                self._draft_ids[sequence] += part.ids
                 proposed[sequence] += sampled.tokens
-            waiting = [s for s in waiting if len(proposed[s]) < limits[s]]
+            waiting = [s for s, _ in parts if len(proposed[s]) < limits[s]]
         return proposed
 
-    def _part(self, sequence: Running, proposed: Sequence[int]) -> Part:
+    def _part(self, sequence: Running, proposed: Sequence[int]) -> SequencePart | None:
+        """The next part; None if a grammar ends the answer after the proposed tokens."""
         ids = [*sequence.ids, *proposed]
-        cached = self._read.setdefault(sequence, [])
+        cached = self._draft_ids.setdefault(sequence, [])
         common = next(
             (n for n, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b), min(len(cached), len(ids))
         )
@@ -91,10 +93,11 @@ class Draft:
         del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
-        return Part(
-            sequence.slot, pages, start, ids[start:end], is_chunk=end - start > 1, sampled=int(end == len(ids)),
-            transcript=sequence.transcript, bias=sequence.transcript.bias() if end == len(ids) else None,
-        )  # fmt: skip
+        biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        if biases and len(biases) <= len(proposed):
+            return None
+        is_chunk = end - start > 1
+        return SequencePart(sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:])
 
     def forget(self, sequence: Running) -> None:
-        self._read.pop(sequence, None)
+        self._draft_ids.pop(sequence, None)

@@ -34,7 +34,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPart:
     """text: the text since the previous piece, as far as it is final. finish: "stop" or "length" in the last piece,
     else ""."""
 
@@ -60,7 +60,7 @@ class Generation:
 Kind = Literal["text", "ids", "pieces"]  # the form of an answer; "pieces": with all details
 
 
-def whole(pieces: Iterable[Piece], kind: Kind, prompt: int) -> Any:
+def whole(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
     """A text, a list of ids or a `Generation`. prompt: the number of its tokens."""
     all_pieces = [*pieces]
     tokens = tuple(token for piece in all_pieces for token in piece.tokens)
@@ -68,7 +68,7 @@ def whole(pieces: Iterable[Piece], kind: Kind, prompt: int) -> Any:
     return {"text": result.text, "ids": result.ids, "pieces": result}[kind]
 
 
-def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
+def parts(pieces: Iterator[AnswerPart], kind: Kind) -> Iterator[Any]:
     """Texts, ids or pieces as they come."""
     match kind:
         case "pieces":
@@ -81,13 +81,13 @@ def parts(pieces: Iterator[Piece], kind: Kind) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """most: the maximum number of tokens. ends: ids that end the answer and are not part of it. stop: texts that do.
-    bias: added to the logits of tokens. logprobs: the number of alternatives of each token to report; None: not even
-    the token's own logprob. is_watched: whether tokens are streamed."""
+    """max_tokens: of the answer. end_ids: ids that end the answer and are not part of it. stop: texts that do. bias:
+    added to the logits of tokens. logprobs: the number of alternatives of each token to report; None: not even the
+    token's own logprob. is_watched: whether tokens are streamed."""
 
-    most: int
+    max_tokens: int
     sampling: Sampling = field(default=Sampling())
-    ends: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
     logprobs: int | None = None
@@ -95,8 +95,8 @@ class Request:
     is_watched: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 0:
-            raise InputError("max_tokens", expected="an integer from 0", got=repr(self.most))
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 0:
+            raise InputError("max_tokens", expected="an integer from 0", got=repr(self.max_tokens))
         if self.logprobs is not None and (
             isinstance(self.logprobs, bool) or not isinstance(self.logprobs, int) or not 0 <= self.logprobs <= TOP
         ):
@@ -107,7 +107,7 @@ class Request:
 
 class Transcript:
     """An answer so far. ids: with those of the prompt. left: the number of tokens that may still come. finish: as in
-    `Piece`."""
+    `AnswerPart`."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request, context: int, vocabulary: int
@@ -117,24 +117,29 @@ class Transcript:
         if tokenizer is None and request.stop:
             raise InputError("stop", expected="a model with a tokenizer", got="ids alone")
         self.request, self.prompt, self.ids = request, len(prompt), list(prompt)
-        self.left, self.finish = min(request.most, context - len(prompt) + 1), ""
+        self.left, self.finish = min(request.max_tokens, context - len(prompt) + 1), ""
         self._tokenizer, self._bias = tokenizer, _bias(request.bias, vocabulary)
         self._stream = None if tokenizer is None else tokenizer.stream(self.ids)
         self._search = StopSearch(request.stop)
 
     def bias(self) -> np.ndarray | None:
         """f32[vocabulary], added to the logits of the next token."""
+        return self.biases(())[0]
+
+    def biases(self, proposed: Sequence[int]) -> list[np.ndarray | None]:
+        """As `bias`, for the next token and after each of the proposed ones, up to one that a grammar does not allow or
+        that completes it."""
         constraint = self.request.constraint
         if constraint is None:
-            return self._bias
-        return constraint.bias() + (0 if self._bias is None else self._bias)
+            return [self._bias] * (len(proposed) + 1)
+        return [bias + (0 if self._bias is None else self._bias) for bias in constraint.biases(proposed)]
 
-    def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> Piece:
+    def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> AnswerPart:
         """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, if logprobs are
         requested."""
         request, tokens, texts = self.request, list[Token](), list[str]()
         for n, i in enumerate(new):
-            if i in request.ends:
+            if i in request.end_ids:
                 self.finish = "stop"
                 break
             wants_logprobs = request.logprobs is not None
@@ -154,34 +159,38 @@ class Transcript:
                 break
         return self._piece(tokens, texts)
 
-    def end(self, finish: str) -> Piece:
+    def end(self, finish: str) -> AnswerPart:
         """The last piece of an answer that ends here."""
         self.finish = finish
         return self._piece([], [])
 
-    def _piece(self, tokens: Sequence[Token], texts: list[str]) -> Piece:
+    def _piece(self, tokens: Sequence[Token], texts: list[str]) -> AnswerPart:
         if self.finish and self._stream is not None and not self._search.is_found:
             text, is_found = self._search.push(self._stream.finish())
             texts += [text, "" if is_found else self._search.finish()]
             self.finish = "stop" if is_found else self.finish
-        return Piece(tuple(tokens), "".join(texts), self.finish)
+        return AnswerPart(tuple(tokens), "".join(texts), self.finish)
 
 
-def generate(session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request) -> Iterator[Piece]:
+def generate(
+    session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request
+) -> Iterator[AnswerPart]:
     """Pieces, of which only the last one has a `finish`. tokenizer: None for ids only."""
     answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
     if answer.left <= 0:
         yield answer.end("length")
         return
     is_free = request.constraint is None and request.logprobs is None
-    count = session.most if is_free and not request.is_watched else 1
+    count = session.max_step_tokens if is_free and not request.is_watched else 1
     while not answer.finish:
         start, is_first = time.monotonic(), len(answer.ids) == answer.prompt
         max_tokens = min(count, answer.left)
-        new, logits = session.step(answer.ids, answer.prompt, max_tokens, request.sampling, request.ends, answer.bias())
+        new, logits = session.step(
+            answer.ids, answer.prompt, max_tokens, request.sampling, request.end_ids, answer.bias()
+        )
         if request.is_watched and is_free and not is_first:  # the first step reads the prompt, too
             pace = (time.monotonic() - start) / len(new)
-            count = min(max(int(_BURST_SECONDS / pace), 1), session.most)
+            count = min(max(int(_BURST_SECONDS / pace), 1), session.max_step_tokens)
         yield answer.push(new, [logits] * len(new))
 
 
@@ -189,23 +198,23 @@ class StopSearch:
     """Searches for stop strings in a text that comes in parts: a possible beginning of one is held back."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._kept, self.is_found = tuple(stop), "", False
+        self._stop, self._pending, self.is_found = tuple(stop), "", False
 
     def push(self, text: str) -> tuple[str, bool]:
         """(the text that is final and not part of a stop string, whether one was found)."""
-        self._kept += text
-        places = [place for stop in self._stop if (place := self._kept.find(stop)) >= 0]
+        self._pending += text
+        places = [place for stop in self._stop if (place := self._pending.find(stop)) >= 0]
         if places:
             self.is_found = True
             return self._take(min(places)), True
-        overlap_length = max((overlap(self._kept, stop) for stop in self._stop), default=0)
-        return self._take(len(self._kept) - overlap_length), False
+        overlap_length = max((overlap(self._pending, stop) for stop in self._stop), default=0)
+        return self._take(len(self._pending) - overlap_length), False
 
     def finish(self) -> str:
-        return self._take(len(self._kept))
+        return self._take(len(self._pending))
 
     def _take(self, count: int) -> str:
-        text, self._kept = self._kept[:count], self._kept[count:]
+        text, self._pending = self._pending[:count], self._pending[count:]
         return text
 
 

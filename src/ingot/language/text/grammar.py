@@ -9,7 +9,7 @@ They use the library `llguidance`, whose grammars are those of Lark: https://git
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +32,11 @@ class Grammars:
             import llguidance
         except ImportError as error:
             raise ImportModelError("schemas and grammars need the package llguidance", fix=_EXTRA) from error
-        if not tokenizer.ends:
+        if not tokenizer.end_ids:
             raise ImportModelError("a schema needs a token that ends an answer", got="none in the tokenizer")
         self._library = llguidance
         self._vocabulary = vocabulary
-        ends = [i for i in tokenizer.ends if i < vocabulary]
+        ends = [i for i in tokenizer.end_ids if i < vocabulary]
         try:
             self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), vocabulary, ends)
         except Exception as error:  # the library raises plain exceptions
@@ -79,6 +79,23 @@ class Constraint:
         self._check()
         allowed = np.unpackbits(bits, count=self._vocabulary, bitorder="little")
         return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+    def biases(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """`bias` for the next token and after each of these, up to one that may not come or that completes the answer.
+        The state stays as it is."""
+        biases, count = [self.bias()], 0
+        for token in tokens:
+            if biases[-1][token] < 0:
+                break
+            self.accept(token)
+            count += 1
+            if self.is_done:
+                break
+            biases.append(self.bias())
+        if count:
+            self._matcher.rollback(count)
+            self._check()
+        return biases
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)

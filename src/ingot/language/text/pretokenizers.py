@@ -57,15 +57,15 @@ _CASED_LETTERS = (
 @dataclass(frozen=True)
 class PreTokenizer:
     """patterns: each further splits the words of those before it, into its matches and the text between them.
-    ignores_merges: a word that is a token is not built by merges. begins: whether a sequence begins with the token for
-    that, unless the file specifies it."""
+    ignores_merges: a word that is a token is not built by merges. adds_begin_token: whether a sequence begins with the
+    token for that, unless the file specifies it."""
 
     patterns: tuple[str, ...]
     ignores_merges: bool = False
-    begins: bool = False
+    adds_begin_token: bool = False
 
 
-_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), ignores_merges=True, begins=True)
+_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), ignores_merges=True, adds_begin_token=True)
 _QWEN2 = PreTokenizer((_words(r"\p{N}"),))
 _DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _PLAIN = PreTokenizer((_GPT2,))
@@ -83,7 +83,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(_LLAMA3.patterns, ignores_merges=True)),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
     "qwen35": PreTokenizer((_words(r"\p{N}", r"\p{L}\p{M}"),)),
-    "tekken": PreTokenizer((_cased("", r"\p{N}"),), ignores_merges=True, begins=True),
+    "tekken": PreTokenizer((_cased("", r"\p{N}"),), ignores_merges=True, adds_begin_token=True),
     "seed-coder": PreTokenizer((
         rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
     )),

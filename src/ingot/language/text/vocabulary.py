@@ -24,13 +24,13 @@ from ingot.support.errors import ImportModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WHERE = "GGUF metadata"
+SOURCE = "GGUF metadata"
 KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE = "▁"  # stands for a space
-_LONGEST_WORD = 100  # characters of a word for WordPiece
+_MAX_WORD_CHARS = 100  # characters of a word for WordPiece
 _SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
-_LONGEST_PIECE = 128  # characters of a token that merges create
+_MAX_PIECE_CHARS = 128  # characters of a token that merges create
 MODELS = ("llama", "gpt2", "gemma4", "bert", "t5")
 
 
@@ -40,7 +40,7 @@ def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
 
 def backend_of(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer. Raises ImportModelError for a malformed or unsupported vocabulary."""
-    s = Settings(metadata, WHERE, KEY)
+    s = Settings(metadata, SOURCE, KEY)
     model = s.text("model", default="no_vocab")
     if model not in MODELS:
         raise s.error("model", f"one of {', '.join(MODELS)}", model)
@@ -128,7 +128,7 @@ def _merges(
     """The pairs of tokens whose concatenation is a token, by decreasing score of that."""
     for i in np.argsort(-scores, kind="stable").tolist():
         token = tokens[i]
-        if kinds[i] in (_CONTROL, _BYTE) or not 2 <= len(token) <= _LONGEST_PIECE:
+        if kinds[i] in (_CONTROL, _BYTE) or not 2 <= len(token) <= _MAX_PIECE_CHARS:
             continue
         cuts = range(1, len(token))
         splits = [(a, b) for i in cuts if (a := token[:i]) in vocabulary and (b := token[i:]) in vocabulary]
@@ -191,7 +191,7 @@ def _wordpiece(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Toke
     if unknown is None:
         raise s.error("unknown_token_id", "an id", None)
     backend = Tokenizer(
-        models.WordPiece(_by_text(tokens), unk_token=tokens[unknown], max_input_chars_per_word=_LONGEST_WORD)
+        models.WordPiece(_by_text(tokens), unk_token=tokens[unknown], max_input_chars_per_word=_MAX_WORD_CHARS)
     )
     backend.normalizer = normalizers.BertNormalizer(lowercase=s.flag("normalizer.lowercase", True))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -253,7 +253,7 @@ def _frame(s: Settings, backend: Tokenizer, tokens: Sequence[str], model: str) -
     if first is None and first_name == "cls":  # older files name it so
         first = token_id(s, "bos", len(tokens))
     last = token_id(s, last_name, len(tokens))
-    default = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).begins)
+    default = model in ("llama", "gemma4", "bert", "t5") or (model == "gpt2" and _pre_tokenizer(s).adds_begin_token)
     has_first = first is not None and s.flag("add_bos_token", default)
     has_last = last is not None and s.flag("add_eos_token", model in ("bert", "t5"))
     frame = [first if has_first else None, last if has_last else None]
@@ -266,4 +266,4 @@ def _frame(s: Settings, backend: Tokenizer, tokens: Sequence[str], model: str) -
 
 
 def refusal_of_library(error: Exception) -> ImportModelError:
-    return ImportModelError(f"the vocabulary is not usable: {error}", where=WHERE)
+    return ImportModelError(f"the vocabulary is not usable: {error}", where=SOURCE)

@@ -289,8 +289,10 @@ class Convolution(CoreOp):
         groups, batches = self.feature_groups, self.batch_groups
         self.expect(groups >= 1 and batches >= 1 and 1 in (groups, batches), "expected one kind of groups at most")
         self.expect(groups == batches == 1 or not self.of_signs, "of signs: expected no groups")
-        self.expect(
-            kernel["I"] * groups == sizes["C"],
+        self.expect(not self.zeros or not self.of_signs, "of signs: expected no zeros, as words of 0 are terms")
+        self.expect_equal(
+            (kernel["I"] * groups,),
+            (sizes["C"],),
             f"expected {sizes['C']} input channels = {groups} groups x I of the kernel {w}, got I = {kernel['I']}",
         )
         self.expect(

@@ -133,7 +133,8 @@ class Reshape(View):
         check_count(self, inputs, 1)
         (x,) = inputs
         size = product(self.shape)
-        self.expect(size == x.size, f"expected {x.size} elements as in {x}, got {size} in {show_shape(self.shape)}")
+        message = f"expected {x.size} elements as in {x}, got {size} in {show_shape(self.shape)}"
+        self.expect_equal((x.size,), (size,), message)
         return x.with_shape(self.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

@@ -32,8 +32,9 @@ class TriangularSolve(Op):
         a, b = inputs
         m.check_matrices(self, a, square=True)
         m.check_matrices(self, b)
-        is_matching = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
-        self.expect(is_matching, f"expected operands of one type, batch and number of rows, got {a} and {b}")
+        message = f"expected operands of one type, batch and number of rows, got {a} and {b}"
+        self.expect(a.dtype == b.dtype, message)
+        self.expect_equal(a.shape[:-1], b.shape[:-1], message)
         return b
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
-from ingot.ir.types import Box, TensorType, boolean, dtype_of, f32, i8
+from ingot.ir.types import Box, TensorType, boolean, dtype_of, f32, i8, i64
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
@@ -29,7 +29,8 @@ class Attention(Op):
     Operands: q, k, v and optionally mask, which broadcasts to [B,Hq,Sq,Sk]: bool (True: visible) or float (added). q, k
     and v are floats, k and v of one dtype, that of q or a narrower one; the op is computed in f32 (f64 for f64) and
     rounded once. scaled: k and v are i8, and two more operands, f32[B,Hk,Sk,1], are what each key and each value is
-    multiplied with. Query head h attends to key head h // (Hq / Hk).
+    multiplied with. indexed: k, v and their scales have any number of positions, and the last operand, i64[Sk], is the
+    position of each key, clamped as `Gather` does. Query head h attends to key head h // (Hq / Hk).
 
     causal: "none", "upper_left" (query i attends to keys j <= i) or "lower_right" (j <= i + Sk - Sq). softcap: c > 0
     for c tanh(s / c), 0 for none. guarded: rows whose weights are NaN give 0. Rows without any visible key always give
@@ -44,13 +45,23 @@ class Attention(Op):
     softcap: float = 0.0
     guarded: bool = False
     scaled: bool = False
+    indexed: bool = False
 
     def mask(self, inputs: Sequence[T]) -> Sequence[T]:
         """The mask among the operands, or nothing."""
-        return inputs[3:-2] if self.scaled else inputs[3:]
+        return inputs[3 : len(inputs) - 2 * self.scaled - self.indexed]
+
+    def scales(self, inputs: Sequence[T]) -> Sequence[T]:
+        """The scales of keys and of values among the operands, or nothing."""
+        end = len(inputs) - self.indexed
+        return inputs[end - 2 * self.scaled : end]
+
+    def key_count(self, inputs: Sequence[TensorType]) -> DimLike:
+        """The number of keys, Sk."""
+        return inputs[-1].shape[0] if self.indexed else inputs[1].shape[2]
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        count, mask = len(inputs) - 2 * self.scaled, self.mask(inputs)
+        count, mask = len(inputs) - 2 * self.scaled - self.indexed, self.mask(inputs)
         self.expect(count in (3, 4), f"expected q, k, v and maybe a mask, got {count} operands")
         choices = ("none", "upper_left", "lower_right")
         self.expect(self.causal in choices, f"causal: expected one of {' '.join(choices)}, got {self.causal}")
@@ -65,26 +76,34 @@ class Attention(Op):
         self.expect(is_matching, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
         divides = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
         self.expect(heads == k.shape[1] or divides, f"expected query heads in groups of the key heads, got {q} and {k}")
-        for scale in inputs[-2:] if self.scaled else ():
+        if self.indexed:
+            at = inputs[-1]
+            self.expect(at.dtype == i64 and at.rank == 1, f"positions: expected i64[Sk], got {at}")
+            self.expect_constraints(*inputs)
+        for scale in self.scales(inputs):
             self.expect(scale == TensorType(f32, (*k.shape[:3], 1)), f"expected a scale for each of {k}, got {scale}")
         for mask in self.mask(inputs):
-            scores = (batch, heads, rows, k.shape[2])
+            scores = (batch, heads, rows, self.key_count(inputs))
             self.expect(mask.dtype == boolean or mask.dtype.is_float, f"mask: expected bool or float, got {mask}")
             is_matching = mask.rank <= 4 and broadcast_shapes(scores, mask.shape) == scores
             self.expect(is_matching, f"mask: expected one that broadcasts to {list(scores)}, got {mask}")
         return q.with_shape((batch, heads, rows, v.shape[3]))
 
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        if self.indexed:
+            yield inputs[1].shape[2] - 1, "positions of keys: one or more"
+
     def flops(self, *inputs: TensorType) -> DimLike:
         """The operations of both products, including scores that a causal mask hides."""
-        q, k, v = inputs[:3]
-        return product(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3]) * 2
+        q, v = inputs[0], inputs[2]
+        return product(q.shape[:3]) * self.key_count(inputs) * (q.shape[3] + v.shape[3]) * 2
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         """Crops any range of queries without a causal mask, a prefix or suffix with one; heads unless keys are
         shared."""
         q, k = inputs[:2]
         batch, heads, (low, high), depth = box
-        rows, cols = q.shape[2], k.shape[2]
+        rows, cols, positions = q.shape[2], self.key_count(inputs), k.shape[2]
         causal = self.causal
         if causal != "none" and (low, high) != (0, rows):
             square = rows == cols
@@ -97,14 +116,14 @@ class Attention(Op):
         if heads != (0, q.shape[1]) and k.shape[1] != q.shape[1]:
             return None
         key_heads = heads if k.shape[1] == q.shape[1] else (0, k.shape[1])
-        keys, values = (batch, key_heads, (0, cols), (0, q.shape[3])), (batch, key_heads, (0, cols), depth)
+        keys, values = (batch, key_heads, (0, positions), (0, q.shape[3])), (batch, key_heads, (0, positions), depth)
         boxes: list[Box | None] = [(batch, heads, (low, high), (0, q.shape[3])), keys, values]
         for mask in self.mask(inputs):
             mask_box = (batch, heads, (low, high), (0, cols))[4 - mask.rank :]
             boxes.append(
                 tuple((0, 1) if d == 1 else axis_range for d, axis_range in zip(mask.shape, mask_box, strict=True))
             )
-        boxes += [(batch, key_heads, (0, cols), (0, 1))] * (2 * self.scaled)
+        boxes += [(batch, key_heads, (0, positions), (0, 1))] * (2 * self.scaled) + [((0, cols),)] * self.indexed
         return replace(self, causal=causal), tuple(boxes)
 
     def offset(self, rows: DimLike, cols: DimLike) -> DimLike:
@@ -118,7 +137,10 @@ class Attention(Op):
         """The result and the logarithms of the sums of exponentials, as `AttentionWithSums` has them."""
         q, k, v = (t.as_f64(x) for x in inputs[:3])
         if self.scaled:
-            k, v = (x * t.as_f64(scale) for x, scale in zip((k, v), inputs[-2:], strict=True))
+            k, v = (x * t.as_f64(scale) for x, scale in zip((k, v), self.scales(inputs), strict=True))
+        if self.indexed:
+            at = np.clip(inputs[-1], 0, k.shape[2] - 1)
+            k, v = k[:, :, at], v[:, :, at]
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
         with np.errstate(all="ignore"):
@@ -152,9 +174,14 @@ class Attention(Op):
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
 
     def lower(self, *inputs: Node) -> Node:
+        if self.indexed:
+            q, *stored = inputs[:3] + tuple(self.scales(inputs))
+            at = Term(inputs[-1])
+            keys, values, *scales = (t.take(Term(x), at, 2).node for x in stored)
+            return replace(self, indexed=False)(q, keys, values, *self.mask(inputs), *scales)
         q, *wide = inputs[0], *(Term(x).cast(inputs[0].dtype) for x in inputs[1:3])
         if self.scaled:
-            wide = [x * Term(scale) for x, scale in zip(wide, inputs[-2:], strict=True)]
+            wide = [x * Term(scale) for x, scale in zip(wide, self.scales(inputs), strict=True)]
         e, total, _ = self.exponentials(self.scores(q, wide[0].node), self.mask(inputs))
         v, n = t.widen_narrow(wide[1].node), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
@@ -244,6 +271,14 @@ class Attention(Op):
         scales = tuple(np.abs(x[..., :1]) / 40 for x in (k2, v2))
         yield cls("lower_right", 0.35, scaled=True), (q, *levels, *scales)
         yield cls("none", 0.35, 2.0, scaled=True), (q[:, :, :1], *levels, bias[:, :1], *scales)
+        at = np.asarray([5, 0, 99, 2, 2, -7, 4, 1, 6])  # two are clamped
+        bias, many = _data(4, 1, 9), np.concatenate([at] * 9)
+        yield cls("lower_right", 0.35, indexed=True), (q, k2, v2, at)
+        yield (
+            cls("none", 0.35, 2.0, indexed=True),
+            (q[:, :, :1], k2.astype(np.float16), v2.astype(np.float16), bias, at),
+        )
+        yield cls("none", 0.35, scaled=True, indexed=True), (q[:, :, :2], *levels, *scales, many)
 
 
 @dataclass(frozen=True)
@@ -292,7 +327,7 @@ class AttentionWithSums(Op):
     def samples(cls) -> Samples:
         for op, arrays in Attention.samples():
             assert isinstance(op, Attention)
-            if len({x.dtype for x in arrays[:3]}) == 1:  # caches are not trained
+            if not op.indexed and len({x.dtype for x in arrays[:3]}) == 1:  # caches are not trained
                 yield cls(op.causal, op.scale, op.softcap, op.guarded, arrays[0].shape[1] == 4), arrays
 
 

@@ -24,7 +24,7 @@ MAX_CROPPED_PART = 0.75  # the largest part of a sum of products that is worth a
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Window:
     """`box` of a value, which `op` computes from the boxes `reads` of its operands (None: an operand that it does not
     need). op None: the full value."""
 
@@ -58,18 +58,18 @@ def crop_unread(graph: Graph) -> Graph:
     return graph.with_outputs([images[o] for o in graph.outputs])
 
 
-def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _Part]:
+def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _Window]:
     """The part of each value that is read, if those in `allowed` are cropped to it and others computed in full."""
     boxes: dict[Node, Box] = {o: _full_box(o) for o in graph.outputs}
-    parts: dict[Node, _Part] = {}
+    parts: dict[Node, _Window] = {}
     for n in reversed(nodes):
         if n not in boxes:
             continue
-        part = _Part(_full_box(n), None, tuple(map(_full_box, n.inputs)))
+        part = _Window(_full_box(n), None, tuple(map(_full_box, n.inputs)))
         box = boxes[n] if n in allowed else part.box
         if (box != part.box or isinstance(n.op, ops.Slice)) and n.op.computes:
             cropped = n.op.cropped(box, *(i.type for i in n.inputs))
-            part = part if cropped is None or (box, cropped[1]) == (part.box, part.reads) else _Part(box, *cropped)
+            part = part if cropped is None or (box, cropped[1]) == (part.box, part.reads) else _Window(box, *cropped)
         parts[n] = part
         for i, read in zip(n.inputs, part.reads, strict=True):
             if read is not None:
@@ -102,7 +102,7 @@ def _hull(a: Box, b: Box, full: Box) -> Box:
     return tuple(hull)
 
 
-def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
+def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Window]) -> set[Node]:
     """The nodes to crop: sums of products that get much smaller, and their users."""
     smaller: set[Node] = set()
     for n in nodes:
@@ -115,7 +115,7 @@ def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
     return smaller
 
 
-def _is_much_smaller(n: Node, part: _Part) -> bool:
+def _is_much_smaller(n: Node, part: _Window) -> bool:
     """Whether `n` is a sum of products and the part takes much less time."""
     if n.op.flops(*(x.type for x in n.inputs)) == 0:
         return False

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ingot import ops
 from ingot.ir.node import Graph, Node, Project, rebuild, topological
 
-Reads = dict[Node, set[int]]
+ResultsRead = dict[Node, set[int]]
 
 
 def dce(graph: Graph) -> Graph:
@@ -25,7 +25,7 @@ def dce(graph: Graph) -> Graph:
 
 
 def _prune(graph: Graph) -> Graph:
-    reads: Reads = {}
+    reads: ResultsRead = {}
     for n in graph.nodes():
         if isinstance(n.op, Project):
             reads.setdefault(n.inputs[0], set()).add(n.op.index)

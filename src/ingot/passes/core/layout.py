@@ -276,6 +276,8 @@ def _padded(op: ops.Convolution, inputs: Sequence[Node], widest: Pairs, loc: str
     """The convolution on its part of the image that is padded by `widest`."""
     x, k = inputs
     zeros = tuple((max(bounds(lo)[0] or 0, 0), max(bounds(hi)[0] or 0, 0)) for lo, hi in op.padding)
+    if op.of_signs:
+        zeros = ()  # words of 0 differ from the weights
     plain, image = with_explicit_padding(replace(op, padding=widest), x, ops.scalar(0, x.dtype), loc)
     start, limit = [0] * x.type.rank, list(image.shape)
     for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, widest, strict=True):

@@ -351,7 +351,7 @@ def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType, least_weight: 
     rows, columns = _result_dims(n, a, 0), _result_dims(n, b, 1)
     if rows is None or columns is None:
         return None
-    result = _Seen(n.shape, rows, columns)
+    result = _ProductView(n.shape, rows, columns)
     if isinstance(n.op, ops.Convolution):
         sums = _convolution_sums(n, a, b, result, depthwise_sums)
     else:
@@ -372,7 +372,7 @@ def _in_floats(n: Node) -> Node | None:
     if rows is None or columns is None or (isinstance(n.op, ops.Convolution) and n.op.feature_groups != 1):
         return None
     sums = replace(n.op, dtype=f32)(a.q, b.q, loc=n.loc)  # type: ignore[call-arg]
-    return _Seen(n.shape, rows, columns).scaled(sums, a.scale, b.scale, n.loc)
+    return _ProductView(n.shape, rows, columns).scaled(sums, a.scale, b.scale, n.loc)
 
 
 def _result_dims(n: Node, levels: _Levels, operand: int) -> tuple[int, ...] | None:
@@ -389,7 +389,7 @@ def _result_dims(n: Node, levels: _Levels, operand: int) -> tuple[int, ...] | No
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ProductView:
     """Broadcasts parameters of both operands to the shape of a product's result. rows, columns: its dimensions along
     which they vary."""
 
@@ -414,14 +414,14 @@ def _is_zero(p: Node) -> bool:
     return value is not None and not value.any()
 
 
-def _zero_point_term(of_b: Node, zero: Node, result: _Seen, columns: tuple[int, ...]) -> Node:
+def _zero_point_term(of_b: Node, zero: Node, result: _ProductView, columns: tuple[int, ...]) -> Node:
     """The contribution of a's zero to the sums: of_b, the sums of b for each of `columns`, times the zero."""
     if zero.shape == ():  # a constant of the columns, which joins a bias
         return ops.BroadcastInDim(result.shape, columns)(ops.mul(of_b, zero))
     return ops.mul(ops.BroadcastInDim(result.shape, columns)(of_b), result.a(zero))
 
 
-def _matmul_sums(n: Node, a: _Levels, b: _Levels, result: _Seen) -> Node | None:
+def _matmul_sums(n: Node, a: _Levels, b: _Levels, result: _ProductView) -> Node | None:
     op = n.op
     assert isinstance(op, ops.DotGeneral)
     rows, _ = op.free(a.q.type.rank, b.q.type.rank)
@@ -448,7 +448,7 @@ def _has_holes(op: ops.Convolution) -> bool:
     return any(d != 1 for d in op.lhs_dilation)
 
 
-def _convolution_sums(n: Node, a: _Levels, b: _Levels, result: _Seen, depthwise_sums: DType) -> Node | None:
+def _convolution_sums(n: Node, a: _Levels, b: _Levels, result: _ProductView, depthwise_sums: DType) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Convolution)
     window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]

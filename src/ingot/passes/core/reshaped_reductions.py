@@ -34,12 +34,12 @@ Atoms = tuple[tuple[int, ...], ...]  # the parts of each dimension, outermost fi
 class _Cut:
     """The common refinement of two shapes of one array into parts.
 
-    sizes: of the parts. image, other: the parts of each dimension of either shape; those of size 1 have none.
+    sizes: of the parts. image, target: the parts of each dimension of either shape; those of size 1 have none.
     """
 
     sizes: Shape
     image: Atoms
-    other: Atoms
+    target: Atoms
 
     @staticmethod
     def of(image: Shape, other: Shape) -> _Cut | None:
@@ -70,8 +70,8 @@ class _Cut:
         return None if remaining else _Cut(tuple(sizes), tuple(map(tuple, image_parts)), tuple(other_parts))
 
     def parts(self, dims: Sequence[int]) -> list[int]:
-        """The parts of some dimensions of `other`."""
-        return [a for d in dims for a in self.other[d]]
+        """The parts of some dimensions of `target`."""
+        return [a for d in dims for a in self.target[d]]
 
     def shape(self, atoms: Sequence[int]) -> Shape:
         return tuple(self.sizes[a] for a in atoms)
@@ -79,12 +79,12 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Region:
-    """root: a reshape of an image. inside: the arithmetic after it that can be done on the image. at_once: whether
+    """root: a reshape of an image. nodes: the arithmetic after it that can be done on the image. at_once: whether
     reductions run over the box of parts."""
 
     root: Node
     cut: _Cut
-    inside: frozenset[Node]
+    nodes: frozenset[Node]
     at_once: bool
 
     @property
@@ -116,7 +116,7 @@ def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
     for n in graph.nodes():
         if isinstance(n.op, ops.Reshape) and n not in region_of:
             region = _region(n, users, outputs, max_slice_elements)
-            region_of |= dict.fromkeys(region.inside, region) if region is not None else {}
+            region_of |= dict.fromkeys(region.nodes, region) if region is not None else {}
     if not region_of:
         return graph
     memo: dict[Node, Node] = {}  # nodes inside a region, as images
@@ -158,7 +158,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_on
             if isinstance(u.op, ops.Reduce):
                 if u.dtype.is_float and u.dtype.bits < 32:
                     return None  # sums of parts would be rounded
-                atoms = [cut.other[d] for d in u.op.dims]
+                atoms = [cut.target[d] for d in u.op.dims]
                 largest = max(largest, estimate(product(cut.shape(cut.parts(u.op.dims)))))
                 gains |= any(len(run) > 1 or any(len(cut.image[owner[a]]) > 1 for a in run) for run in atoms)
                 continue

@@ -290,7 +290,7 @@ def _bitcast(n: Node) -> Node | None:
 
 # significant bits
 _PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8e4m3fn": 4, "f8e5m2": 3}
-_WIDER = {
+_WIDER_TYPES = {
     "f8e4m3fn": ("f16", "bf16", "f32", "f64"),
     "f8e5m2": ("f16", "bf16", "f32", "f64"),
     "f16": ("f32", "f64"),
@@ -308,7 +308,7 @@ def keeps_values(a: DType, b: DType) -> bool:
     if a.kind == "b":
         return True
     if a.is_float:
-        return b.name in _WIDER.get(a.name, ())
+        return b.name in _WIDER_TYPES.get(a.name, ())
     if b.is_float:
         # an integer of at most 11 bits is below f16's largest number too
         return b.bits > 8 and a.bits - (a.kind == "i") <= _PRECISION[b.name]

@@ -29,7 +29,7 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TapRun:
     """Neighboring phases of one spatial dimension that read the same inputs.
 
     taps: the first tap of each phase. offset: that of the input that it reads. count: the number of taps of each phase.
@@ -44,12 +44,12 @@ class _Run:
         return len(self.taps)
 
 
-def _runs_of_phases(stride: int, kernel: int, low: int) -> tuple[_Run, ...]:
+def _runs_of_phases(stride: int, kernel: int, low: int) -> tuple[_TapRun, ...]:
     """The runs of all phases of a dimension, in order."""
-    runs: list[_Run] = []
+    runs: list[_TapRun] = []
     for p in range(stride):
         tap = (low - p) % stride
-        run = _Run((tap,), (p + tap - low) // stride, len(range(tap, kernel, stride)))
+        run = _TapRun((tap,), (p + tap - low) // stride, len(range(tap, kernel, stride)))
         if runs and (runs[-1].offset, runs[-1].count) == (run.offset, run.count):
             run = replace(run, taps=(*runs.pop().taps, tap))
         runs.append(run)
@@ -81,7 +81,7 @@ def _split_convolution(n: Node) -> Node | None:
     ones, channels_last = (1,) * rank, f"N{op.lhs_layout[2:]}C"
     image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)
 
-    def join(at: tuple[_Run, ...]) -> Node:
+    def join(at: tuple[_TapRun, ...]) -> Node:
         """[N, q0, p0, q1, p1, ..., C] of the runs `at` of the first dimensions, and all of the others."""
         if len(at) < rank:
             parts = [join((*at, run)) for run in runs_by_dim[len(at)]]
@@ -100,7 +100,7 @@ def _split_convolution(n: Node) -> Node | None:
     return _cut(join(()), n, tuple(c * s for c, s in zip(counts, strides, strict=True)))
 
 
-def _weights(w: Node, runs: Sequence[_Run], strides: Sequence[int], groups: int) -> Node:
+def _weights(w: Node, runs: Sequence[_TapRun], strides: Sequence[int], groups: int) -> Node:
     """[O, I, taps...] -> [groups, phases..., O / groups] output channels over the window of the runs."""
     o, i, *window = (*static_shape(w.shape)[:2], *(r.count for r in runs))
     phases: list[Node] = []
@@ -113,7 +113,7 @@ def _weights(w: Node, runs: Sequence[_Run], strides: Sequence[int], groups: int)
     return ops.Reshape((len(phases) * o, i, *window))(grouped)
 
 
-def _channels_to_space(y: Node, counts: Sequence[DimLike], runs: Sequence[_Run], groups: int) -> Node:
+def _channels_to_space(y: Node, counts: Sequence[DimLike], runs: Sequence[_TapRun], groups: int) -> Node:
     """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., O]."""
     rank, phases = len(runs), tuple(r.phases for r in runs)
     channels = int(y.shape[-1]) // prod(phases)

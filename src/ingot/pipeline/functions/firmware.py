@@ -17,11 +17,11 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.support.native import Features
-from ingot.targets.c.board import MADE, Board, example_files
+from ingot.targets.c.board import MARK, Board, example_files
 from ingot.targets.c.program import Plan, identifier
 
 ARM_COMPILER, HOST_COMPILER = "arm-none-eabi-gcc", "cc"
-_SECONDS = 120  # that the compiler may take
+_TIMEOUT_SECONDS = 120  # that the compiler may take
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,10 @@ def _code_bytes(board: Board, source: Path) -> int | None:
     target = source.with_suffix(".footprint.o")
     try:
         command = [*board.compiler, "-O2", "-c", str(source), "-o", str(target)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-        told = subprocess.run([size, "-A", str(target)], check=True, capture_output=True, text=True, timeout=_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_SECONDS)
+        told = subprocess.run(
+            [size, "-A", str(target)], check=True, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        )
     except (subprocess.SubprocessError, OSError):
         return None
     finally:
@@ -84,7 +86,7 @@ def example_paths(features: Features, source: Path) -> list[Path]:
     for path in paths:
         if path == source:
             raise InputError("--example", expected=f"another name than {path.name} for the program", got=str(path))
-        if path.is_file() and MADE not in path.read_text(errors="replace").partition("\n")[0]:
+        if path.is_file() and MARK not in path.read_text(errors="replace").partition("\n")[0]:
             raise InputError("--example", expected=f"a folder without {path.name}", got=str(path), fix="-o NEW/model.c")
     return paths
 

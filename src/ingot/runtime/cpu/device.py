@@ -69,7 +69,7 @@ class Loaded:
         self._group = group_of(program)
         self._contexts = [self._make(0)]
         # collectives of concurrent calls could be matched with those of other calls
-        self._most = 1 if program.state or self._group is not None else max(1, available_cores() // threads)
+        self._max_contexts = 1 if program.state or self._group is not None else max(1, available_cores() // threads)
         self._waits = 0
         self._changes = threading.Lock()
         self._forked = False
@@ -87,7 +87,7 @@ class Loaded:
             if context.pool.lock.acquire(False):
                 return context
         with self._changes:
-            if len(self._contexts) < self._most:
+            if len(self._contexts) < self._max_contexts:
                 self._contexts.append(self._make(len(self._contexts)))
                 context = self._contexts[-1]
             else:

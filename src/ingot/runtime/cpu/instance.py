@@ -29,13 +29,14 @@ class Instance(Binding):
     """A binding, ready to run: the context and tables that the driver reads.
 
     Serves one run at a time. The slots of arguments and results in `bases` are written before each run.
+    error: the exception that ended the run, which `check` raises.
     """
 
     def __init__(
-        self, program: Program, told: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
+        self, program: Program, shapes: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
     ) -> None:
-        """told: the shapes and values that `bind_symbols` takes. group: runs the program's collectives, if any."""
-        super().__init__(program, told)
+        """shapes: the shapes and values that `bind_symbols` takes. group: runs the program's collectives, if any."""
+        super().__init__(program, shapes)
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
         for step, dims in zip(program.steps, self.dims, strict=True):
@@ -53,7 +54,7 @@ class Instance(Binding):
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         self.records = self._table[: 4 * count].reshape(-1, 4)
         self._group = group
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._exchanges: list[Any] = []  # ctypes functions, kept alive here: the records have their addresses
         for record, step, start, counts in zip(self.records, program.steps, starts, self.counts, strict=True):
             record[1] = self._table.ctypes.data + 8 * start
@@ -99,14 +100,14 @@ class Instance(Binding):
         group = self._group
 
         def exchange(_bases: int, _args: int, _chunk: int, _scratch: int) -> None:
-            if self._error is not None:
+            if self.error is not None:
                 return  # the run has failed, and the other ranks know
             try:
                 source, source_at, target, target_at, count = self._table[start : start + 5].tolist()
                 addresses = self._bases[source] + source_at, self._bases[target] + target_at
                 group.exchange_at(collective, int(addresses[0]), int(addresses[1]), count)
             except BaseException as error:
-                self._error = error
+                self.error = error
                 self._context[_STOP] = 1
 
         return exchange
@@ -117,7 +118,7 @@ class Instance(Binding):
         function, count, ranks = bound(step.host), len(step.args), len(step.dims)
 
         def call(_bases: int, _args: int, _chunk: int, _scratch: int) -> None:
-            if self._error is not None:
+            if self.error is not None:
                 return
             try:
                 places = self._table[start : start + 2 * count].tolist()
@@ -125,15 +126,15 @@ class Instance(Binding):
                 addresses = [int(self._bases[b]) + at for b, at in zip(places[::2], places[1::2], strict=True)]
                 function(addresses, sizes)
             except BaseException as error:
-                self._error = error
+                self.error = error
                 self._context[_STOP] = 1
 
         return call
 
     def check(self) -> None:
         """Raise the exception that ended the run, if any."""
-        if self._error is not None:
-            error, self._error = self._error, None
+        if self.error is not None:
+            error, self.error = self.error, None
             self._context[_STOP] = 0
             raise error
 

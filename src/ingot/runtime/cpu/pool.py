@@ -35,14 +35,14 @@ def threads_text(count: int) -> str:
     return f"{count} thread" if count == 1 else f"{count} threads"
 
 
-def thread_count(asked: int | None) -> int:
-    """The number of threads. asked: the caller's; None: INGOT_THREADS, or the physical cores that this process may run
-    on, within the container's CPU quota. Raises InputError for anything but a positive int."""
-    if asked is None:
+def thread_count(requested: int | None) -> int:
+    """The number of threads. requested: the caller's; None: INGOT_THREADS, or the physical cores that this process may
+    run on, within the container's CPU quota. Raises InputError for anything but a positive int."""
+    if requested is None:
         return flags.threads() or available_cores()
-    if not isinstance(asked, int) or asked < 1:
-        raise InputError("threads", expected="a whole number, at least 1", got=asked)
-    return asked
+    if not isinstance(requested, int) or requested < 1:
+        raise InputError("threads", expected="a whole number, at least 1", got=requested)
+    return requested
 
 
 _rate: list[float] = []

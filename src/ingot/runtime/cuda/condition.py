@@ -28,6 +28,6 @@ _PTX = b"""
   ret;
 }
 \0"""
-TELL = KernelCode("tell", _PTX, threads=1, shared=0, parameters=2, writes=())
+TELL = KernelCode("tell", _PTX, threads=1, shared_bytes=0, parameters=2, writes=())
 
 __all__ = ["TELL"]

@@ -33,8 +33,8 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
-ALIGN = 16  # bytes that kernels count on in the addresses of arguments
-KEPT = 16  # sets of shapes whose graphs a context keeps
+ALIGN_BYTES = 16  # bytes that kernels count on in the addresses of arguments
+MAX_SHAPE_SETS = 16  # sets of shapes whose graphs a context keeps
 
 
 class CudaDevice:
@@ -202,24 +202,24 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
         turn.release()
 
 
-def _give_back(driver: Driver, image: Image, memory: _Held, contexts: list[Context]) -> None:
+def _give_back(driver: Driver, image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
     """All that a model has of the GPU, once what was begun has ended. While a stream is captured nobody may wait: it is
     given back with the next model, or when one is loaded."""
     driver.enter()
-    _GONE.append((image, memory, contexts))
+    _COLLECTED.append((image, memory, contexts))
     if not _captured(driver):
         _give_back_gone(driver)
 
 
 def _give_back_gone(driver: Driver) -> None:
-    pending = [_GONE.pop() for _ in range(len(_GONE))]
+    pending = [_COLLECTED.pop() for _ in range(len(_COLLECTED))]
     if pending:
         driver.synchronize_all()
     for resources in pending:
         _free(*resources)
 
 
-def _free(image: Image, memory: _Held, contexts: list[Context]) -> None:
+def _free(image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
     for context in contexts:
         context.close()
     for allocation in chain(*memory):
@@ -250,8 +250,8 @@ def _scratch(nbytes: int) -> Any:
 
 
 _DEFAULT = 0  # the stream that nobody creates, destroys or captures
-_Held: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
-_GONE: list[tuple[Image, _Held, list[Context]]] = []  # of models that were collected
+_DeviceMemory: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
+_COLLECTED: list[tuple[Image, _DeviceMemory, list[Context]]] = []  # of models that were collected
 
 
 class Instance(Binding):
@@ -304,7 +304,7 @@ class Context:
             instance = self._instances[shapes] = Instance(
                 self._program, shapes, self._driver, self._image, self._communicators
             )
-            if len(self._instances) > KEPT:
+            if len(self._instances) > MAX_SHAPE_SETS:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
         self._instances.move_to_end(shapes)
@@ -324,7 +324,7 @@ class Context:
         if direct is not None and direct.like(instance, resident, stream):
             places = (*direct.own, *pointers)
             is_launched = instance.graphs.relaunch(places, stream)
-            if not is_launched and not any(pointer % ALIGN for pointer in pointers):
+            if not is_launched and not any(pointer % ALIGN_BYTES for pointer in pointers):
                 instance.graphs.run(places, stream)
                 is_launched = True
             if is_launched:
@@ -368,7 +368,7 @@ class Context:
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
         for i, (pointer, on_device, nbytes) in enumerate(ends):
-            if (on_device and pointer % ALIGN == 0) or not nbytes:
+            if (on_device and pointer % ALIGN_BYTES == 0) or not nbytes:
                 places.append(pointer)
                 continue
             self._staged[i].hold(nbytes)
@@ -401,7 +401,7 @@ class Context:
 
     def _fit(self, bounded: BoundedWeights, instance: Instance, ends: Sequence[tuple[int, bool, int]]) -> bool:
         """Whether weights are streamed, beside what this run needs."""
-        staged = [0 if on_device and pointer % ALIGN == 0 else nbytes for pointer, on_device, nbytes in ends]
+        staged = [0 if on_device and pointer % ALIGN_BYTES == 0 else nbytes for pointer, on_device, nbytes in ends]
         others = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
         plan = bounded.fit(others + max(self.arena.nbytes, instance.graphs.nbytes))
         self._weights = bounded.resident.address
@@ -429,12 +429,12 @@ class Context:
         if copied := [s for s in self._program.state if s.copy_reason]:
             got = "; ".join(f"{s.spec.name}: {s.copy_reason}" for s in copied)
             raise DeviceError("a CUDA graph that is captured", expected="state that is written in place", got=got)
-        driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
-        unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]
+        driver, total = self._driver, -(-instance.layout.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN_BYTES]
         scratch_offsets: dict[int, int] = {}
         for i, nbytes in unaligned:
             scratch_offsets[i] = total
-            total += -(-nbytes // ALIGN) * ALIGN
+            total += -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
         memory = _scratch(max(total, 1))
         base = memory.data_ptr()
         for offset, nbytes, byte in instance.layout.fills:

@@ -281,7 +281,7 @@ class Driver:
         self._call(
             "cuTensorMapEncodeTiled", c_void_p(at), c_uint(matrix.kind), c_uint(2), c_void_p(address + matrix.offset),
             (c_ulonglong * 2)(matrix.columns, matrix.rows), (c_ulonglong * 1)(matrix.stride),
-            (c_uint * 2)(matrix.across, matrix.down), (c_uint * 2)(1, 1), c_uint(0), c_uint(matrix.swizzle),
+            (c_uint * 2)(matrix.box_columns, matrix.box_rows), (c_uint * 2)(1, 1), c_uint(0), c_uint(matrix.swizzle),
             c_uint(_PROMOTED), c_uint(0),
         )  # fmt: skip
 
@@ -292,14 +292,14 @@ class Driver:
         self._call("cuGraphCreate", byref(graph), c_uint(0))
         return graph.value or 0
 
-    def add_kernel(self, graph: int, before: Sequence[int], params: KernelParams, *, awaits: bool = False) -> int:
-        """A kernel node after the nodes `before`. awaits: the kernel itself waits for these, which are kernels, and so
-        may start before they have ended (programmatic dependent launch)."""
-        starts_early = awaits and bool(before) and hasattr(self._lib, "cuGraphAddDependencies_v2")
-        node, count = c_void_p(), len(before)
-        nodes = (c_void_p * count)(*before)
-        dependencies = (None, c_size_t(0)) if starts_early or not before else (nodes, c_size_t(count))
-        self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *dependencies, byref(params))
+    def add_kernel(self, graph: int, dependencies: Sequence[int], params: KernelParams, *, awaits: bool = False) -> int:
+        """A kernel node after the nodes `dependencies`. awaits: the kernel itself waits for these, which are kernels,
+        and so may start before they have ended (programmatic dependent launch)."""
+        starts_early = awaits and bool(dependencies) and hasattr(self._lib, "cuGraphAddDependencies_v2")
+        node, count = c_void_p(), len(dependencies)
+        nodes = (c_void_p * count)(*dependencies)
+        edges_in = (None, c_size_t(0)) if starts_early or not dependencies else (nodes, c_size_t(count))
+        self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *edges_in, byref(params))
         if params.cooperative:
             value = (c_uint * 16)(1)  # CUlaunchAttributeValue
             self._call("cuGraphKernelNodeSetAttribute", node, c_int(_COOPERATIVE), byref(value))
@@ -318,26 +318,26 @@ class Driver:
         return handle.value
 
     def add_conditional(
-        self, graph: int, before: Sequence[int], condition: int, count: int, *, loop: bool
+        self, graph: int, dependencies: Sequence[int], condition: int, count: int, *, loop: bool
     ) -> tuple[int, list[int]]:
-        """A node after the nodes `before`, and the graphs of its bodies, which the node owns. loop: a WHILE node, whose
-        one body runs until the flag is 0; else an IF node: its first body runs if the flag is not 0, the second if it
-        is."""
+        """A node after the nodes `dependencies`, and the graphs of its bodies, which the node owns. loop: a WHILE node,
+        whose one body runs until the flag is 0; else an IF node: its first body runs if the flag is not 0, the second
+        if it is."""
         kind = _WHILE if loop else _IF
         params = ConditionalParams(_CONDITIONAL, of=_Conditional(condition, kind, count, None, self._context))
-        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+        node, nodes = c_void_p(), (c_void_p * len(dependencies))(*dependencies)
         self._call(
-            "cuGraphAddNode_v2", byref(node), c_void_p(graph), nodes if before else None, None,
-            c_size_t(len(before)), byref(params),
+            "cuGraphAddNode_v2", byref(node), c_void_p(graph), nodes if dependencies else None, None,
+            c_size_t(len(dependencies)), byref(params),
         )  # fmt: skip
         return node.value or 0, [params.of.bodies[i] for i in range(count)]
 
-    def add_event(self, graph: int, before: Sequence[int], event: int) -> int:
-        """A node that records an event after the nodes `before`."""
-        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+    def add_event(self, graph: int, dependencies: Sequence[int], event: int) -> int:
+        """A node that records an event after the nodes `dependencies`."""
+        node, nodes = c_void_p(), (c_void_p * len(dependencies))(*dependencies)
         self._call(
-            "cuGraphAddEventRecordNode", byref(node), c_void_p(graph), nodes if before else None,
-            c_size_t(len(before)), c_void_p(event),
+            "cuGraphAddEventRecordNode", byref(node), c_void_p(graph), nodes if dependencies else None,
+            c_size_t(len(dependencies)), c_void_p(event),
         )  # fmt: skip
         return node.value or 0
 
@@ -351,12 +351,12 @@ class Driver:
             self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
         return graph.value or 0
 
-    def add_graph(self, graph: int, before: Sequence[int], inner: int) -> int:
-        """A node after the nodes `before` that runs a copy of another graph."""
-        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+    def add_graph(self, graph: int, dependencies: Sequence[int], inner: int) -> int:
+        """A node after the nodes `dependencies` that runs a copy of another graph."""
+        node, nodes = c_void_p(), (c_void_p * len(dependencies))(*dependencies)
         self._call(
-            "cuGraphAddChildGraphNode", byref(node), c_void_p(graph), nodes if before else None, c_size_t(len(before)),
-            c_void_p(inner),
+            "cuGraphAddChildGraphNode", byref(node), c_void_p(graph), nodes if dependencies else None,
+            c_size_t(len(dependencies)), c_void_p(inner),
         )  # fmt: skip
         return node.value or 0
 
@@ -369,9 +369,9 @@ class Driver:
         if status := self._set_params(executable, node, byref(params)):
             raise _error(self._lib, "cuGraphExecKernelNodeSetParams_v2", status)
 
-    def enable(self, executable: int, node: int, wanted: bool) -> None:
+    def enable(self, executable: int, node: int, is_enabled: bool) -> None:
         """Enable a kernel node, or let launches skip it."""
-        self._call("cuGraphNodeSetEnabled", c_void_p(executable), c_void_p(node), c_uint(wanted))
+        self._call("cuGraphNodeSetEnabled", c_void_p(executable), c_void_p(node), c_uint(is_enabled))
 
     def launch(self, executable: int, stream: int) -> None:
         if status := self._launch(executable, stream):

@@ -45,17 +45,17 @@ class _Conditional:
 
     loop: bool
     flag_nodes: tuple[Node, ...]
-    bodies: tuple[list[_Part], ...]
+    bodies: tuple[list[_GraphItem], ...]
 
 
-_Part: TypeAlias = "Node | Exchange | _Conditional"
+_GraphItem: TypeAlias = "Node | Exchange | _Conditional"
 
 
 @dataclass
 class _Segment:
     """The launches of one graph. executables: its instantiated copies."""
 
-    parts: list[_Part]
+    parts: list[_GraphItem]
     nodes: list[Node]
     graph: int = 0
     executables: list[int] = field(default_factory=lambda: list[int]())
@@ -74,7 +74,7 @@ class _Hosted:
 _Run: TypeAlias = "_Segment | _Hosted"
 
 
-def _nodes(parts: Sequence[_Part]) -> Iterator[Node]:
+def _nodes(parts: Sequence[_GraphItem]) -> Iterator[Node]:
     for part in parts:
         if isinstance(part, Node):
             yield part
@@ -84,7 +84,7 @@ def _nodes(parts: Sequence[_Part]) -> Iterator[Node]:
                 yield from _nodes(body)
 
 
-def _exchanges(parts: Sequence[_Part]) -> Iterator[Exchange]:
+def _exchanges(parts: Sequence[_GraphItem]) -> Iterator[Exchange]:
     for part in parts:
         if isinstance(part, Exchange):
             yield part
@@ -93,7 +93,7 @@ def _exchanges(parts: Sequence[_Part]) -> Iterator[Exchange]:
                 yield from _exchanges(body)
 
 
-def _launched(part: _Part) -> list[Node | Exchange]:
+def _launched(part: _GraphItem) -> list[Node | Exchange]:
     return [*_nodes([part]), *_exchanges([part])]
 
 
@@ -173,8 +173,8 @@ class _RunBuilder:
                     pass
         return count
 
-    def _parts(self, items: Flow) -> list[_Part]:
-        parts: list[_Part] = []
+    def _parts(self, items: Flow) -> list[_GraphItem]:
+        parts: list[_GraphItem] = []
         for item in items:
             match item:
                 case int():
@@ -330,7 +330,7 @@ class Graphs:
             for node in segment.nodes:
                 node.point(places)
 
-        def added(part: _Part) -> Added:
+        def added(part: _GraphItem) -> Added:
             if isinstance(part, Exchange):
                 return lambda graph, predecessors: part.add(graph, predecessors, places, self._captures())
             assert isinstance(part, Node)
@@ -394,7 +394,7 @@ class Graphs:
             segment.executables.append(self._driver.instantiate(segment.graph))
         return len(self._copies_by_places)
 
-    def _add_nodes(self, graph: int, parts: Sequence[_Part], places: Places) -> None:
+    def _add_nodes(self, graph: int, parts: Sequence[_GraphItem], places: Places) -> None:
         """Add nodes to a graph, each with edges from those that it depends on."""
         order = Order()
         handles: list[tuple[int, bool]] = []  # of each part: its node, and whether it is a kernel that runs

@@ -40,7 +40,7 @@ class Image:
     def _loaded(self, kernel: KernelCode) -> LoadedKernel:
         module = self._driver.load(kernel.cubin)
         self._modules.append(module)
-        return LoadedKernel(self._driver.function(module, kernel.name, kernel.shared), kernel)
+        return LoadedKernel(self._driver.function(module, kernel.name, kernel.shared_bytes), kernel)
 
     def condition(self) -> LoadedKernel:
         """The kernel that sets the flag of a conditional node."""

@@ -49,8 +49,8 @@ class Node:
             pointers += [self._maps[i], *[cell] * _MATRIX_PARAMETERS] if i in self._maps else [cell]
         self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.params = KernelParams(
-            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
-            self._pointers, None, None, None,
+            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1),
+            code.shared_bytes, self._pointers, None, None, None,
         )  # fmt: skip
         self.params.cooperative = code.cooperative
         self.launch_key: tuple[int, ...] = ()  # number, chunks and dims of the last run
@@ -100,11 +100,11 @@ class Exchange:
         source, target = _addresses(self.bases, places, weights)
         self._communicators.run(self._collective, source, target, self._count, stream)
 
-    def add(self, graph: int, before: Sequence[int], places: Places, stream: int) -> int:
+    def add(self, graph: int, dependencies: Sequence[int], places: Places, stream: int) -> int:
         """Add a node to a graph. stream: one on which nothing else is launched meanwhile."""
         captured = self._driver.captured(stream, lambda: self.run(places, stream))
         try:
-            return self._driver.add_graph(graph, before, captured)
+            return self._driver.add_graph(graph, dependencies, captured)
         finally:
             self._driver.drop_graph(captured, ())
 

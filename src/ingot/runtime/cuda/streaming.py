@@ -23,7 +23,7 @@ from ingot.support.errors import DeviceError
 from ingot.support.log import Log
 
 SLOTS = 2
-_ALIGN = 256  # bytes: what the driver's own allocations have
+_ALIGN_BYTES = 256  # bytes: what the driver's own allocations have
 _log = Log("ingot.runtime.cuda")
 
 
@@ -45,7 +45,7 @@ class WeightPlan:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 def weight_ranges(program: Program) -> dict[int, int]:
@@ -151,7 +151,7 @@ def copy_rate(driver: Driver) -> tuple[float, float]:
         return time.perf_counter() - begin
 
     try:
-        large, small = (min(seconds(n) for _ in range(_RATE_REPEATS)) for n in (source.nbytes, _ALIGN))
+        large, small = (min(seconds(n) for _ in range(_RATE_REPEATS)) for n in (source.nbytes, _ALIGN_BYTES))
     finally:
         memory.free()
     return source.nbytes / max(large - small, 1e-9), small

@@ -104,9 +104,9 @@ class HipLibrary:
             raise AttributeError(f"{name} has no counterpart in HIP")
         return getattr(self._hip, own)
 
-    def _add_kernel(self, node: Any, graph: Any, before: Any, count: Any, params: Any) -> int:
+    def _add_kernel(self, node: Any, graph: Any, dependencies: Any, count: Any, params: Any) -> int:
         own = _KernelParams.of(params._obj)
-        return self._hip.hipGraphAddKernelNode(node, graph, before, count, byref(own))
+        return self._hip.hipGraphAddKernelNode(node, graph, dependencies, count, byref(own))
 
     def _set_params(self, executable: Any, node: Any, params: Any) -> int:
         own = _KernelParams.of(params._obj)

@@ -35,7 +35,7 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.support.dataclass import dataclass
 
-PIECE = 1024  # columns of a line that are walked together where elements come from memory
+PIECE_COLUMNS = 1024  # columns of a line that are walked together where elements come from memory
 
 
 def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -46,11 +46,11 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
     dense = [d for d in others if strides[d] == 1 and estimate(x.shape[d]) > 1]
     axis = others.index(dense[-1]) if dense else max(len(others) - 1, 0)
     shape, work, lanes, scratch = tuple(x.shape[d] for d in others), max(1, estimate(length)), 1, 0
-    pieces = tuple(ceildiv(n, PIECE) if d == axis else n for d, n in enumerate(shape))
+    pieces = tuple(ceildiv(n, PIECE_COLUMNS) if d == axis else n for d, n in enumerate(shape))
     write = partial(walk.columns, axis, 0)
     if walk.stream and dense and estimate(product(pieces)) >= 2 * machine.threads:
         write = partial(walk.lines, axis, shape[axis])
-        shape, work, scratch = pieces, work * PIECE, PIECE * walk.dtype.nbytes
+        shape, work, scratch = pieces, work * PIECE_COLUMNS, PIECE_COLUMNS * walk.dtype.nbytes
     elif dense:
         lanes = _columns(x, dense[-1], length, walk.dtype, machine)
         write = partial(walk.columns, axis, lanes if lanes > 1 and operands_exceed_caches(body, machine) else 0)
@@ -168,11 +168,11 @@ class _Walk:
     def lines(self, axis: int, size: DimLike, block: Block, index: Index, _: Expr | None) -> None:
         """A piece of one line of `size` elements after the other, which memory gives sooner than columns."""
         lanes = self.machine.lanes(self.buffer.dtype)
-        low = block.let(k.mul(index[axis], integer(PIECE)), "low")
-        high = block.let(k.binary("min", k.add(low, integer(PIECE)), dim_expr(size)), "high")
-        block.multiples[getattr(low, "name", "")] = PIECE
-        acc = block.alloc("sums", self.dtype, PIECE, scratch=0)
-        block.loop("j", 0, PIECE, lanes, lambda b, e: b.store(acc, e, self.identity(lanes)))
+        low = block.let(k.mul(index[axis], integer(PIECE_COLUMNS)), "low")
+        high = block.let(k.binary("min", k.add(low, integer(PIECE_COLUMNS)), dim_expr(size)), "high")
+        block.multiples[getattr(low, "name", "")] = PIECE_COLUMNS
+        acc = block.alloc("sums", self.dtype, PIECE_COLUMNS, scratch=0)
+        block.loop("j", 0, PIECE_COLUMNS, lanes, lambda b, e: b.store(acc, e, self.identity(lanes)))
 
         def vector(b: Block, i: Expr, e: Expr, mask: Expr | None) -> None:
             at = self.nth(i)

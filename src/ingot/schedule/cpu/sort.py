@@ -12,7 +12,7 @@
 
 No two words are equal, so what sorts them need not be stable. A row has fewer than 2^32 elements (its words would take
 64 GB). A step down the heap (Williams, Floyd 1964), in which equal keys are ordered by their places, is a selection, no
-branch. Most of a row is compared with the root and left.
+branch. Most of a row is compared with the root, and with the k-th of the first keys of 2k lanes or more, and left.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
-SCRATCH = 8192  # elements of an area that is a worker's scratch
-SHORT = 64  # elements, per row that a vector has a lane for, up to which a network is faster
+SCRATCH_ELEMENTS = 8192  # elements of an area that is a worker's scratch
+MAX_NETWORK_ROW_PER_LANE = 64  # elements, per row that a vector has a lane for, up to which a network is faster
 BYTES, VALUES = 4, 256  # of a digit, of a byte
 PLACE = integer((1 << 32) - 1)  # a word's bits that are a place
-FEW = 16  # a heap is for a sixteenth of a row at most
-LAST = integer((1 << 63) - 1)
+MIN_ROW_PER_HEAP = 16  # a heap is for a sixteenth of a row at most
+MAX_HEAP_WITH_BOUND = 32  # elements; twice as many lanes bound the keys that a heap takes
+LAST_KEY = integer((1 << 63) - 1)
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -97,8 +98,8 @@ class _Heap:
 
     def clear(self, block: Block, i: Expr) -> None:
         """The i-th element comes behind all there can be."""
-        self.keys.store(block, i, LAST)
-        self.places.store(block, i, LAST)
+        self.keys.store(block, i, LAST_KEY)
+        self.places.store(block, i, LAST_KEY)
 
     def at(self, block: Block, i: Expr) -> tuple[Expr, Expr]:
         return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
@@ -150,7 +151,9 @@ class _Sorting:
         self.outer = tuple(shape[d] for d in self.others)
         self.rows = product(self.outer)
         self.kept = self.length if op.keep is None else op.keep
-        self.heaped = isinstance(self.kept, int) and op.num_keys == 1 and self.kept * FEW <= estimate(self.length)
+        self.heaped = (
+            isinstance(self.kept, int) and op.num_keys == 1 and self.kept * MIN_ROW_PER_HEAP <= estimate(self.length)
+        )
 
         self.digits = [
             _Digit(operand, half)
@@ -158,7 +161,7 @@ class _Sorting:
             for half in (("low", "high") if anchor.inputs[operand].dtype.bits > 32 else ("all",))
         ]
         lanes = machine.lanes(i64)
-        short = SHORT * min(lanes, max(1, estimate(self.rows)))
+        short = MAX_NETWORK_ROW_PER_LANE * min(lanes, max(1, estimate(self.rows)))
         self.network = not self.heaped and isinstance(self.length, int) and self.length <= short
         self.together = lanes if self.network else 1  # rows
         strides = self.memory[0][1].strides
@@ -181,7 +184,7 @@ class _Sorting:
         scratch = 0
         sizes = self._areas()
         for i, size in enumerate(sizes):
-            if isinstance(size, int) and size <= SCRATCH:
+            if isinstance(size, int) and size <= SCRATCH_ELEMENTS:
                 buffers.append(top.alloc("area", i64, max(size, 1), scratch=scratch))
                 scratch += -(-max(size, 1) * 8 // 64) * 64
             else:
@@ -392,25 +395,58 @@ class _Sorting:
             return
         keys, places, order = areas
         heap = _Heap(keys, places, kept)
+        which, layout = self.memory[0]
+        limit: Expr = LAST_KEY
 
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
-            wanted = _before(key, i, *heap.at(b, ZERO))
+            wanted = k.binary("and", k.binary("le", key, limit), _before(key, i, *heap.at(b, ZERO)))
             b.when(wanted, lambda x: heap.sift(x, key, i, integer(kept)))
+
+        def vector_keys(b: Block, i: Expr) -> Expr:
+            """The keys of a vector of elements."""
+            flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
+            return self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
 
         def take_some(b: Block, i: Expr) -> None:
             """A vector of elements, most of which come behind the root."""
-            which, layout = self.memory[0]
-            flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
-            near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
+            near = vector_keys(b, i)
             better = k.reduce("or", k.binary("lt", near, heap.keys.load(ZERO)))
-            unfilled = k.binary("eq", heap.places.load(ZERO), LAST)
-            end = k.add(i, integer(lanes))
-            b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
+            unfilled = k.binary("eq", heap.places.load(ZERO), LAST_KEY)
+            within = k.reduce("or", k.binary("le", near, limit))
+            better = k.binary("and", within, k.binary("or", better, unfilled))
+            b.when(better, lambda x: x.loop("l", i, k.add(i, integer(lanes)), 1, take))
+
+        def take_first(b: Block, key: Expr) -> None:
+            wanted = k.binary("lt", key, heap.keys.load(ZERO))
+            b.when(wanted, lambda x: heap.sift(x, key, ZERO, integer(kept)))
+
+        def key_bound(b: Block) -> Expr:
+            """The last key that the first of the row may have: at least as many lanes have a key up to it."""
+            count = -(-2 * kept // lanes)
+            step, vectors = lanes * count, b.alloc("least", i64, count, lanes=lanes)
+            for j in range(count):
+                b.store(vectors, integer(j), k.splat(LAST_KEY, lanes))
+
+            def least(x: Block, i: Expr) -> None:
+                for j in map(integer, range(count)):
+                    keys = vector_keys(x, k.add(i, k.mul(j, integer(lanes))))
+                    x.store(vectors, j, k.binary("min", keys, k.load(vectors, j, lanes)))
+
+            whole = b.let(k.mul(k.binary("div", dim_expr(self.length), integer(step)), integer(step)), "whole")
+            b.loop("i", 0, whole, step, least)
+            firsts = b.alloc("firsts", i64, step, stack=True)
+            for j in range(count):
+                b.store(firsts, integer(j * lanes), k.load(vectors, integer(j), lanes))
+            b.loop("l", 0, step, 1, lambda x, lane: take_first(x, x.let(k.load(firsts, lane), "key")))
+            return b.let(heap.keys.load(ZERO), "limit")
 
         lanes, done = self.machine.lanes(i64), ZERO
         block.loop("i", 0, kept, 1, heap.clear)
-        if self.memory[0][1].strides[self.op.dimension] == 1 and lanes > 1:
+        if layout.strides[self.op.dimension] == 1 and lanes > 1:
+            if kept <= MAX_HEAP_WITH_BOUND:
+                limit = key_bound(block)
+                block.loop("i", 0, kept, 1, heap.clear)
             done = block.let(k.mul(k.binary("div", dim_expr(self.length), integer(lanes)), integer(lanes)), "whole")
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot import __version__
 from ingot.language.engine import Answer, BusyError
-from ingot.language.text.generation import Piece, StopSearch, Token
+from ingot.language.text.generation import AnswerPart, StopSearch, Token
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.serving.openai.call_reader import CallPart, CallReader
 from ingot.serving.openai.metrics import Pace
@@ -64,7 +64,7 @@ class Choice:
             # thoughts and calls may be delimited by special tokens, which have no text in an answer
             self._stream, self._search = tokenizer.stream(prompt.ids, special=True), StopSearch(stop)
 
-    def read(self, piece: Piece) -> Delta:
+    def read(self, piece: AnswerPart) -> Delta:
         self._pace.tokens(len(piece.tokens))
         if piece.finish == "cancelled":
             raise BusyError("the server shuts down")

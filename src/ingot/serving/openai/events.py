@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ingot.serving.application import RequestLimits, answer
 from ingot.serving.openai.errors import body_of_error
 
-_DONE = b"data: [DONE]\n\n"
+_DONE_EVENT = b"data: [DONE]\n\n"
 _ERROR_SECONDS = 1.0  # to send an error to a client that may not read any more
 
 
@@ -45,7 +45,7 @@ class EventStream(Response):
                     await send(_body(_event(body_of_error(error))))
                     await send(_body(b"", is_last=True))
         else:
-            await send(_body(_DONE, is_last=True))
+            await send(_body(_DONE_EVENT, is_last=True))
         finally:
             self._close()
 

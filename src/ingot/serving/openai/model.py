@@ -29,6 +29,7 @@ from ingot.support.dataclass import dataclass
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _OBJECT = {"type": "object"}
+_CHARACTERS = 16  # for each token of the context, of a text that is encoded as a whole
 
 
 @dataclass(frozen=True)
@@ -73,39 +74,39 @@ class ServedLanguageModel:
 
     # --- prompts
 
-    def completion(self, asked: CompletionRequest) -> list[Prompt]:
+    def completion(self, request: CompletionRequest) -> list[Prompt]:
         self.engine  # noqa: B018  # raises before any error about the prompt
-        return [Prompt(self._checked(self._ids(p), "prompt"), {}) for p in asked.prompts]
+        return [Prompt(self._ids(p, "prompt"), {}) for p in request.prompts]
 
-    def chat(self, asked: ChatRequest) -> Prompt:
+    def chat(self, request: ChatRequest) -> Prompt:
         self.engine  # noqa: B018
-        tools = [] if asked.tool_choice == "none" else asked.tools or []
-        if isinstance(asked.tool_choice, NamedTool):
-            chosen = [tool for tool in tools if tool.function.name == asked.tool_choice.function.name]
+        tools = [] if request.tool_choice == "none" else request.tools or []
+        if isinstance(request.tool_choice, NamedTool):
+            chosen = [tool for tool in tools if tool.function.name == request.tool_choice.function.name]
         else:
             chosen = tools
-        messages = [_message(message, i) for i, message in enumerate(asked.messages)]
-        if any("tool_calls" in message for message in messages) and not self._takes_text():
-            _read_arguments(messages)
+        messages = [_message(message, i) for i, message in enumerate(request.messages)]
+        if any("tool_calls" in message for message in messages):
+            messages = self._with_calls(messages)
         tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
-        text = self._rendered(messages, tool_objects or None, **(asked.chat_template_kwargs or {}))
-        reasoning = None if asked.reasoning_format == "none" else self._reasoning()
+        text = self._rendered(messages, tool_objects or None, **(request.chat_template_kwargs or {}))
+        reasoning = None if request.reasoning_format == "none" else self._reasoning()
         is_thinking = reasoning is not None and reasoning.is_begun(text)
-        calls, constraint = self._constraint(asked, chosen, reasoning, is_thinking=is_thinking)
-        ids = self.model.tokenizer.encode(text, framed=False)
-        return Prompt(self._checked(ids, "messages"), constraint, calls, chosen, reasoning, is_thinking)
+        calls, constraint = self._constraint(request, chosen, reasoning, is_thinking=is_thinking)
+        ids = self._ids(text, "messages", framed=False)
+        return Prompt(ids, constraint, calls, chosen, reasoning, is_thinking)
 
     def _constraint(
-        self, asked: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
+        self, request: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
     ) -> tuple[CallForm | None, Mapping[str, Any]]:
         """(the form of calls, the constraint of the answer)."""
-        schema, tokenizer = self._schema(asked), self.model.tokenizer
+        schema, tokenizer = self._schema(request), self.model.tokenizer
         if tools:
             calls = self._call_form()
-            is_required = asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool)
+            is_required = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
             grammar = calls_grammar(
-                calls, tools, tokenizer, is_required=is_required, has_several=asked.parallel_tool_calls, schema=schema,
-                reasoning=reasoning, is_thinking=is_thinking,
+                calls, tools, tokenizer, is_required=is_required, has_several=request.parallel_tool_calls,
+                schema=schema, reasoning=reasoning, is_thinking=is_thinking,
             )  # fmt: skip
             return calls, {} if grammar is None else {"grammar": grammar}
         if schema is None:
@@ -136,15 +137,18 @@ class ServedLanguageModel:
             self._thoughts[source] = reasoning_of(self._rendered, source)
         return self._thoughts[source]
 
-    def _takes_text(self) -> bool:
-        """Whether the template takes arguments of calls as text."""
+    def _with_calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages with their calls as the template takes them: arguments as objects or text, or all in the content."""
         try:
-            return self._call_form().takes_text
+            form = self._call_form()
         except OpenAIError:
-            return False
+            form = None
+        if form is None or not form.takes_text:
+            _read_arguments(messages)
+        return messages if form is None or not form.in_content else [_in_content(form, m) for m in messages]
 
-    def _schema(self, asked: ChatRequest) -> Any:
-        match asked.response_format:
+    def _schema(self, request: ChatRequest) -> Any:
+        match request.response_format:
             case JsonFormat():
                 return _OBJECT
             case SchemaFormat(json_schema=schema_format):
@@ -152,39 +156,47 @@ class ServedLanguageModel:
             case _:
                 return None
 
-    def _ids(self, text: str | list[int]) -> list[int]:
-        if isinstance(text, str):
-            return self.model.tokenizer.encode(text)
-        return text
-
-    def _checked(self, ids: list[int], param: str) -> list[int]:
-        context = self.model.context
+    def _ids(self, text: str | list[int], param: str, *, framed: bool = True) -> list[int]:
+        """Raises OpenAIError (400) for ids that do not fit; of a text far too long, the beginning is encoded alone."""
+        context, encode = self.model.context, self.model.tokenizer.encode
+        beginning = text[: _CHARACTERS * context] if isinstance(text, str) else ""
+        # what follows the beginning may change its last tokens
+        if 0 < len(beginning) < len(text) and len(encode(beginning, framed=framed)) > 2 * context:
+            raise self._too_long(f"more than {2 * context}", param)
+        ids = encode(text, framed=framed) if isinstance(text, str) else text
         if len(ids) > context:
-            raise OpenAIError(400, "the prompt", expected=f"at most {context} tokens", got=len(ids),
-                              fix="shorten it, or serve the model with a larger --context", param=param,
-                              code="context_length_exceeded")  # fmt: skip
+            raise self._too_long(len(ids), param)
         if not ids or not 0 <= min(ids) <= max(ids) < self.model.vocabulary:
             got = "none" if not ids else f"{min(ids)} to {max(ids)}"
             expected = f"one token id or more, from 0 to {self.model.vocabulary - 1}"
             raise OpenAIError(400, "the prompt", expected=expected, got=got, param=param)
         return ids
 
+    def _too_long(self, got: int | str, param: str) -> OpenAIError:
+        return OpenAIError(400, "the prompt", expected=f"at most {self.model.context} tokens", got=got,
+                           fix="shorten it, or serve the model with a larger --context", param=param,
+                           code="context_length_exceeded")  # fmt: skip
+
     # --- answers
 
     def submit(
-        self, prompts: Sequence[Prompt], asked: CompletionRequest | ChatRequest, most: int | None, logprobs: int | None
+        self,
+        prompts: Sequence[Prompt],
+        request: CompletionRequest | ChatRequest,
+        max_tokens: int | None,
+        logprobs: int | None,
     ) -> list[Answer]:
-        """`asked.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
-        options = asked.sampling
-        seeds = [None if asked.seed is None else _wrapped(asked.seed + i) for i in range(asked.choices)]
+        """`request.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
+        options = request.sampling
+        seeds = [None if request.seed is None else _wrapped(request.seed + i) for i in range(request.choices)]
         answers: list[Answer] = []
         try:
             for prompt in prompts:
                 for seed in seeds:
-                    request = self.model.request(
-                        max_tokens=most, seed=seed, logprobs=logprobs, **options, **prompt.constraint
+                    generation = self.model.request(
+                        max_tokens=max_tokens, seed=seed, logprobs=logprobs, **options, **prompt.constraint
                     )
-                    answers.append(self.engine.submit(prompt.ids, request))
+                    answers.append(self.engine.submit(prompt.ids, generation))
         except BaseException:
             for answer in answers:
                 answer.cancel()
@@ -194,10 +206,7 @@ class ServedLanguageModel:
     # --- embeddings
 
     def embedding_ids(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
-        rows = [self.model.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
-        for ids in rows:
-            self._checked(ids, "input")
-        return rows
+        return [self._ids(text, "input") for text in texts]
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
         """The embedding of a text: f32[width]."""
@@ -225,11 +234,11 @@ class LanguageModels:
             model.close()
 
 
-def most_tokens(asked: CompletionRequest | ChatRequest) -> int | None:
+def max_answer_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     """The maximum number of tokens; None: until the model ends the answer or the context is full."""
-    if isinstance(asked, ChatRequest):
-        return asked.most_tokens
-    return _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    if isinstance(request, ChatRequest):
+        return request.max_answer_tokens
+    return _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
 def _message(message: Message, index: int) -> dict[str, Any]:
@@ -251,6 +260,15 @@ def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
+
+
+def _in_content(form: CallForm, message: dict[str, Any]) -> dict[str, Any]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    if not functions:
+        return message
+    calls = form.written([(function["name"], function["arguments"]) for function in functions])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": f"{message['content'] or ''}{calls}"}
 
 
 def _arguments(text: str, index: int) -> Any:

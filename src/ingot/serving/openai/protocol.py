@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ingot.language.session import SAMPLING
 from ingot.serving.openai.errors import OpenAIError
 
-MOST_CHOICES = 128  # of a request
+MAX_CHOICES = 128  # of a request
 _INT64 = 1 << 63
-_SHOWN = 200  # characters of a wrong value
+_MAX_SHOWN_CHARS = 200  # characters of a wrong value
 Text = Annotated[str, Field(max_length=1 << 26)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenIds = Annotated[list[Count], Field(min_length=1, max_length=1 << 22)]
@@ -46,7 +47,7 @@ class _Sampled(_Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     ignore_eos: bool = False
@@ -58,7 +59,7 @@ class _Sampled(_Body):
     @classmethod
     def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         if bias is not None and (wrong := [key for key in bias if not key.isdecimal() or len(key) > 10]):
-            raise ValueError(f"keys should be token ids, got {wrong[0][:_SHOWN]!r}")
+            raise ValueError(f"keys should be token ids, got {wrong[0][:_MAX_SHOWN_CHARS]!r}")
         return bias
 
     @model_validator(mode="after")
@@ -84,15 +85,14 @@ class _Sampled(_Body):
     @property
     def sampling(self) -> dict[str, Any]:
         """The options, as arguments of `LanguageModel.generate`."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-        options = {name: getattr(self, name) for name in (*names, "frequency_penalty")}
+        options = {name: getattr(self, name) for name in SAMPLING if name != "seed"}  # each answer has its own
         bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
         return {**options, "stop": self.stops, "logit_bias": bias or None, "ignore_ends": self.ignore_eos}
 
 
 class CompletionRequest(_Sampled):
-    prompt: Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | Annotated[
-        list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)
+    prompt: Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)
     ]  # fmt: skip
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
@@ -158,7 +158,7 @@ class Message(_Body):
     def _texts(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else ():
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(f"parts should be of type 'text', got {str(part.get('type'))[:_SHOWN]!r}")
+                raise ValueError(f"parts should be of type 'text', got {str(part.get('type'))[:_MAX_SHOWN_CHARS]!r}")
         return content
 
     @model_validator(mode="after")
@@ -226,7 +226,7 @@ class ChatRequest(_Sampled):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -260,7 +260,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         names = {*kind.model_fields}
         # for a union, report only the field, not the alternative
         place = [str(part) for part in first["loc"]]
-        param = ".".join(place)[:_SHOWN] or None
+        param = ".".join(place)[:_MAX_SHOWN_CHARS] or None
         if first["type"] == "extra_forbidden":
             raise OpenAIError(400, f"{param} is not supported", param=param, code="unsupported_parameter") from error
         if place and place[0] in names and len(error.errors()) > 1:

@@ -53,41 +53,41 @@ class ReasoningReader:
     """Divides a text that comes in parts into thought and answer. is_begun: whether it begins within a thought."""
 
     def __init__(self, form: Reasoning, *, is_begun: bool) -> None:
-        self._form, self._kept = form, ""
+        self._form, self._pending = form, ""
         self._place = "thought" if is_begun else "start"  # then "behind" a thought, in front of the "answer"
         self._has_thought = False
 
     def push(self, text: str) -> tuple[str, str]:
         """(new text of the thought, new text of the answer), as far as they are certain."""
-        self._kept += text
+        self._pending += text
         thought = ""
         if self._place == "start":
-            beginning = self._kept.lstrip()
+            beginning = self._pending.lstrip()
             if beginning.startswith(self._form.begin):
-                self._place, self._kept = "thought", beginning[len(self._form.begin) :]
+                self._place, self._pending = "thought", beginning[len(self._form.begin) :]
             elif self._form.begin.startswith(beginning):
                 return "", ""
             else:
                 self._place = "answer"
         if self._place == "thought":
-            thought, is_end, rest = self._kept.partition(self._form.end)
+            thought, is_end, rest = self._pending.partition(self._form.end)
             if is_end:
-                self._place, self._kept, thought = "behind", rest, thought.rstrip()
+                self._place, self._pending, thought = "behind", rest, thought.rstrip()
             else:
                 certain = thought[: len(thought) - overlap(thought, self._form.end)].rstrip()
-                thought, self._kept = certain, thought[len(certain) :]
+                thought, self._pending = certain, thought[len(certain) :]
             if not self._has_thought:  # line breaks before the thought are not part of it
                 thought = thought.lstrip()
             self._has_thought |= bool(thought)
         if self._place == "behind":
-            self._kept = self._kept.lstrip()
-            self._place = "answer" if self._kept else "behind"
+            self._pending = self._pending.lstrip()
+            self._place = "answer" if self._pending else "behind"
         answer = ""
         if self._place == "answer":
-            answer, self._kept = self._kept, ""
+            answer, self._pending = self._pending, ""
         return thought, answer
 
     def finish(self) -> tuple[str, str]:
         """The rest."""
-        rest, self._kept = self._kept, ""
+        rest, self._pending = self._pending, ""
         return (rest.rstrip(), "") if self._place == "thought" else ("", rest if self._place == "start" else "")

@@ -23,9 +23,9 @@ from ingot.serving.openai.answers import Choice, Delta, Form, deltas
 from ingot.serving.openai.errors import HANDLERS, OpenAIError, error_response
 from ingot.serving.openai.events import EventStream
 from ingot.serving.openai.metrics import LanguageMetrics
-from ingot.serving.openai.model import LanguageModels, Prompt, ServedLanguageModel, most_tokens
+from ingot.serving.openai.model import LanguageModels, Prompt, ServedLanguageModel, max_answer_tokens
 from ingot.serving.openai.protocol import (
-    MOST_CHOICES,
+    MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -89,7 +89,7 @@ class _Endpoints:
                 outcome = stack.enter_context(self._metrics.request(model.name, _VERSION))
                 prompts = await asyncio.to_thread(_prompts, model, parsed)
                 logprobs = parsed.alternatives if isinstance(parsed, ChatRequest) else parsed.logprobs
-                answers = await asyncio.to_thread(model.submit, prompts, parsed, most_tokens(parsed), logprobs)
+                answers = await asyncio.to_thread(model.submit, prompts, parsed, max_answer_tokens(parsed), logprobs)
             for answer_ in answers:
                 stack.callback(answer_.cancel)
             for prompt in prompts:
@@ -160,9 +160,9 @@ async def _answered(response: Coroutine[Any, Any, Response]) -> Response:
 
 def _prompts(model: ServedLanguageModel, parsed: CompletionRequest | ChatRequest) -> list[Prompt]:
     prompts = [model.chat(parsed)] if isinstance(parsed, ChatRequest) else model.completion(parsed)
-    if len(prompts) * parsed.choices > MOST_CHOICES:
+    if len(prompts) * parsed.choices > MAX_CHOICES:
         got = len(prompts) * parsed.choices
-        raise OpenAIError(400, "prompts times n", expected=f"at most {MOST_CHOICES}", got=got, param="n")
+        raise OpenAIError(400, "prompts times n", expected=f"at most {MAX_CHOICES}", got=got, param="n")
     return prompts
 
 

@@ -81,14 +81,14 @@ class GpuCounter(Counter):
 
 
 @dataclass(frozen=True)
-class Found:
+class EnergyCounters:
     """The counters that can be read, and the reasons why others cannot."""
 
     counters: tuple[Counter, ...]
     reasons: tuple[str, ...]
 
 
-def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callable[[], Nvml] = Nvml) -> Found:
+def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callable[[], Nvml] = Nvml) -> EnergyCounters:
     """The counters of the processors, or else the sensors of the board; and the counter of a GPU.
 
     gpu: its PCI bus id; None: no GPU is used. Nested domains are counted once.
@@ -103,7 +103,7 @@ def find_counters(gpu: str | None = None, sysfs: Path = SYSFS, load_nvml: Callab
             counters.append(GpuCounter(nvml, nvml.device(gpu)))
         except (OSError, NvmlError) as error:
             reasons.append(f"NVML: {error}")
-    return Found(tuple(counters), tuple(reasons))
+    return EnergyCounters(tuple(counters), tuple(reasons))
 
 
 def _rapl(folder: Path, reasons: list[str]) -> Iterator[Counter]:

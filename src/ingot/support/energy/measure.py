@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Counter, Found, sampled
+from ingot.support.energy.counters import Counter, EnergyCounters, sampled
 from ingot.support.errors import check_number
 
 WINDOWS, MIN_SECONDS = 3, 3.0
@@ -84,7 +84,7 @@ def joules_text(joules: float) -> str:
 
 def measure(
     window: Window,
-    found: Found,
+    found: EnergyCounters,
     windows: int = WINDOWS,
     seconds: float = MIN_SECONDS,
     clock: Clock = time.monotonic,

@@ -15,7 +15,7 @@ import numpy as np
 from ingot.support.dataclass import dataclass
 from ingot.targets.c.program import Tensor, identifier
 
-MADE = "Made by Ingot"  # in the first line of each file, which may then be written over
+MARK = "Made by Ingot"  # in the first line of each file, which may then be written over
 _VALUES_PER_LINE = 24
 
 
@@ -54,7 +54,7 @@ def _main(
 ) -> str:  # fmt: skip
     header, upper = source.removesuffix(".c") + ".h", name.upper()
     lines = [
-        f"/* {MADE}: calls {name}_run on a sample and compares its results with those of Ingot's interpreter. */",
+        f"/* {MARK}: calls {name}_run on a sample and compares its results with those of Ingot's interpreter. */",
         f'#include "{header}"', "", _MAIN,
     ]  # fmt: skip
     for i, (tensor, array) in enumerate(inputs):
@@ -108,7 +108,7 @@ def _makefile(source: str, board: Board) -> str:
     dependencies = f"main.c board.c {source}{' board.ld' if emulated else ''}"
     run = " ".join([*board.emulator, "-kernel", "model.elf"]) if emulated else "./model.elf"
     return "\n".join([
-        f"# {MADE}: `make run` builds the program and runs it on its sample.",
+        f"# {MARK}: `make run` builds the program and runs it on its sample.",
         f"CC = {board.compiler[0]}",
         "OPTIMIZE = -O2",
         f"CFLAGS = {' '.join([*board.compiler[1:], '$(OPTIMIZE)', '-ffunction-sections', '-fdata-sections', '-Wall'])}",
@@ -180,7 +180,7 @@ DIFFERENT(double)
 """
 
 _HOST = f"""\
-/* {MADE}: the machine that compiles this. */
+/* {MARK}: the machine that compiles this. */
 #include <stdint.h>
 #include <stdio.h>
 
@@ -192,7 +192,7 @@ uint32_t board_count(void) {{ return 0; }}
 """
 
 _STARTUP = f"""\
-/* {MADE}: startup code for QEMU's board, text by semihosting, instructions by the SysTick timer (-icount shift=0). */
+/* {MARK}: startup code for QEMU's board, text by semihosting, instructions by the SysTick timer (-icount shift=0). */
 #include <stdint.h>
 
 extern uint32_t data_begin, data_end, data_source, zero_begin, zero_end, stack_top;
@@ -242,7 +242,7 @@ __attribute__((section(".vectors"), used)) static void *const vectors[16] = {{
 """
 
 _SCRIPT = f"""\
-/* {MADE}: the memories of QEMU's board. */
+/* {MARK}: the memories of QEMU's board. */
 MEMORY {{
   FLASH (rx) : ORIGIN = FLASH_AT, LENGTH = FLASH_BYTES
   RAM (rwx) : ORIGIN = RAM_AT, LENGTH = RAM_BYTES
@@ -258,4 +258,4 @@ SECTIONS {{
 }}
 """
 
-__all__ = ["MADE", "Board", "example_files"]
+__all__ = ["MARK", "Board", "example_files"]

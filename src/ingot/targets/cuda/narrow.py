@@ -36,7 +36,7 @@ from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
 
 # e8m0 has neither sign nor zero
 NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
-_MOVES = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
+_MOVE_EXPRESSIONS = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
 
 
 def lower_narrow_floats(kernel: Kernel) -> Kernel:
@@ -87,7 +87,7 @@ class _Bytes(Rewriter):
         operands = children(e)
         if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
             return super().rebuilt(e)
-        if isinstance(e, _MOVES):
+        if isinstance(e, _MOVE_EXPRESSIONS):
             return replace(super().rebuilt(e), dtype=self.storage_type(e.dtype))
         if isinstance(e, TileProduct):
             return super().rebuilt(e)
@@ -121,13 +121,13 @@ def _decode(code: Expr, dtype: DType) -> Expr:
     low = _op("and", bits, (1 << sign_bit) - 1)
     magnitude = k.bitcast(_op("shl", low, 23 - form.mantissa), f32)
     magnitude = k.mul(magnitude, k.lit(2.0 ** (127 - form.bias), f32))
-    if form.over not in (form.top, form.nan):
-        magnitude = k.select(_op("eq", low, form.over), k.lit(float("inf"), f32), magnitude)
+    if form.overflow not in (form.top, form.nan):
+        magnitude = k.select(_op("eq", low, form.overflow), k.lit(float("inf"), f32), magnitude)
     sign = _op("shl", _op("ashr", bits, sign_bit), 31)
     value = k.bitcast(k.binary("or", k.bitcast(magnitude, i32), sign), f32)
-    if form.over == form.top:  # the format has no NaN
+    if form.overflow == form.top:  # the format has no NaN
         return value
-    nan = _op("gt", low, max(form.top, form.over if form.over != form.nan else 0))
+    nan = _op("gt", low, max(form.top, form.overflow if form.overflow != form.nan else 0))
     nan = nan if form.has_negative_zero else _op("eq", bits, form.nan)
     return k.select(nan, k.lit(float("nan"), f32), value)
 
@@ -146,7 +146,7 @@ def _encode(x: Expr, dtype: DType) -> Expr:
     base = int(np.float32(step).view(np.int32))
     subnormal = _op("sub", k.bitcast(k.add(k.bitcast(magnitude, f32), k.lit(step, f32)), i32), base)
     code = k.select(_op("lt", magnitude, (128 - form.bias) << 23), subnormal, normal)
-    code = k.select(_op("gt", code, form.top), _int(form.over, code), code)
+    code = k.select(_op("gt", code, form.top), _int(form.overflow, code), code)
     sign = _op("shl", _op("and", _op("lshr", bits, 31), 1), sign_bit)
     signed = k.binary("or", code, sign)
     if not form.has_negative_zero:

@@ -19,12 +19,12 @@ from ingot.targets.verilog.ranges import Range, width
 
 @dataclass
 class Memory:
-    """The memory of one buffer of activations. count: its elements. fill: their initial value. held: the range of the
+    """The memory of one buffer of activations. count: its elements. fill: their initial value. range: the range of the
     values that are written. itemsize: the bytes of an element in the program."""
 
     count: int
     fill: int
-    held: Range
+    range: Range
     itemsize: int
 
 
@@ -55,7 +55,7 @@ def print_circuit(
     modules: list[Module] = []
     for number, launch in enumerate(launches):
         constants = {i: p for i, p in enumerate(launch.params) if isinstance(p, np.ndarray)}
-        held = {i: memories[p[0]].held for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
+        held = {i: memories[p[0]].range for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
         places = {i: p for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
         places.pop(launch.nest.store[0])
         module = print_module(f"{name}_{number}", merged(launch.nest, places), constants, held, lanes)
@@ -64,11 +64,11 @@ def print_circuit(
         target = launch.params[launch.nest.store[0]]
         assert not isinstance(target, np.ndarray)
         memory = memories[target[0]]
-        memory.held = min(memory.held[0], module.stored[0]), max(memory.held[1], module.stored[1])
+        memory.range = min(memory.range[0], module.stored[0]), max(memory.range[1], module.stored[1])
     text = _top(name, memories, launches, modules, source, result)
     files[f"{name}.v"] = "\n".join([_HEAD, text, *(m.text for m in modules)])
     cycles = source[1] + sum(m.cycles + 1 for m in modules) + result[1] + 1
-    in_bits, out_bits = (width(memories[m].held) for m, _ in (source, result))
+    in_bits, out_bits = (width(memories[m].range) for m, _ in (source, result))
     values = {"name": name, "in_bits": in_bits - 1, "out_bits": out_bits - 1, "inputs": source[1], "outputs": result[1]}
     files[f"{name}_tb.v"] = _TESTBENCH.format(**values)
     return Circuit(files, cycles)
@@ -86,7 +86,7 @@ def _top(
 ) -> str:  # fmt: skip
     steps = len(launches)
     state_bits = clog2(steps + 3)
-    bits = [width(m.held) for m in memories]
+    bits = [width(m.range) for m in memories]
     lines = [
         f"module {name} (",
         "  input clk, input rst,",

@@ -56,11 +56,11 @@ def clog2(count: int) -> int:
 
 
 def print_module(
-    name: str, nest: Nest, constants: Mapping[int, NDArray[np.int64]], held: Mapping[int, Range], lanes: int
+    name: str, nest: Nest, constants: Mapping[int, NDArray[np.int64]], ranges: Mapping[int, Range], lanes: int
 ) -> Module:
-    """Print a nest. constants: the elements of params that are constants. held: the ranges of the others. lanes: the
+    """Print a nest. constants: the elements of params that are constants. ranges: the ranges of the others. lanes: the
     maximum number. Raises CompileError for a nest that reads a memory twice in one cycle."""
-    return _Printer(name, nest, constants, held, lanes).module()
+    return _Printer(name, nest, constants, ranges, lanes).module()
 
 
 @dataclass
@@ -68,8 +68,8 @@ class _Printer:
     name: str
     nest: Nest
     constants: Mapping[int, NDArray[np.int64]]
-    held: Mapping[int, Range]
-    most: int
+    param_ranges: Mapping[int, Range]
+    max_lanes: int
     lines: list[str] = field(default_factory=lambda: list[str]())
     wires: dict[tuple[int, str, int], str] = field(default_factory=lambda: dict[tuple[int, str, int], str]())
     memories: dict[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -79,7 +79,7 @@ class _Printer:
         nest = self.nest
         params = [
             (int(x.min()), int(x.max())) if (x := self.constants.get(i)) is not None and x.size
-            else self.held.get(i, range_of(dtype))
+            else self.param_ranges.get(i, range_of(dtype))
             for i, (_, dtype) in enumerate(nest.params)
         ]  # fmt: skip
         self.ranges = ranges(nest, params)
@@ -115,7 +115,7 @@ class _Printer:
                 return 1
             if param in self.constants and any(not inner and c != self.lane_counter[1] for inner, c in used):
                 return 1
-        return max(n for n in range(1, self.most + 1) if nest.outer[-1] % n == 0)
+        return max(n for n in range(1, self.max_lanes + 1) if nest.outer[-1] % n == 0)
 
     def _memories(self) -> None:
         """The memories of constants: reordered by use for terms of several lanes, else unchanged."""

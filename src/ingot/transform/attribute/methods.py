@@ -13,7 +13,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node, const, rebuild
-from ingot.ir.types import DType, Shape, TensorType, i64
+from ingot.ir.types import DType, Shape, i64
 from ingot.ops import sampling
 from ingot.ops.random import counted_key
 from ingot.support.dataclass import dataclass
@@ -193,7 +193,7 @@ def occluded(
             start = ops.mul(ops.rem(left, positions), s)
             left = ops.div(left, positions)
             own_axis = d + (count > 1 and d >= points._axis(v))
-            offset = ops.sub(ops.Iota(TensorType(i64, shape), own_axis)(), points.along_points(start, v))
+            offset = ops.sub(ops.iota(shape, own_axis), points.along_points(start, v))
             inside = ops.and_(inside, ops.and_(ops.compare("GE", offset, 0), ops.compare("LT", offset, w)))
         images = {
             m: points.repeated(o, x) for m, o, x in zip(many.graph.inputs, scores.graph.inputs, rest, strict=True)

@@ -233,13 +233,13 @@ def _reduced(x: Node, v: Variable) -> Node:
     return ops.reduce_sum(x, axes) if axes else x
 
 
-_Found = tuple[list[Node], Node | None]
+_AttributionValues = tuple[list[Node], Node | None]
 
 
 def _gradients(
     variables: Sequence[Variable], scores: Scores, images: Mapping[Node, Node], actual: Sequence[Node],
     baselines: Sequence[Node], target: Node | None, settings: Settings,
-) -> _Found:  # fmt: skip
+) -> _AttributionValues:  # fmt: skip
     graph, seed_input = scores.gradients()
     core_inputs = dict(zip(graph.inputs, [images[x] for x in scores.graph.inputs], strict=False))
     (result,) = rebuild(graph.outputs[:1], core_inputs)
@@ -273,7 +273,7 @@ def _base_values(variables: Sequence[Variable], baselines: Sequence[Node]) -> li
 def _occlusion(
     variables: Sequence[Variable], scores: Scores, images: Mapping[Node, Node], actual: Sequence[Node],
     baselines: Sequence[Node], target: Node | None, settings: Settings,
-) -> _Found:  # fmt: skip
+) -> _AttributionValues:  # fmt: skip
     result = scores.call(images)
     chosen, there = targets(scores, result, target)
     out: list[Node] = []

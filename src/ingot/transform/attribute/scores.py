@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.autodiff import differentiable, gradients
 from ingot.ir.dims import Dim, DimLike, product, symbols_of
 from ingot.ir.node import Graph, Input, Node, rebuild, size_elements
-from ingot.ir.types import Shape, TensorType, boolean, i64
+from ingot.ir.types import Shape, boolean, i64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_once
 
@@ -211,7 +211,7 @@ def targets(scores: Scores, result: Node, target: Node | None) -> tuple[Node, No
         size = result.shape[axis]
         inside = ops.and_(ops.compare("GE", index, 0), ops.compare("LT", index, ops.scalar(size, i64)))
         there = inside if there is None else ops.and_(there, inside)
-        position = ops.Iota(TensorType(i64, result.shape), axis)()
+        position = ops.iota(result.shape, axis)
         equal = ops.compare("EQ", position, along(index, result.shape, scores.batch_axis))
         chosen = equal if chosen is None else ops.and_(chosen, equal)
     assert chosen is not None

@@ -27,7 +27,7 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dce import dce
-from ingot.passes.core.dtypes.precision import lower_precision
+from ingot.passes.core.dtypes.precision import STORED, excess, lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.transposed_conv import split_transposed
@@ -37,7 +37,7 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
 
-_HIDDEN = {
+_MASKED_SCORE = {
     16: -6e4,
     32: -1e30,
     64: -1e30,
@@ -63,14 +63,15 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     if precision == "float32":
         return graph
     unlowered = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
-    lowered = lower_precision(lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered), precision)
+    wide = lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered)
+    lowered = lower_precision(wide, precision)
+    _check_ranges(wide, STORED[precision])
     rounded_dtypes: dict[Node, DType] = {}
     for n in lowered.nodes():
         if isinstance(n.op, ops.Convert) and n.dtype.bits == 16 and n.inputs[0].dtype == f32:
             source = n.inputs[0]
             while source.op.rearranges and len(source.inputs) == 1:
                 source = source.inputs[0]
-            _check_range(source, n.dtype)
             rounded_dtypes[source] = n.dtype
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
@@ -80,16 +81,14 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
 
 
-def _check_range(weight: Node, dtype: DType) -> None:
-    if weight.constant is None:
-        return
-    value = weight.constant.value
-    with np.errstate(over="ignore"):
-        overflows = np.isfinite(value) & ~np.isfinite(value.astype(dtype.numpy))
-    if overflows.any():
-        largest = float(np.abs(value[overflows]).max())
-        fix = "it is infinite in the program: take float32 or bfloat16"
-        raise InputError("bounds", expected=f"weights in the range of {dtype}", got=largest, where=weight.loc, fix=fix)
+def _check_ranges(graph: Graph, dtype: DType) -> None:
+    """Which products a program leaves in f32 for a weight that is too large depends on what it merges."""
+    for weight in {n.inputs[i] for n in graph.nodes() for i in n.op.stored_weights}:
+        largest = excess(value_of(weight), dtype) if weight.dtype == f32 and is_constant(weight) else None
+        if largest is not None:
+            fix = "take float32 or bfloat16"
+            what = f"weights in the range of {dtype}"
+            raise InputError("bounds", expected=what, got=largest, where=weight.loc, fix=fix)
 
 
 # --- MODEL ops whose ordinary lowering would make bounds loose
@@ -160,7 +159,7 @@ def _visible_exponentials(x: Term, visible: Term | None, axis: int) -> tuple[Ter
     if visible is None:
         e = t.exp(x - x.map(Shift(axis)))
         return e, e.sum((axis,))
-    x = t.term(t.where(visible, x, _HIDDEN[x.dtype.bits]))
+    x = t.term(t.where(visible, x, _MASKED_SCORE[x.dtype.bits]))
     e = t.term(t.where(visible, t.exp(x - x.map(Shift(axis))), 0.0))
     return e, t.term(t.where(visible.reduce("or", (axis,)), e.sum((axis,)), 1.0))
 
@@ -226,7 +225,7 @@ def _attention(n: Node) -> Node | None:
     """The softmax of the visible scores times the values."""
     op, (q, k, v, *masks) = n.op, n.inputs
     assert isinstance(op, ops.Attention)
-    if op.scaled or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
+    if op.scaled or op.indexed or not is_static((*n.shape, *k.shape)) or not _has_elements(k, 2):
         return None
     scores, visible = op.scores(q, k), None
     key_axis = scores.rank - 1

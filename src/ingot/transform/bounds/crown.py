@@ -39,7 +39,7 @@ from ingot.transform.bounds.rounding import (
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
-MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
+LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
 SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
@@ -80,7 +80,7 @@ def is_linear(node: Node, c: Intervals) -> bool:
         return node.op.kind == "sum"
     if isinstance(node.op, ops.Select):
         return c.is_exact(node.inputs[0])
-    return isinstance(node.op, (*MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
 
 
 def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
@@ -90,7 +90,7 @@ def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
         return contracted_terms(node), c.rounding.of_sum(contracted_terms(node))
     if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return summed_terms(node), c.rounding.of_sum(summed_terms(node))
-    return 1, 0.0 if isinstance(node.op, (*MOVES, *SUMS)) else c.rounding.of_function(0.5)
+    return 1, 0.0 if isinstance(node.op, (*LINEAR_MOVES, *SUMS)) else c.rounding.of_function(0.5)
 
 
 def is_product(node: Node) -> bool:
@@ -249,7 +249,7 @@ class Backward:
         for x, g in zip(node.inputs, RULES[type(op)](node_f64, [a.node]), strict=True):
             if g is not None:
                 self.pass_on(x, Term(g))
-        if isinstance(op, MOVES):
+        if isinstance(op, LINEAR_MOVES):
             return
         terms, error = terms_and_error(node, self.c)
         self.err(node, a, self.sizes(node), error, self.c.rounding.floor * terms)

@@ -60,20 +60,21 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """A canonical graph and its question. ends: for each perturbed input the inputs of the graph of bounds."""
+    """A canonical graph and its question. interval_inputs: for each perturbed input the inputs of the graph of
+    bounds."""
 
     core: Graph
     question: Question
-    ends: Mapping[Node, tuple[Node, Node]]
+    interval_inputs: Mapping[Node, tuple[Node, Node]]
 
     @property
     def inputs(self) -> tuple[Node, ...]:
         """The inputs of the graph of bounds."""
-        return tuple(v for x in self.core.inputs for v in self.ends.get(x, (x,)))
+        return tuple(v for x in self.core.inputs for v in self.interval_inputs.get(x, (x,)))
 
     def intervals(self) -> Intervals:
         """Intervals of the inputs alone."""
-        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.ends.items()}
+        boxes = {x: Interval(*(Term(v).cast(f64) for v in pair)) for x, pair in self.interval_inputs.items()}
         return Intervals(boxes, self.question.rounding)
 
     @cached_property
@@ -121,7 +122,7 @@ class Bounded:
 
     @cached_property
     def _forward_rows(self) -> int:
-        return sum(int(product(x.shape)) for x in self.ends) + 4  # of slopes, centers, radii, magnitudes
+        return sum(int(product(x.shape)) for x in self.interval_inputs) + 4  # of slopes, centers, radii, magnitudes
 
     def fits(self, target: Node) -> bool:
         """Whether a walk from the value is within the memory limit. If it is not, raises InputError unless the method
@@ -145,7 +146,7 @@ class Bounded:
     @cached_property
     def rows(self) -> Mapping[Node, int]:
         """The row axis of each value, if rows are independent: see `rows_of`."""
-        return rows_of(self.core, list(self.ends), self.intervals().is_exact)
+        return rows_of(self.core, list(self.interval_inputs), self.intervals().is_exact)
 
     @cached_property
     def _widest(self) -> int:
@@ -164,7 +165,7 @@ class Bounded:
         a value for each row (see `bounds_of`)."""
         c = self.intervals()
         walk = Walk(c, self.rows if slopes is None else {})
-        forward = Forward(c, list(self.ends)) if self.is_forward else None
+        forward = Forward(c, list(self.interval_inputs)) if self.is_forward else None
         for node in self.core.nodes():
             c.add([node])
             if forward is not None and not c.missing:

@@ -72,16 +72,16 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """A box of inputs. ends: for each input the lower and the upper end, of its type; equal if not float."""
+    """A box of inputs. intervals: for each input the lower and the upper end, of its type; equal if not float."""
 
-    ends: tuple[tuple[np.ndarray, np.ndarray], ...]
+    intervals: tuple[tuple[np.ndarray, np.ndarray], ...]
     perturbed: tuple[bool, ...]
 
     @property
     def arguments(self) -> list[np.ndarray]:
         """The arguments of a monitor."""
         flat: list[np.ndarray] = []
-        for (low, high), is_perturbed in zip(self.ends, self.perturbed, strict=True):
+        for (low, high), is_perturbed in zip(self.intervals, self.perturbed, strict=True):
             flat += [low, high] if is_perturbed else [low]
         return flat
 
@@ -106,7 +106,7 @@ def bound_model(
         raise InputError("slope_steps", expected=f"0 for method {method!r}", got=slope_steps)
     opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
-    graph = static_graph(opened.graph, [low for low, _ in box.ends])
+    graph = static_graph(opened.graph, [low for low, _ in box.intervals])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
     rounding, of_program = rounding_of(graph, numerics, options), at_precision(graph, options.precision)
     graph = of_program if numerics else graph

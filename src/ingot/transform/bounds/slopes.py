@@ -34,13 +34,13 @@ _MAX_SLOPE_BYTES = 1 << 28  # above it all rows of a walk share its slopes
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """A compiled search over the slopes of a graph whose single result is a vector of rows. ends: computes the lower
-    and upper bounds of each hinge's operand. shapes: the shape of each slope array, with the index of its hinge. step:
-    computes lower bounds of the rows, the bounds of operands, and the gradients of the slopes."""
+    """A compiled search over the slopes of a graph whose single result is a vector of rows. hinge_bounds: computes the
+    lower and upper bounds of each hinge's operand. shapes: the shape of each slope array, with the index of its hinge.
+    step: computes lower bounds of the rows, the bounds of operands, and the gradients of the slopes."""
 
     rows: int
     shapes: tuple[tuple[tuple[int, ...], int], ...]
-    ends: CompiledModel
+    hinge_bounds: CompiledModel
     step: CompiledModel
 
     def run(
@@ -48,7 +48,7 @@ class Slopes:
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """The best lower bounds of the rows over a box within `steps`, or until each exceeds its limit, and the best
         lower and upper bounds of the hinges' operands. deadline: in seconds of `time.monotonic`."""
-        ends = [np.asarray(v) for v in self.ends.run(box)] if self.shapes else []
+        ends = [np.asarray(v) for v in self.hinge_bounds.run(box)] if self.shapes else []
         initial = [(high > -low).astype(np.float64) for low, high in zip(ends[::2], ends[1::2], strict=True)]
         ascent = Ascent([np.broadcast_to(initial[at], shape).copy() for shape, at in self.shapes])
         best = np.full(self.rows, -np.inf)

@@ -21,14 +21,14 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support import timing
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.energy.measure import calls_for, measure
 from ingot.support.errors import DeviceError
 from ingot.transform.quantize.formats import Formats, Recipe, apply_formats
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group
 
-Turn = Callable[[], AbstractContextManager[None]]
+ExclusiveTurn = Callable[[], AbstractContextManager[None]]
 _COMPARE_SECONDS, _BURST_SECONDS = 0.4, 0.002  # of a comparison in total, and of each burst of one model
 _MIN_RUNS, _MAX_RUNS = 5, 60  # profiled runs
 _TIME_SLICE_SECONDS = 1e-3  # the scheduler preempts a thread for no less
@@ -55,7 +55,13 @@ class Bench:
     """Builds and times choices for the calls of one sample."""
 
     def __init__(
-        self, graph: Graph, groups: Sequence[Group], recipe: Recipe, call: Call, threads: int, turn: Turn = nullcontext
+        self,
+        graph: Graph,
+        groups: Sequence[Group],
+        recipe: Recipe,
+        call: Call,
+        threads: int,
+        turn: ExclusiveTurn = nullcontext,
     ) -> None:
         """turn: gives what is held while models are timed."""
         self._turn = turn
@@ -118,7 +124,7 @@ class Bench:
             ).min(axis=0)  # fmt: skip
         return self.float_seconds * float(own_seconds / float_seconds)
 
-    def joules(self, built: BuiltModel, counters: Found) -> float:
+    def joules(self, built: BuiltModel, counters: EnergyCounters) -> float:
         """Of a call. Raises DeviceError if no counter advances."""
         energy = measure(calls_for(partial(built.model, *self.call)), counters)
         if energy.joules is None:

@@ -21,6 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
+from ingot.passes.core.dtypes.precision import excess
 from ingot.pipeline.target import features_of
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -28,10 +29,10 @@ from ingot.transform.quantize.ranges import Levels, ValueStats
 from ingot.transform.quantize.sites import Group, Site, StateSite
 from ingot.transform.quantize.weights import Channels, Quantized, feedback_factor, quantize_blocks, quantize_channels
 
-FLOAT, STATIC, SHARED, DYNAMIC, PAIRED = "float32", "int8", "int8-shared", "int8-dynamic", "int16"
-LEVELS = (STATIC, SHARED, DYNAMIC, PAIRED)  # formats whose values are levels of 8 bits, or of two times 8
+FLOAT, STATIC, SHARED_STATIC, DYNAMIC, PAIRED = "float32", "int8", "int8-shared", "int8-dynamic", "int16"
+LEVELS = (STATIC, SHARED_STATIC, DYNAMIC, PAIRED)  # formats whose values are levels of 8 bits, or of two times 8
 BITS = {"weight8": 8, "weight4": 4}
-STORED: dict[str, DType] = {"bfloat16": bf16, "float16": f16}
+STORED_FLOATS: dict[str, DType] = {"bfloat16": bf16, "float16": f16}
 FORMATS = (FLOAT, "bfloat16", "float16", *LEVELS, *BITS)
 Formats = Mapping[str, str]  # a group's name -> its format
 
@@ -76,7 +77,7 @@ class Recipe:
 
     def shared_levels(self, group: Group) -> Levels:
         """The levels that all readers of the group's value share."""
-        levels = self.rounding(group, SHARED).levels
+        levels = self.rounding(group, SHARED_STATIC).levels
         assert levels is not None
         return levels
 
@@ -121,13 +122,18 @@ class Recipe:
         """The weights that the product is computed with, relative to its scaled value."""
         if form == FLOAT:
             return site.weight()
-        if form in STORED:
-            return site.weight().astype(STORED[form].numpy).astype(np.float32)
+        if form in STORED_FLOATS:
+            return site.weight().astype(STORED_FLOATS[form].numpy).astype(np.float32)
         return np.ascontiguousarray(self.weights(group, site, form).value(site))
 
     def shift(self, group: Group, site: Site, form: str, effective: np.ndarray) -> np.ndarray | None:
         """The change of the product's mean by rounded weights, per output channel (Nagel et al., arXiv 1906.04721)."""
-        if not self.corrected or group.is_recurrent or form in (FLOAT, *STORED) or not self.stats[group.name].is_usable:
+        if (
+            not self.corrected
+            or group.is_recurrent
+            or form in (FLOAT, *STORED_FLOATS)
+            or not self.stats[group.name].is_usable
+        ):
             return None
         factors = self.rounding(group, form).factors
         key = site.name, form, _bytes_of(factors)
@@ -158,7 +164,7 @@ def smooth_weights(site: Site, factors: np.ndarray | None) -> np.ndarray:
 def apply_formats(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats: Formats) -> Graph:
     """`graph` with each group's products in its format."""
     sites = {site.node: (group, site) for group in groups for site in group.sites}
-    shared = {group.value: group for group in groups if formats.get(group.name) == SHARED}
+    shared = {group.value: group for group in groups if formats.get(group.name) == SHARED_STATIC}
 
     def product(n: Node, inputs: Sequence[Node]) -> Node:
         match = sites.get(n)
@@ -179,8 +185,8 @@ def apply_formats(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats
 
 def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> Node:
     n = site.node
-    if form in STORED:
-        return _narrow(n, x, STORED[form], values=form == "bfloat16")
+    if form in STORED_FLOATS:
+        return _narrow(n, x, STORED_FLOATS[form], values=form == "bfloat16")
     quantized = recipe.weights(group, site, form)
     if form in (STATIC, DYNAMIC):  # shared ones are levels already
         rounding = recipe.rounding(group, form)
@@ -261,17 +267,23 @@ def stored_bytes(group: Group, form: str) -> int:
     return sum(s.weights + 4 * s.channels for s in group.sites)
 
 
+def _has_excess(group: Group, stored: DType) -> bool:
+    """Whether a weight would be infinite in that type."""
+    return any(excess(site.weight(), stored) is not None for site in group.sites)
+
+
 def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -> tuple[str, ...]:
     """The formats out of `formats` that the group supports, float32 first."""
     candidates = [f for f in formats if f != FLOAT]
     if not stats.is_usable:
-        candidates = [f for f in candidates if f not in (STATIC, SHARED, PAIRED)]
-    if not group.shared:
-        candidates = [f for f in candidates if f != SHARED]
+        candidates = [f for f in candidates if f not in (STATIC, SHARED_STATIC, PAIRED)]
+    if not group.is_shared:
+        candidates = [f for f in candidates if f != SHARED_STATIC]
     if not group.is_matrices:
         candidates = [f for f in candidates if f not in BITS]
     if group.is_recurrent:
         candidates = [f for f in candidates if f == DYNAMIC]
+    candidates = [f for f in candidates if f not in STORED_FLOATS or not _has_excess(group, STORED_FLOATS[f])]
     return (FLOAT, *candidates)
 
 
@@ -279,8 +291,8 @@ def default_formats(groups: Sequence[Group], has_size: bool) -> tuple[str, ...]:
     """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
     bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
     formats = [STATIC, DYNAMIC, PAIRED]
-    if any(g.shared and not g.is_matrices for g in groups):
-        formats.insert(0, SHARED)
+    if any(g.is_shared and not g.is_matrices for g in groups):
+        formats.insert(0, SHARED_STATIC)
     if any("bf16" in name for name in features_of("native").features):
         formats.append("bfloat16")
     return (*formats, *(BITS if has_size else ()))

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ingot.ir.types import f16
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
-from ingot.transform.quantize.formats import DYNAMIC, FLOAT, PAIRED, SHARED, STORED, Formats, Recipe
+from ingot.transform.quantize.formats import DYNAMIC, FLOAT, PAIRED, SHARED_STATIC, STORED_FLOATS, Formats, Recipe
 from ingot.transform.quantize.ranges import Levels
 from ingot.transform.quantize.sites import Group, Site, StateSite
 from ingot.transform.quantize.weights import Blocks, Channels
@@ -79,7 +79,7 @@ class _Writer:
             return
         factors = self._channel_factors(site, numpy_helper.to_array(self.constants[node.input[1]]))
         shift = None
-        if form in STORED:
+        if form in STORED_FLOATS:
             self._narrow(node, form)
         else:
             quantized = self.recipe.weights(group, site, form)
@@ -163,11 +163,11 @@ class _Writer:
         return names
 
     def _round_value(self, at: onnx.NodeProto, group: Group, form: str) -> str:
-        key = ("" if form == SHARED else at.input[0], form, group.name)
+        key = ("" if form == SHARED_STATIC else at.input[0], form, group.name)
         if key in self.values:
             return self.values[key]
         rounding, x = self.recipe.rounding(group, form), at.input[0]
-        readers = [n for n in self.model.graph.node if x in n.input] if form == SHARED else []
+        readers = [n for n in self.model.graph.node if x in n.input] if form == SHARED_STATIC else []
         at = readers[0] if readers else at
         if rounding.factors is not None:
             shape = [-1 if d == group.axis else 1 for d in range(group.value.type.rank)]
@@ -219,7 +219,7 @@ class _Writer:
             self.model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
 
     def _narrow(self, node: onnx.NodeProto, form: str) -> None:
-        stored = STORED[form]
+        stored = STORED_FLOATS[form]
         kind = TensorProto.FLOAT16 if stored == f16 else TensorProto.BFLOAT16
         w = numpy_helper.to_array(self.constants[node.input[1]]).astype(stored.numpy)
         (node.input[1],) = self._node(node, "Cast", [self._constant(w, "weights", kind)], to=TensorProto.FLOAT)

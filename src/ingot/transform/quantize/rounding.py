@@ -15,7 +15,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.support import progress
-from ingot.transform.quantize.formats import DYNAMIC, LEVELS, PAIRED, SHARED, Rounding, smooth_weights
+from ingot.transform.quantize.formats import DYNAMIC, LEVELS, PAIRED, SHARED_STATIC, Rounding, smooth_weights
 from ingot.transform.quantize.ranges import MAX_ENTRIES, MAX_LEVEL, METHODS, Levels, ValueStats, levels_between
 from ingot.transform.quantize.sites import Group, Site
 from ingot.transform.quantize.weights import quantize_channels
@@ -44,7 +44,7 @@ def roundings(
         if PAIRED in formats:
             error = max(_weights_error(site) for site in group.sites)
             out[group.name, PAIRED] = Rounding(levels=group_stats.levels("minmax"), error=error)
-        forms = [f for f in LEVELS if f in formats and f != PAIRED and (f != SHARED or group.shared)]
+        forms = [f for f in LEVELS if f in formats and f != PAIRED and (f != SHARED_STATIC or group.is_shared)]
         trial = _Trial(group, group_stats) if forms else None
         for form in forms if trial else ():
             assert trial is not None
@@ -69,7 +69,7 @@ def _candidates(group: Group, stats: ValueStats, form: str, methods: Sequence[st
         distinct.setdefault(r.levels, r)
     out = list(distinct.values())
     # other readers of a shared value cannot take its factors; tied weights must have the same form in all groups
-    if form == SHARED or group.tied:
+    if form == SHARED_STATIC or group.tied:
         return out
     for smoothing in SMOOTHINGS:
         factors = _factors(group, stats, smoothing)

@@ -29,16 +29,16 @@ from ingot.support.blas import blas_threads
 from ingot.support.errors import IngotError, InputError
 from ingot.support.garbage import give_back
 from ingot.transform.bounds.error import rounding_errors
-from ingot.transform.quantize.bench import Bench, BuiltModel, Turn, with_receipt
+from ingot.transform.quantize.bench import Bench, BuiltModel, ExclusiveTurn, with_receipt
 from ingot.transform.quantize.calibrate import Probe
 from ingot.transform.quantize.formats import (
     BITS,
     FLOAT,
     LEVELS,
     PAIRED,
-    SHARED,
+    SHARED_STATIC,
     STATIC,
-    STORED,
+    STORED_FLOATS,
     Formats,
     Recipe,
     apply_formats,
@@ -172,7 +172,7 @@ class Quantizer:
         chosen = search.run(uniform_points)
         return self._result(chosen, search, options)
 
-    def prepare(self, turn: Turn = nullcontext) -> None:
+    def prepare(self, turn: ExclusiveTurn = nullcontext) -> None:
         """Round values and weights, and run the float model. turn: gives what is held while models are timed."""
         self._calibrate()
         self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads, turn)
@@ -222,7 +222,7 @@ class Quantizer:
             group_stats.parts.clear()  # roundings were tried on them
         for i, group in enumerate(self.groups):
             progress.report("weights", i, len(self.groups))
-            for form in (f for f in self._candidate_formats(group) if f not in (FLOAT, *STORED)):
+            for form in (f for f in self._candidate_formats(group) if f not in (FLOAT, *STORED_FLOATS)):
                 for site in group.sites:
                     self.recipe.weights(group, site, form)
             group.release()
@@ -271,7 +271,7 @@ class Quantizer:
             progress.report(f"measure {form}")
             build = (lambda: self.bench.exact) if form == FLOAT else cache(partial(self._build, formats))
             self.times[form] = self._group_seconds(form, build)
-            if form == SHARED:  # it uses int8 for values that no other op reads
+            if form == SHARED_STATIC:  # it uses int8 for values that no other op reads
                 self.times.setdefault(STATIC, self.times[form])
             points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, build))
             if form == FLOAT:
@@ -286,7 +286,7 @@ class Quantizer:
     def _uniform_formats(self, form: str) -> dict[str, str]:
         """The given format for each group that supports it. For int8-shared, values that no other op reads use int8."""
         formats = {g.name: form for g in self.groups if form in self._candidate_formats(g)}
-        unshared = self._uniform_formats(STATIC) if form == SHARED and formats else {}
+        unshared = self._uniform_formats(STATIC) if form == SHARED_STATIC and formats else {}
         return {**unshared, **formats}
 
     def _candidate_formats(self, group: Group) -> tuple[str, ...]:

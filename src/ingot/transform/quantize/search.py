@@ -18,7 +18,7 @@ import numpy as np
 from ingot.ir.types import word_fix
 from ingot.runtime import device
 from ingot.support.dataclass import dataclass
-from ingot.support.energy.counters import Found
+from ingot.support.energy.counters import EnergyCounters
 from ingot.support.errors import ConstraintError, InputError
 from ingot.transform.quantize.formats import FLOAT, FORMATS, Formats
 from ingot.transform.quantize.metric import Metric
@@ -115,10 +115,10 @@ def check(options: SearchOptions) -> None:
         raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown, fix=fix)
 
 
-def energy_counters(options: SearchOptions) -> Found:
+def energy_counters(options: SearchOptions) -> EnergyCounters:
     """Of this machine, if energy is constrained. Raises InputError where there is none."""
     if options.energy_millijoules is None:
-        return Found((), ())
+        return EnergyCounters((), ())
     energy = device.energy_counters({"cpu"})
     if not energy.counters:
         got = "none" + (f" ({'; '.join(energy.reasons)})" if energy.reasons else "")

@@ -15,13 +15,13 @@ from ingot.ir.node import Graph, Input, Node, Project, rebuild
 from ingot.ir.types import TensorType, bf16, f32, i32, u8
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.quantize.formats import DYNAMIC, FLOAT, SHARED, STATIC, Formats, Recipe, broadcast_along
+from ingot.transform.quantize.formats import DYNAMIC, FLOAT, SHARED_STATIC, STATIC, Formats, Recipe, broadcast_along
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group, Site, StateSite
 
 _PLAIN, _STATIC, _SHARED, _DYNAMIC, _BFLOAT16 = range(5)
 # int16 is accurate enough that only the weights are rounded here
-_MODES = {STATIC: _STATIC, SHARED: _SHARED, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
+_MODES = {STATIC: _STATIC, SHARED_STATIC: _SHARED, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
 
 
 class Simulator:
@@ -84,7 +84,7 @@ def _simulation_graph(graph: Graph, groups: Sequence[Group], narrow: bool) -> Gr
             added += [w, shift]
             sites[site.node] = i, site, factors, w, shift
 
-    values = {group.value: i for i, group in enumerate(groups) if group.shared}
+    values = {group.value: i for i, group in enumerate(groups) if group.is_shared}
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         y = product(n, inputs)

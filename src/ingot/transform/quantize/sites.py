@@ -100,14 +100,14 @@ class StateSite(Site):
 
 @dataclass(frozen=True)
 class Group:
-    """Products that read `value` and sum over its axis `axis`. name: that of the first product. shared: whether other
-    ops read the value, too, and could read its levels. tied: whether products of other groups use the same weights, as
-    the steps of an unrolled recurrence do."""
+    """Products that read `value` and sum over its axis `axis`. name: that of the first product. is_shared: whether
+    other ops read the value, too, and could read its levels. tied: whether products of other groups use the same
+    weights, as the steps of an unrolled recurrence do."""
 
     value: Node
     axis: int
     sites: tuple[Site, ...]
-    shared: bool = False
+    is_shared: bool = False
     tied: bool = False
 
     @property

@@ -26,13 +26,13 @@ from ingot.transform.shard.propagate import Propagation, factors
 from ingot.transform.shard.rules import Rule, rule
 
 Partial = frozenset[str]  # mesh axes over whose devices a value is still to be summed
-_NONE: Partial = frozenset()
+_NO_AXES: Partial = frozenset()
 
 
 @dataclass(frozen=True)
 class Sharded:
     """The decisions for splitting a graph. specs: those of values that are not whole. outputs: those of the outputs.
-    partial: the axes over which each value is a partial sum. chosen: the axes that split the factors of each op's
+    partial: the axes over which each value is a partial sum. factor_axes: the axes that split the factors of each op's
     rule."""
 
     graph: Graph
@@ -40,7 +40,7 @@ class Sharded:
     specs: Mapping[Node, Spec]
     outputs: tuple[Spec, ...]
     partial: Mapping[Node, Partial]
-    chosen: Mapping[Node, Mapping[str, Axes]]
+    factor_axes: Mapping[Node, Mapping[str, Axes]]
     loops: Mapping[Node, tuple[Sharded, Sharded]] = field(default_factory=dict[Node, "tuple[Sharded, Sharded]"])
 
 
@@ -104,16 +104,16 @@ def _partial(
 
 def _passed_axes(node: Node, op_rule: Rule, chosen: Mapping[str, Axes], partial: Mapping[Node, Partial]) -> Partial:
     """The axes over which the result is a partial sum because operands are; none if an operand has to be reduced."""
-    partial_axes = [partial.get(x, _NONE) for x in node.inputs]
+    partial_axes = [partial.get(x, _NO_AXES) for x in node.inputs]
     partial_operands = [i for i, g in enumerate(partial_axes) if g]
     if not partial_operands:
-        return _NONE
+        return _NO_AXES
     axes = partial_axes[partial_operands[0]]
     if any(not axes.isdisjoint(split) for split in chosen.values()):
-        return _NONE
+        return _NO_AXES
     if -1 in op_rule.linear:
-        return axes if all(g == axes for g in partial_axes) else _NONE
-    return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NONE
+        return axes if all(g == axes for g in partial_axes) else _NO_AXES
+    return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NO_AXES
 
 
 def _needed_whole(
@@ -139,7 +139,7 @@ class _Partitioner:
     def __init__(self, sharded: Sharded, rank: int) -> None:
         self.sharded, self.mesh, self.rank = sharded, sharded.mesh, rank
         self.values: dict[tuple[Node, Spec], Node] = {}  # the device's part of a value
-        self.have: dict[Node, Spec] = {}  # the spec in which each value was computed
+        self.computed_specs: dict[Node, Spec] = {}  # the spec in which each value was computed
 
     def run(self) -> Graph:
         graph = self.sharded.graph
@@ -171,7 +171,7 @@ class _Partitioner:
         if op.elements and spec != whole(len(spec)):
             raise InputError(f"shard of {op.label}", expected="a whole tensor: its values are sizes", got="a mark")
         local = replace(op, type=op.type.with_shape(shape))(loc=node.loc)
-        self.values[node, spec], self.have[node] = local, spec
+        self.values[node, spec], self.computed_specs[node] = local, spec
         return local
 
     # --- values in other specs
@@ -182,7 +182,7 @@ class _Partitioner:
             return self._constant(value, want)
         local = self.values.get((value, want))
         if local is None:
-            computed_spec = self.have[value]
+            computed_spec = self.computed_specs[value]
             local = self.values[value, want] = self._moved(
                 self.values[value, computed_spec], value, computed_spec, want
             )
@@ -234,7 +234,7 @@ class _Partitioner:
     def _compute(self, node: Node) -> None:
         op_rule = rule(node) if node.inputs else None
         if isinstance(node.op, ops.Sharding):
-            self.have[node], self.values[node, self.spec(node)] = (
+            self.computed_specs[node], self.values[node, self.spec(node)] = (
                 self.spec(node),
                 self.part(node.inputs[0], self.spec(node)),
             )
@@ -243,8 +243,8 @@ class _Partitioner:
             parts = [self.part(x, self._split(axes)) for x, axes in zip(node.inputs, node.op.in_axes, strict=True)]
             local_results = node.op.on_rank(self.rank, parts)
             for result, part, axes in zip(node.results, local_results, node.op.out_axes, strict=True):
-                self.have[result] = self._split(axes)
-                self.values[result, self.have[result]] = part
+                self.computed_specs[result] = self._split(axes)
+                self.values[result, self.computed_specs[result]] = part
             return
         if node in self.sharded.loops:
             cond, body = (partition(g, self.rank) for g in self.sharded.loops[node])
@@ -256,7 +256,7 @@ class _Partitioner:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
             return
-        chosen = self.sharded.chosen.get(node, {})
+        chosen = self.sharded.factor_axes.get(node, {})
         specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*op_rule.operands, *op_rule.results)]
         count = len(node.inputs)
         operands = [self.part(x, spec) for x, spec in zip(node.inputs, specs[:count], strict=True)]
@@ -276,22 +276,22 @@ class _Partitioner:
         """The axes as a spec, without axes of size 1."""
         return tuple(tuple(a for a in split if self.mesh.count((a,)) > 1) for split in axes)
 
-    def _store(self, node: Node, local: Node, specs: Sequence[Spec], partial_axes: Partial = _NONE) -> None:
+    def _store(self, node: Node, local: Node, specs: Sequence[Spec], partial_axes: Partial = _NO_AXES) -> None:
         for result, part, spec in zip(node.results, local.results, specs, strict=True):
             if result.type.rank != part.type.rank:
                 raise CompileError(f"shard: the part of {result.op.name} has another rank")
             local_spec = spec
-            axes = partial_axes | (_NONE if node in self.sharded.partial else self._given(node))
+            axes = partial_axes | (_NO_AXES if node in self.sharded.partial else self._given(node))
             if axes and node not in self.sharded.partial:
                 part, local_spec = self._summed(part, result, spec, axes)
-            self.values[result, local_spec], self.have[result] = part, local_spec
+            self.values[result, local_spec], self.computed_specs[result] = part, local_spec
             self._check_shape(result, part, local_spec)
 
     def _given(self, node: Node) -> Partial:
         """The axes over which the operands, and therefore the op's result, are partial sums."""
         op_rule = rule(node) if node.inputs else None
-        chosen = self.sharded.chosen.get(node, {})
-        return _NONE if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
+        chosen = self.sharded.factor_axes.get(node, {})
+        return _NO_AXES if op_rule is None else _passed_axes(node, op_rule, chosen, self.sharded.partial)
 
     def _check_shape(self, value: Node, part: Node, spec: Spec) -> None:
         if part.shape != self.local_shape(value, spec):

@@ -22,7 +22,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, static_shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
-from ingot.transform.placement import derived_weights
+from ingot.transform.placement.cut import derived_weights
 from ingot.transform.shard.graph import collectives, shard
 from ingot.transform.shard.mesh import Mesh
 from ingot.transform.shard.partition import partition
@@ -38,10 +38,10 @@ _BATCHES_PER_STAGE = (
 
 @dataclass(frozen=True)
 class Pipeline:
-    """whole: the model. micro: the model for one of `count` micro-batches. split: the inputs of `micro` that are rows
-    of those of `whole`. stages: the nodes of each stage. borders: the values between consecutive stages."""
+    """model: the whole model. micro: the model for one of `count` micro-batches. split: the inputs of `micro` that are
+    rows of those of `model`. stages: the nodes of each stage. borders: the values between consecutive stages."""
 
-    whole: Graph
+    model: Graph
     micro: Graph
     count: int
     split: frozenset[Node]
@@ -154,7 +154,7 @@ def graph_of_rank(p: Pipeline, rank: int) -> Graph:
         if 0 <= batch < p.count:
             images = {
                 n: _rows(n, w, batch) if n in p.split else w
-                for n, w in zip(p.micro.inputs, p.whole.inputs, strict=True)
+                for n, w in zip(p.micro.inputs, p.model.inputs, strict=True)
             }
             if rank:
                 assert received is not None
@@ -175,7 +175,7 @@ def graph_of_rank(p: Pipeline, rank: int) -> Graph:
         if results
         else None
     )
-    return p.whole.with_outputs(_gather_results(p.whole.outputs, outputs, count, token))
+    return p.model.with_outputs(_gather_results(p.model.outputs, outputs, count, token))
 
 
 def _gather_results(wholes: Sequence[Node], outputs: Sequence[Node] | None, count: int, token: Node) -> list[Node]:

@@ -74,7 +74,7 @@ def _compile_pipeline(
     stages = pipeline(opened.stateless().graph, mesh.size)
     if place is None:
         graphs = [graph_of_rank(stages, r) for r in range(mesh.size)]
-        program = SimulatedProgram(stages.whole, mesh, lambda arrays: run(graphs, [arrays] * mesh.size)[-1])
+        program = SimulatedProgram(stages.model, mesh, lambda arrays: run(graphs, [arrays] * mesh.size)[-1])
         return CompiledModel(program, convention=opened.convention)
     local_program = compiled_program(graph_of_rank(stages, place), options)
     return _model_of_rank(with_place(local_program, place, mesh), opened, options, rank)

@@ -57,7 +57,7 @@ class Term:
 
 
 def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time.monotonic) -> list[Graph]:
-    """Graphs that probably equal `before` and should cost less, cheapest first."""
+    """Graphs that probably equal the graph `before` and should cost less, cheapest first."""
     small = _small_sizes(before)
     if small is None:
         return []
@@ -140,7 +140,7 @@ def _small_result(op: Op, small: Mapping[int, int], operands: Sequence[np.ndarra
 
 class _Search:
     def __init__(self, before: Graph, small: Mapping[int, int], deadline: float, clock: Callable[[], float]) -> None:
-        self.before, self.small, self.deadline, self.clock = before, small, deadline, clock
+        self.graph, self.small_sizes, self.deadline, self.clock = before, small, deadline, clock
         self.target = before.outputs[0]
         self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
         # slightly below the graph's own cost: at equal costs its own form stays
@@ -157,10 +157,10 @@ class _Search:
                     else constant_products
                 )
         self.known_products: dict[tuple[bool, tuple[Products, ...]], Products] = {}
-        self.wanted = self.products_of[self.target]
+        self.target_products = self.products_of[self.target]
         self.terms: dict[tuple[Shape, bytes], Term] = {}
-        self.found: dict[Node, float] = {}
-        self.made: set[Node] = set()
+        self.costs: dict[Node, float] = {}
+        self.visited: set[Node] = set()
         nodes = before.nodes()
         self.scales = sorted({float(v) for n in nodes if (v := splat_of(n)) is not None and not n.type.rank})
         self.products = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.DotGeneral | ops.Convolution)))
@@ -173,16 +173,16 @@ class _Search:
 
     def run(self) -> list[Graph]:
         """Enumerate terms of 1, 2, 3... ops; terms of more than MAX_FREE_OPS only if they have the graph's type."""
-        for n, value in zip(self.before.inputs, _points(self.before, self.small), strict=True):
+        for n, value in zip(self.graph.inputs, _points(self.graph, self.small_sizes), strict=True):
             self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
         by_size = [list(self.terms.values())]
-        max_ops = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.before.nodes())
+        max_ops = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.graph.nodes())
         for size in range(1, max(max_ops, MIN_OPS) + 1):
             count = len(self.terms)
             self.grow(by_size, size, last=size > MAX_FREE_OPS)
             by_size.append(list(self.terms.values())[count:])
-        ranked = sorted(self.found, key=self.found.__getitem__)
-        return [Graph(self.before.inputs, (n,)) for n in ranked]
+        ranked = sorted(self.costs, key=self.costs.__getitem__)
+        return [Graph(self.graph.inputs, (n,)) for n in ranked]
 
     def grow(self, by_size: list[list[Term]], size: int, last: bool) -> None:
         """Add the terms with an op on smaller terms that have `size` - 1 ops in total. last: only those of the graph's
@@ -261,15 +261,15 @@ class _Search:
             node = op(*(t.node for t in operands))
         except (ShapeError, IndexError):
             return
-        if node in self.made or (last and node.type != self.target.type):
+        if node in self.visited or (last and node.type != self.target.type):
             return
-        self.made.add(node)
+        self.visited.add(node)
         parts = frozenset[Node]().union(*(t.parts for t in operands))
         constant = all(t.constant for t in operands)
         if self.cost(parts if constant else parts | {node}) > self.limit:
             return
         try:
-            value = _small_result(op, self.small, [t.value for t in operands])
+            value = _small_result(op, self.small_sizes, [t.value for t in operands])
         except (IngotError, ValueError, IndexError):
             return
         self.add(node, value, constant, parts, products)
@@ -279,7 +279,7 @@ class _Search:
         key = (is_product, operands)
         if key not in self.known_products:
             products = _products(is_product, operands)
-            divide = all(any(all(map(int.__le__, p, q)) for q in self.wanted) for p in products)
+            divide = all(any(all(map(int.__le__, p, q)) for q in self.target_products) for p in products)
             self.known_products[key] = products if divide else frozenset()
         return self.known_products[key]
 
@@ -292,7 +292,7 @@ class _Search:
         cost = self.cost(parts)
         key = (node.shape, value.tobytes())
         if key == self.key and node is not self.target and cost < self.limit:
-            self.found[node] = min(cost, self.found.get(node, cost))
+            self.costs[node] = min(cost, self.costs.get(node, cost))
         previous = self.terms.get(key)
         if cost <= self.limit and (previous is None or cost < self.cost(previous.parts)):
             self.terms[key] = Term(node, value, constant, parts, products)

@@ -115,23 +115,23 @@ def find_rewrites(
 
 
 def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
-    text, count = str(Rewrite.of(subgraph.before, subgraph.before, exact=True)).partition(" -> ")[0], subgraph.count
-    candidates = forms(subgraph.before, SECONDS_PER_SUBGRAPH)
+    text, count = str(Rewrite.of(subgraph.graph, subgraph.graph, exact=True)).partition(" -> ")[0], subgraph.count
+    candidates = forms(subgraph.graph, SECONDS_PER_SUBGRAPH)
     if not candidates:
         return Row(text, count, 0, 1.0, "no cheaper form"), None
     best: tuple[float, float, float, Rewrite] | None = None
     state = "slower"
     for after in candidates[:FORMS_MEASURED]:
-        rewrite = Rewrite.of(subgraph.before, after, equality.are_equal(subgraph.before, after, exactly=True))
+        rewrite = Rewrite.of(subgraph.graph, after, equality.are_equal(subgraph.graph, after, exactly=True))
         if not holds(rewrite):
             return Row(str(rewrite), count, len(candidates), 1.0, "wrong"), None
         if not rewrite.exact and not fast_math:
             state = "needs fast math"
             text = str(rewrite)
             continue
-        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.before, after))
+        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.graph, after))
         models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
-        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.before))
+        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.graph))
         if best is None or gain > best[0]:
             best = gain, original_seconds, seconds, rewrite
     if best is None:

@@ -27,7 +27,7 @@ class Subgraph:
     count: its occurrences in the model. constants: the values of c0, c1... in the first one. flops: of all occurrences.
     """
 
-    before: Graph
+    graph: Graph
     count: int
     constants: tuple[np.ndarray, ...]
     flops: int
@@ -40,12 +40,12 @@ def subgraphs(graph: Graph) -> list[Subgraph]:
     for root in graph.nodes():
         for members in _members(root, readers):
             subgraph = _subgraph(root, members)
-            if not equality.is_small(subgraph.before):
+            if not equality.is_small(subgraph.graph):
                 continue
-            old = by_text.get(show(subgraph.before))
+            old = by_text.get(show(subgraph.graph))
             if old is not None:
                 subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
-            by_text[show(subgraph.before)] = subgraph
+            by_text[show(subgraph.graph)] = subgraph
     return sorted(by_text.values(), key=lambda s: -s.flops)
 
 

@@ -34,6 +34,24 @@ def test_orders() -> None:
     assert order_of(x[:, :1]) is order_of(torch.zeros(3)) is order_of(3) is None
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_gradients_of_leaves_are_not_views_with_gaps(memory_format: torch.memory_format) -> None:
+    """autograd would copy them; what is no leaf is given the view."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(2, n, 5, 3).to(memory_format=memory_format).requires_grad_() for n in (4, 3))
+    spy, cotangent = Spy(), torch.randn(2, 7, 5, 3).to(memory_format=memory_format)
+    compiled = compile_whole(lambda a, b: torch.cat((a, b), 1), backend=spy.backend)
+    for _ in range(3):
+        close(torch.autograd.grad(compiled(a, b), [a, b], cotangent), cotangent.split([4, 3], 1))
+    assert [len(m.graph.outputs) for m in spy.models] == [1, 2]
+    c, d = a * 2, b * 3
+    torch._dynamo.reset()
+    compiled = compile_whole(lambda a, b: torch.cat((a, b), 1), backend=spy.backend)
+    for _ in range(3):
+        close(torch.autograd.grad(compiled(c, d), [c, d], cotangent, retain_graph=True), cotangent.split([4, 3], 1))
+    assert [len(m.graph.outputs) for m in spy.models[2:]] == [1, 0]
+
+
 class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ def test_a_shared_call_stays_shared() -> None:
 
 def test_a_target_keeps_functions_of_its_own() -> None:
     value = k.call("tanh", k.call("exp", k.load(X, integer(0))))
-    made = expand(kernel(Let(k.var("y", f32), value)), own=lambda call: call.fn == "exp")
+    made = expand(kernel(Let(k.var("y", f32), value)), is_native=lambda call: call.fn == "exp")
     (let,) = made.body
     assert isinstance(let, Let)
     assert called(made) == {"exp"}

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.nn.image.gridsample import GridSample
 from ingot.ops.nn.image.resize import Resize
+from ingot.passes.model.lower import lower_model_ops
 from tests.ops.nn.check import check, run, run_lowered
+from tests.schedule.compiled import compile_graph
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 5, 7)).astype(np.float32)
@@ -95,3 +100,26 @@ def test_boxes_without_area() -> None:
         with np.errstate(invalid="ignore"):
             (got,) = run_lowered(ops.SuppressOverlaps(strict), point, np.array([2]), np.asarray(9), np.asarray(0.0))
         assert got.all()
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_samples_of_an_image_with_its_channels_last(mode: str, padding: str, rank: int) -> None:
+    """Its lowering reads all channels of a position together."""
+    op, sizes, channels = GridSample(mode, padding), (5, 4, 3)[: rank - 2], 7
+    image = RNG.normal(size=(2, *sizes, channels)).astype(np.float32)
+    image[0, 0, ..., 1] = np.nan
+    grid = (RNG.normal(size=(2, *(2, 6, 3)[: rank - 2], rank - 2)) * 1.2).astype(np.float32)
+    grid[0, 0, ..., 0], grid[1, 0, ..., 0] = np.inf, np.nan
+    nodes = [Input(name, TensorType(dtype_of(v), v.shape))() for name, v in (("image", image), ("grid", grid))]
+    transposed = ops.Transpose((0, rank - 1, *range(1, rank - 1)))(nodes[0])
+    lowered = lower_model_ops(Graph(tuple(nodes), (op(transposed, nodes[1]),)))
+    assert any(isinstance(n.op, ops.Gather) and n.op.offset_dims == (rank - 1,) for n in lowered.nodes())
+    (result,) = interpret(lowered, [image, grid])
+    is_finite = np.asarray(np.isfinite(grid).all(-1))
+    finite = np.broadcast_to(is_finite[:, None], result.shape)
+    reference = op.reference(np.moveaxis(image, -1, 1), grid)
+    np.testing.assert_allclose(result[finite], reference[finite], rtol=2e-5, atol=2e-5)
+    compiled = compile_graph(lowered)
+    np.testing.assert_allclose(compiled(image, grid)[finite], reference[finite], rtol=2e-5, atol=2e-5)

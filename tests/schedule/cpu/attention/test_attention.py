@@ -96,6 +96,24 @@ def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) 
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_keys_in_pages(sizes: tuple[int, ...], machine) -> None:
+    """Of any order, some twice and some of positions that there are not, in floats and as levels."""
+    b, hq, hk, sq, sk, d, dv = sizes
+    rng = np.random.default_rng(5)
+    q, key, value = operands(b, hq, hk, sq, 3 * sk + 5, d, dv)
+    at = rng.integers(0, 3 * sk + 5, sk)
+    at[rng.random(sk) < 0.1], at[rng.random(sk) < 0.1] = 1 << 62, -(1 << 62)
+    for dtype in (np.float32, np.float16):
+        given = [q, key.astype(dtype), value.astype(dtype), at]
+        check(op_graph(Attention("lower_right", 0.2, indexed=True), given), given, machine=machine)
+    levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
+    scales = [rng.random((b, hk, 3 * sk + 5, 1)).astype(np.float32) / 30 for _ in range(2)]
+    given = [q, *levels, rng.random((sq, sk)) < 0.7, *scales, at]
+    check(op_graph(Attention("none", 0.2, scaled=True, indexed=True), given), given, machine=machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("window", [1, 40, 200])
 def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
     """A sliding window, queries that see nothing, and keys that nothing sees: their values are NaN."""

@@ -23,7 +23,7 @@ from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import AVX2, Machine
 from ingot.schedule.cpu.winograd.kernel_gradient import has_winograd_gradient
 from ingot.schedule.cpu.winograd.lower import lower_winograd
-from ingot.schedule.cpu.winograd.plan import Pieces, Shape, plan_winograd, winograd_shape_of
+from ingot.schedule.cpu.winograd.plan import Shape, Winograd, plan_winograd, winograd_shape_of
 from ingot.schedule.cpu.winograd.toom_cook import array, transform, transformed_weights
 from ingot.schedule.lowered import Lowered
 from tests.schedule.compiled import MACHINES, NATIVE, compile_graph
@@ -70,7 +70,7 @@ def convolution(x: Node, w: np.ndarray, pad: int = 0) -> Node:
     return op(x, const(w))
 
 
-def lower(graph: Graph, pieces: Pieces, machine: Machine, packed: bool = True) -> tuple[Lowered, list[np.ndarray]]:
+def lower(graph: Graph, pieces: Winograd, machine: Machine, packed: bool = True) -> tuple[Lowered, list[np.ndarray]]:
     """The graph, one convolution and its epilogue, as a group, and the constants it takes as inputs."""
     constants = [n for n in graph.nodes() if n.inputs == () and n not in graph.inputs and n.type.rank]
     params = {n: Input(f"c{i}", n.type)() for i, n in enumerate(constants)}
@@ -123,22 +123,22 @@ def bound(x: np.ndarray, w: np.ndarray, m: int) -> np.ndarray:
 
 
 CASES = [  # n, h, w, ci, co, pieces
-    (1, 8, 8, 16, 16, Pieces(4, 4, 16)),
-    (2, 8, 12, 32, 48, Pieces(2, 6, 32, True)),
-    (1, 14, 14, 20, 37, Pieces(4, 5, 32)),
-    (1, 14, 14, 20, 37, Pieces(4, 5, 16, True)),
-    (3, 7, 9, 3, 70, Pieces(4, 4, 32, True)),
-    (2, 7, 9, 33, 70, Pieces(2, 7, 48)),
-    (1, 4, 5, 5, 1, Pieces(4, 2, 16)),
-    (1, 14, 14, 32, 37, Pieces(4, 5, 32, late=16)),
-    (2, 7, 9, 64, 70, Pieces(4, 4, 16, True, late=32)),
-    (1, 7, 7, 16, 1, Pieces(2, 7, 16, True, late=16)),
+    (1, 8, 8, 16, 16, Winograd(4, 4, 16)),
+    (2, 8, 12, 32, 48, Winograd(2, 6, 32, True)),
+    (1, 14, 14, 20, 37, Winograd(4, 5, 32)),
+    (1, 14, 14, 20, 37, Winograd(4, 5, 16, True)),
+    (3, 7, 9, 3, 70, Winograd(4, 4, 32, True)),
+    (2, 7, 9, 33, 70, Winograd(2, 7, 48)),
+    (1, 4, 5, 5, 1, Winograd(4, 2, 16)),
+    (1, 14, 14, 32, 37, Winograd(4, 5, 32, late=16)),
+    (2, 7, 9, 64, 70, Winograd(4, 4, 16, True, late=32)),
+    (1, 7, 7, 16, 1, Winograd(2, 7, 16, True, late=16)),
 ]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("case", CASES)
-def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pieces], machine: Machine) -> None:
+def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Winograd], machine: Machine) -> None:
     """Sizes that tiles, vectors and blocks do not divide; a bias, a residual and relu behind it."""
     n, h, w, ci, co, pieces = case
     weights, bias = random(co, ci, 3, 3), random(co)
@@ -155,7 +155,7 @@ def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pie
 
 
 @pytest.mark.parametrize("case", CASES[1:])
-def test_weights_of_the_call(case: tuple[int, int, int, int, int, Pieces]) -> None:
+def test_weights_of_the_call(case: tuple[int, int, int, int, int, Winograd]) -> None:
     """Laid out by a step of the kernel's own, from O, I, window and from window, I, O."""
     n, h, w, ci, co, pieces = case
     weights = random(co, ci, 3, 3)
@@ -175,14 +175,14 @@ def test_weights_of_the_call(case: tuple[int, int, int, int, int, Pieces]) -> No
 
 
 DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
-    (1, 2, 8, 9, 8, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
-    (1, 2, 5, 7, 5, 10, 2, 2, 2, Pieces(2, 5, 16, True)),
-    (2, 3, 6, 6, 8, 16, 1, 1, 1, Pieces(4, 5, 16)),
-    (1, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
-    (1, 1, 9, 8, 16, 40, 4, 1, 1, Pieces(4, 6, 16, True)),
-    (1, 1, 6, 6, 3, 1, 5, 1, 1, Pieces(4, 4, 16)),
-    (1, 1, 9, 8, 32, 40, 3, 1, 1, Pieces(4, 6, 32, True, late=16)),
-    (2, 2, 6, 6, 32, 17, 2, 1, 1, Pieces(2, 5, 16, late=16)),
+    (1, 2, 8, 9, 8, 32, 1, 3, 1, Winograd(4, 6, 32, True)),
+    (1, 2, 5, 7, 5, 10, 2, 2, 2, Winograd(2, 5, 16, True)),
+    (2, 3, 6, 6, 8, 16, 1, 1, 1, Winograd(4, 5, 16)),
+    (1, 1, 9, 8, 20, 17, 3, 1, 1, Winograd(4, 5, 16)),
+    (1, 1, 9, 8, 16, 40, 4, 1, 1, Winograd(4, 6, 16, True)),
+    (1, 1, 6, 6, 3, 1, 5, 1, 1, Winograd(4, 4, 16)),
+    (1, 1, 9, 8, 32, 40, 3, 1, 1, Winograd(4, 6, 32, True, late=16)),
+    (2, 2, 6, 6, 32, 17, 2, 1, 1, Winograd(2, 5, 16, late=16)),
 ]
 
 
@@ -193,7 +193,7 @@ INTERPRETED = (DEEP[1], DEEP[5], DEEP[7])  # of all kinds, and few elements
     ("case", "interpreted"),
     [*((case, False) for case in DEEP), *(pytest.param(case, True, marks=pytest.mark.slow) for case in INTERPRETED)],
 )
-def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], interpreted: bool) -> None:
+def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Winograd], interpreted: bool) -> None:
     """An output slice is the convolution of the slices that it reads, side by side as channels."""
     *sizes, pieces = case
     n, depth, h, w, ci, co, groups, taps, apart = sizes
@@ -223,13 +223,13 @@ def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], int
 @pytest.mark.parametrize(
     ("size", "dilation", "pieces"),
     [
-        ((9, 14), (2, 3), Pieces(4, 5, 16)),
-        ((8, 16), (2, 2), Pieces(4, 4, 16, True)),
-        ((5, 3), (3, 4), Pieces(2, 6, 16, True, late=16)),
-        ((7, 9), (1, 2), Pieces(2, 6, 16)),
+        ((9, 14), (2, 3), Winograd(4, 5, 16)),
+        ((8, 16), (2, 2), Winograd(4, 4, 16, True)),
+        ((5, 3), (3, 4), Winograd(2, 6, 16, True, late=16)),
+        ((7, 9), (1, 2), Winograd(2, 6, 16)),
     ],
 )
-def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], pieces: Pieces, interpreted: bool) -> None:
+def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], pieces: Winograd, interpreted: bool) -> None:
     """Images of every dilation-th row and column: of unlike sizes, smaller than a tile, empty."""
     (h, w), (a, b) = size, dilation
     weights = random(9, 16, 3, 3)
@@ -262,7 +262,7 @@ def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late
     h, w, ci, co = m + 3, m + 1, late or 5, 9
     weights = random(co, ci, r, r)
     x = image(1, h + r - 1, w + r - 1, ci)
-    pieces = Pieces(m, 3, 8, split, late)
+    pieces = Winograd(m, 3, 8, split, late)
     low, constants = lower(Graph((x,), (convolution(x, weights),)), pieces, AVX2)
     data, out = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
     data[0, 0, 0, 0] = data[0, -1, -1, -1] = np.inf  # in one window each
@@ -286,7 +286,7 @@ def test_error_bound(algorithm: tuple[int, int], spread: int, late: int) -> None
 
     xs, weights = data(1, h + r - 1, h + r - 1, ci), data(co, ci, r, r)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 16, 32, late=late), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 16, 32, late=late), NATIVE)
     out = place(np.full((1, h, h, co), np.nan, np.float32))
     execute(low, [place(xs), *map(place, constants)], out)
     assert (np.abs(out - direct(xs, weights)) <= bound(xs, weights, m)).all()
@@ -299,7 +299,7 @@ def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late: int) -> 
     xs = np.maximum(random(1, 27 + r, 27 + r, 128), 0)
     weights = random(64, 128, r, r) * np.float32((2 / (r * r * 128)) ** 0.5)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 49, 64, late=late), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 49, 64, late=late), NATIVE)
     out = place(np.zeros((1, 28, 28, 64), np.float32))
     execute(low, [place(xs), *map(place, constants)], out)
     want = direct(xs, weights)
@@ -310,7 +310,7 @@ def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late: int) -> 
 def test_float64(late: int) -> None:
     weights = random(24, 16, 3, 3, dtype=f64)
     x = image(1, 11, 11, 16, f64)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 9, 24, late=late), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(4, 9, 24, late=late), NATIVE)
     data, out = random(1, 11, 11, 16, dtype=f64), place(np.zeros((1, 9, 9, 24)))
     execute(low, [place(data), *map(place, constants)], out)
     np.testing.assert_allclose(out, direct(data, weights), rtol=1e-12, atol=1e-12)
@@ -332,20 +332,20 @@ def defined(op: ops.Convolution, data: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 SPOILED = [  # n, h, w, ci, co, groups, dilation, pieces
-    (1, 18, 18, 16, 16, 1, (1, 1), Pieces(4, 4, 16)),
-    (1, 18, 18, 16, 16, 1, (1, 1), Pieces(4, 4, 16, late=16)),
-    (2, 9, 13, 3, 37, 1, (1, 1), Pieces(4, 5, 32, True)),
-    (1, 11, 10, 20, 17, 3, (1, 1), Pieces(2, 5, 16)),
-    (2, 8, 11, 32, 40, 2, (1, 1), Pieces(4, 6, 32, True, late=16)),
-    (1, 10, 19, 16, 9, 1, (2, 3), Pieces(4, 5, 16)),
-    (1, 11, 11, 16, 1, 1, (3, 4), Pieces(2, 6, 16, True, late=16)),
+    (1, 18, 18, 16, 16, 1, (1, 1), Winograd(4, 4, 16)),
+    (1, 18, 18, 16, 16, 1, (1, 1), Winograd(4, 4, 16, late=16)),
+    (2, 9, 13, 3, 37, 1, (1, 1), Winograd(4, 5, 32, True)),
+    (1, 11, 10, 20, 17, 3, (1, 1), Winograd(2, 5, 16)),
+    (2, 8, 11, 32, 40, 2, (1, 1), Winograd(4, 6, 32, True, late=16)),
+    (1, 10, 19, 16, 9, 1, (2, 3), Winograd(4, 5, 16)),
+    (1, 11, 11, 16, 1, 1, (3, 4), Winograd(2, 6, 16, True, late=16)),
 ]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("case", SPOILED)
 def test_no_number_spreads_beyond_its_windows(
-    case: tuple[int, int, int, int, int, int, tuple[int, int], Pieces], machine: Machine
+    case: tuple[int, int, int, int, int, int, tuple[int, int], Winograd], machine: Machine
 ) -> None:
     """An infinity, a NaN, or a number that overflows makes of an output what the definition makes of it; weights of 0
     and windows that hold none of them are among those that tell."""
@@ -375,7 +375,7 @@ def test_an_infinity_through_a_volume_s_slices() -> None:
     weights, x = random(10, 5, 2, 3, 3), Input("x", TensorType(f32, (1, 4, 7, 9, 5)))()
     op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (2, 1, 1), "N012C", "OI012", "N012C")
     y = op(x, const(weights))
-    low, constants = lower(Graph((x,), (y,)), Pieces(2, 5, 16, True), NATIVE)
+    low, constants = lower(Graph((x,), (y,)), Winograd(2, 5, 16, True), NATIVE)
     data, out = random(1, 4, 7, 9, 5), place(np.zeros(y.shape, np.float32))
     data[0, 3, 2, 4, 1], data[0, 0, 6, 8, 0] = -np.inf, np.nan
     execute(low, [place(data), *map(place, constants)], out)
@@ -384,7 +384,7 @@ def test_an_infinity_through_a_volume_s_slices() -> None:
 
 def test_other_tiles_keep_their_bits() -> None:
     weights, x = random(16, 16, 3, 3), image(1, 18, 18, 16)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(4, 4, 16), NATIVE)
     data = random(1, 18, 18, 16)
     clean, out = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
     execute(low, [place(data), *map(place, constants)], clean)
@@ -402,7 +402,7 @@ def test_packed_weights_are_the_panels_of_the_products() -> None:
     weights = random(70, 12, 3, 3)
     x = image(1, 10, 10, 12)
     graph = Graph((x,), (convolution(x, weights),))
-    pieces = Pieces(4, 4, 48)
+    pieces = Winograd(4, 4, 48)
     low, _ = lower(graph, pieces, NATIVE)
     got = low.packs[0].apply(weights)
     u = np.zeros((36, 12, 96), np.float32)
@@ -435,7 +435,7 @@ def network(n: DimLike) -> Graph:
 def test_a_single_channel_that_goes(machine: Machine) -> None:
     weights, x = random(1, 5, 3, 3), image(2, 10, 11, 5)
     y = ops.Reshape((2, 8, 9))(ops.maximum(convolution(x, weights), 0.0))
-    low, constants = lower(Graph((x,), (y,)), Pieces(4, 4, 16), machine)
+    low, constants = lower(Graph((x,), (y,)), Winograd(4, 4, 16), machine)
     given = random(2, 10, 11, 5)
     out = place(np.full((2, 8, 9), np.nan, np.float32))
     execute(low, [place(given), *map(place, constants)], out)
@@ -540,7 +540,7 @@ def test_only_where_it_is_covered() -> None:
 
 
 def test_only_where_it_pays() -> None:
-    def chosen(h: int, ci: int, co: int) -> Pieces | None:
+    def chosen(h: int, ci: int, co: int) -> Winograd | None:
         shape = Shape(1, h, h, ci, co, 3, f32)
         w = h + 2
         c = Contraction(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.frontends.onnx.host.node import HostNode, Kind, host_op, strings
+from ingot.frontends.onnx.movement import MOVEMENTS
 from ingot.frontends.onnx.protos import TensorProto
 from ingot.frontends.onnx.tensors import dtype_from_code
 
@@ -283,63 +284,9 @@ def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
     return np.asarray(x.shape[n.attr("start", 0) : n.attr("end")], np.int64)
 
 
-@host_op("Reshape")
-def reshape(n: HostNode, x: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
-    target_shape = [int(v) for v in (n.attr("shape") if to is None else to)]
-    if not n.attr("allowzero", 0):
-        target_shape = [x.shape[i] if v == 0 else v for i, v in enumerate(target_shape)]
-    return x.reshape(target_shape)
-
-
-@host_op("Flatten")
-def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
-    axis = n.attr("axis", 1)
-    return x.reshape(int(np.prod(x.shape[:axis])), -1)
-
-
-def _axes(n: HostNode, tensor: np.ndarray | None) -> tuple[int, ...] | None:
-    axes = n.attr("axes") if tensor is None else tensor.tolist()
-    return None if axes is None else tuple(int(v) for v in axes)
-
-
-@host_op("Squeeze")
-def squeeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return np.squeeze(x, _axes(n, axes))
-
-
-@host_op("Unsqueeze")
-def unsqueeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return np.expand_dims(x, _axes(n, axes) or ())
-
-
-@host_op("Transpose")
-def transpose(n: HostNode, x: np.ndarray) -> np.ndarray:
-    return np.transpose(x, n.attr("perm"))
-
-
-@host_op("Concat")
-def concat(n: HostNode, *xs: np.ndarray) -> np.ndarray:
-    return np.concatenate(xs, n.attr("axis", 1))
-
-
-@host_op("Gather")
-def gather(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return np.asarray(np.take(x, at, n.attr("axis", 0)), object)
-
-
 @host_op("ArrayFeatureExtractor", domain=ML)
 def feature(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
     return x[..., at.reshape(-1)]
-
-
-@host_op("Expand")
-def expand(n: HostNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(to.tolist()))).copy()
-
-
-@host_op("Tile")
-def tile(n: HostNode, x: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    return np.tile(x, repeats.tolist())
 
 
 @host_op("Where")
@@ -347,17 +294,8 @@ def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> n
     return np.asarray(np.where(condition, a, b), object)
 
 
-@host_op("Slice")
-def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
-    if n.version < 10:
-        starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
-    else:
-        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*bounds, None, None)[:4])
-    index = [slice(None)] * x.ndim
-    places = axes or range(len(starts))
-    for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
-        index[a] = slice(start, None if step < 0 and end < -x.shape[a] else end, step)
-    return x[tuple(index)]
+for _name, _move in MOVEMENTS.items():
+    host_op(_name)(_move)
 
 
 def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import ints_of, iota
+from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, dim_max
@@ -78,15 +78,15 @@ def attention(c: Call) -> Result | None:
     offset: Node | DimLike = past_length
     if c.has(6):
         lengths = ops.reshape(ops.cast(c.x(6), T.i64), (-1, 1, 1, 1))
-        keep.append(ops.compare("LT", iota((1, 1, 1, keys), 3), lengths))
+        keep.append(ops.compare("LT", ops.iota((1, 1, 1, keys), 3), lengths))
         if not c.has(4):
             offset = ops.sub(lengths, queries)
     if aligned and not c.has(6) and (past_length == 0 or new_keys == queries):
         causal, aligned = ("upper_left" if past_length == 0 else "lower_right"), False
     if aligned or left_window >= 0 or right_window >= 0:
         # the query in row i has position i + offset among the keys
-        position = ops.add(iota((1, 1, queries, 1), 2), offset)
-        key = iota((1, 1, 1, keys), 3)
+        position = ops.add(ops.iota((1, 1, queries, 1), 2), offset)
+        key = ops.iota((1, 1, 1, keys), 3)
         if aligned:
             keep.append(ops.compare("LE", key, position))
         if left_window >= 0:
@@ -236,12 +236,12 @@ def group_query_attention(c: Call) -> Result:
     batch, length = q.shape[0], q.shape[2]
     (total,) = c.dims(6)
     filled = _filled(ops.cast(c.x(5), T.i64), length, total)
-    rows = ops.add(ops.reshape(filled, (batch, 1)), iota((1, length), 1))
+    rows = ops.add(ops.reshape(filled, (batch, 1)), ops.iota((1, length), 1))
     if c.flag("do_rotary"):
         positions = ops.cast(c.x(9), T.i64) if c.has(9) else rows
         q, k = (_rotated_at(c, x, positions) for x in (q, k))
     keys, values = (_cached(c.opt(i), x, filled, total) for i, x in ((3, k), (4, v)))
-    key, row = iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
+    key, row = ops.iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
     keep = [ops.compare("LE", key, row)]
     window = c.int("local_window_size", -1)
     if window > 0:
@@ -281,7 +281,7 @@ def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
         return new
     _, heads, _, width = new.shape
     size = dim_max(past.shape[2], total)
-    positions = iota((1, size), 1)
+    positions = ops.iota((1, size), 1)
     filled = ops.expand_dims(filled, 1)
     gathered = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(positions, filled))
     padded_past = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op, register
-from ingot.frontends.onnx.rows.common import in_dtype, iota
+from ingot.frontends.onnx.rows.common import in_dtype
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -249,7 +249,7 @@ def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
 def _hardmax(x: Node, axis: int) -> Node:
     # marks the first largest element, NaN counting as largest; no argmax, which an empty axis does not have
     largest = ops.compare("EQ", x, ops.reduce_max(x, axis, keepdims=True))
-    place = iota(x.shape, axis)
+    place = ops.iota(x.shape, axis)
     best = ops.where(ops.or_(largest, ops.compare("NE", x, x)), place, ops.scalar(x.shape[axis], T.i64))
     return ops.cast(ops.compare("EQ", place, ops.reduce_min(best, axis, keepdims=True)), x.dtype)
 
@@ -275,6 +275,6 @@ def constant(c: Call) -> Result:
 def trilu(c: Call) -> Result:
     x = c.x()
     k = clamped_position(c.dims(1)[0]) if c.has(1) else 0
-    i, j = (iota(x.shape[-2:], a) for a in (0, 1))
+    i, j = (ops.iota(x.shape[-2:], a) for a in (0, 1))
     keep = ops.compare("GE" if c.flag("upper", 1) else "LE", j, ops.add(i, k))
     return ops.where(keep, x, ops.scalar(0, x.dtype))

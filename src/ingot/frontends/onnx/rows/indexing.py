@@ -6,7 +6,6 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import iota
 from ingot.frontends.shared.composites.suppression import corners_of, suppress_overlaps
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
@@ -48,7 +47,7 @@ def tensor_scatter(c: Call) -> Result:
     rank = c.rank()
     axis = c.axis("axis", -2, rank)
     shape = update.shape
-    positions = ops.Iota(T.TensorType(T.i64, shape), axis)()
+    positions = ops.iota(shape, axis)
     if c.has(2):
         first = ops.reshape(ops.cast(c.x(2), T.i64), (shape[0], *(1,) * (rank - 1)))
         positions = ops.add(positions, first)
@@ -67,7 +66,7 @@ def compress(c: Call) -> Result:
     if isinstance(c.x(1).op, Const) and isinstance(condition.shape[0], int):
         keep = const(np.flatnonzero(c.array(1)[: condition.shape[0]]).astype(np.int64))
     else:
-        keep = c.importer.found.true_places(condition, "compress")
+        keep = c.importer.computed_sizes.true_places(condition, "compress")
     return ops.Take(axis or 0)(x, keep)
 
 
@@ -77,11 +76,11 @@ def nonzero(c: Call) -> Result:
     if isinstance(x.op, ops.BroadcastInDim) and isinstance(x.inputs[0].op, Const) and x.inputs[0].op.value.size == 1:
         # a constant fill: all positions are nonzero, or none
         count = x.type.size if x.inputs[0].op.value.any() else 0
-        places = [ops.reshape(iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
+        places = [ops.reshape(ops.iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
     if isinstance(x.op, Const):
         return const(np.asarray(np.nonzero(np.atleast_1d(x.op.value)), np.int64)[: len(x.shape)])
-    flat = c.importer.found.true_places(ops.nonzero_mask(x), "nonzero")
+    flat = c.importer.computed_sizes.true_places(ops.nonzero_mask(x), "nonzero")
     if not x.shape:
         return ops.full((0, flat.shape[0]), 0, T.i64)
     return ops.stack(ops.coordinates(flat, x.shape), 0)
@@ -95,7 +94,7 @@ def unique(c: Call) -> Result:
     rows = x if axis is None else ops.transpose(x, (axis, *(d for d in range(len(x.shape)) if d != axis)))
     rows = ops.reshape(rows, (n, product(rows.shape[1:])))
     groups = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
-    size = c.importer.found.size(groups.count, n, "unique")
+    size = c.importer.computed_sizes.size(groups.count, n, "unique")
     first, counts = (ops.slice_axis(v, 0, 0, size) for v in (groups.first, groups.counts))
     return [ops.Take(axis or 0)(x, first), first, groups.inverse, counts]
 
@@ -127,7 +126,7 @@ def non_max_suppression(c: Call) -> Result:
     min_score = ops.reshape(c.x(4), ()) if c.has(4) else None
     lines, max_boxes, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
     is_kept, order = suppress_overlaps(ops.stack(corner_rows, 1), lines, max_boxes, overlap, min_score)
-    flat = c.importer.found.true_places(is_kept, "boxes")
+    flat = c.importer.computed_sizes.true_places(is_kept, "boxes")
     pair, _ = ops.coordinates(flat, is_kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))
     box = ops.Take(0)(ops.reshape(order, (pairs * n,)), flat)

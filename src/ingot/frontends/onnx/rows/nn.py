@@ -10,6 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector, check_table, in_dtype, ints_of
+from ingot.frontends.shared.composites import windows
 from ingot.frontends.shared.composites.windows import Padding, Pairs, pad_first, same_total
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -174,16 +175,7 @@ def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
 
 @onnx_op("AveragePool")
 def average_pool(c: Call) -> Result:
-    x = c.x()
-    kernel, strides, padding, dilation = _pool(c)
-    ceil, include = c.flag("ceil_mode"), c.flag("count_include_pad")
-    if include or not any(isinstance(p, Dim) for pair in padding for p in pair):
-        x, pairs = pad_first(x, padding, 0, 2)
-        return ops.AvgPool(kernel, strides, pairs, dilation, ceil, include)(x)
-    tap_counts, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
-    x, pairs = pad_first(x, padding, 0, 2)
-    total = ops.AvgPool(kernel, strides, pairs, dilation, ceil, divisor=1)
-    return ops.div(total(x), total(tap_counts))
+    return windows.average_pool(c.x(), *_pool(c), c.flag("ceil_mode"), c.flag("count_include_pad"))
 
 
 @onnx_op("LpPool")

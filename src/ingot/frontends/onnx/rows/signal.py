@@ -6,7 +6,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
+from ingot.frontends.onnx.rows.common import check_table, ints_of
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import DimLike
@@ -88,7 +88,7 @@ def stft(c: Call) -> Result:
     if step < 1 or length < 1:
         raise Unsupported(f"frames of {length} samples, {step} apart: expected 1 or more of both")
     frames = (x.shape[1] - length) // step + 1
-    positions = ops.add(ops.mul(iota((frames, length), 0), step), iota((frames, length), 1))
+    positions = ops.add(ops.mul(ops.iota((frames, length), 0), step), ops.iota((frames, length), 1))
     framed = ops.Take(1)(x, positions)
     if c.has(2):
         window = c.x(2)

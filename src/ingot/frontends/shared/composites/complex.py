@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ingot import ops
 from ingot.ir.node import Node
@@ -16,6 +18,17 @@ class Complex:
 
     real: Node
     imag: Node
+
+
+def partwise(row: Callable[..., Any], operands: Sequence[object]) -> list[Any]:
+    """The results of a row of real tensors that moves or adds elements, applied to both parts of complex operands."""
+
+    def of(part: str) -> Sequence[Any]:
+        result = row(*(getattr(v, part) if isinstance(v, Complex) else v for v in operands))
+        return result if isinstance(result, Sequence) else (result,)
+
+    pairs = zip(of("real"), of("imag"), strict=True)
+    return [Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in pairs]
 
 
 # --- arithmetic
@@ -49,6 +62,22 @@ def select(pred: Node, a: Complex, b: Complex) -> Complex:
 
 def conj(z: Complex) -> Complex:
     return Complex(z.real, ops.Neg()(z.imag))
+
+
+def angle(z: Complex) -> Node:
+    return ops.Atan2()(z.imag, z.real)
+
+
+def equal(a: Complex, b: Complex) -> Node:
+    return ops.And()(ops.Compare("EQ")(a.real, b.real), ops.Compare("EQ")(a.imag, b.imag))
+
+
+def not_equal(a: Complex, b: Complex) -> Node:
+    return ops.Or()(ops.Compare("NE")(a.real, b.real), ops.Compare("NE")(a.imag, b.imag))
+
+
+def is_finite(z: Complex) -> Node:
+    return ops.And()(ops.IsFinite()(z.real), ops.IsFinite()(z.imag))
 
 
 def multiply_by_i(z: Complex) -> Complex:
@@ -111,7 +140,7 @@ def exp(z: Complex) -> Complex:
 
 
 def log(z: Complex) -> Complex:
-    return Complex(log_modulus(z), ops.Atan2()(z.imag, z.real))
+    return Complex(log_modulus(z), angle(z))
 
 
 def log_modulus(z: Complex) -> Node:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.found import Found, first
+from ingot.frontends.shared.computed_sizes import ComputedSizes, first
 from ingot.frontends.shared.sizes import require_equal
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
@@ -50,7 +50,7 @@ def _start(combination: str, dtype: DType) -> float | int:
     return np.iinfo(dtype.numpy).min if combination == "max" else np.iinfo(dtype.numpy).max
 
 
-def segment_count(found: Found, ids: Node) -> DimLike:
+def segment_count(computed_sizes: ComputedSizes, ids: Node) -> DimLike:
     """One more than the last of ids in ascending order, found at run time."""
     last = ops.reduce_max(ops.concat([ops.full((1,), -1, i64), ops.cast(ids, i64)]))
-    return found.size(ops.add(last, 1), max_run_time_size(), "segments")
+    return computed_sizes.size(ops.add(last, 1), max_run_time_size(), "segments")

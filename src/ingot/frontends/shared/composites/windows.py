@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import DimLike, ceildiv, dim_max, is_static
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, is_static
 from ingot.ir.node import Node
 
 Pairs = tuple[tuple[int, int], ...]
@@ -36,6 +36,22 @@ def pad_first(x: Node, padding: Padding, fill: float, axis: int) -> tuple[Node, 
     trailing_zeros = (0,) * (x.type.rank - axis - len(padding))
     low, high = ((*(0,) * axis, *(pair[i] for pair in padding), *trailing_zeros) for i in (0, 1))
     return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
+
+
+def average_pool(
+    x: Node, kernel: Sequence[int], strides: Sequence[int], padding: Padding, dilation: Sequence[int],
+    ceil_mode: bool = False, count_include_pad: bool = False,
+) -> Node:  # fmt: skip
+    """Of x[n, c, *spatial]. Padding of dynamic sizes is a separate op, so where it does not count, the elements of each
+    window are counted."""
+    window = tuple(kernel), tuple(strides)
+    is_fixed = not any(isinstance(p, Dim) for pair in padding for p in pair)
+    image, pairs = pad_first(x, padding, 0, 2)
+    if is_fixed or count_include_pad:
+        return ops.AvgPool(*window, pairs, tuple(dilation), ceil_mode, count_include_pad)(image)
+    counts, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
+    total = ops.AvgPool(*window, pairs, tuple(dilation), ceil_mode, divisor=1)
+    return ops.div(total(image), total(counts))
 
 
 def static_sizes(sizes: Sequence[DimLike], what: str) -> tuple[int, ...]:

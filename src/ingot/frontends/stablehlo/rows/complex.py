@@ -31,21 +31,6 @@ def imag(c: Call, x: Node) -> Node:
     return ops.full(x.shape, 0, x.dtype)
 
 
-@on_complex("real")
-def complex_real(c: Call, z: Complex) -> Node:
-    return z.real
-
-
-@on_complex("imag")
-def complex_imag(c: Call, z: Complex) -> Node:
-    return z.imag
-
-
-@on_complex("chlo.conj")
-def conj(c: Call, z: Complex) -> Complex:
-    return f.conj(z)
-
-
 @on_complex("convert")
 def convert(c: Call, z: Complex) -> Node | Complex:
     real = ops.cast(z.real, c.dtype)
@@ -64,13 +49,7 @@ def compare(c: Call, a: Complex, b: Complex) -> Node:
     direction = c.word("comparison_direction")
     if direction not in ("EQ", "NE"):
         raise Unsupported(f"{direction} of complex numbers")
-    parts = [ops.Compare(direction)(x, y) for x, y in ((a.real, b.real), (a.imag, b.imag))]
-    return (ops.And() if direction == "EQ" else ops.Or())(*parts)
-
-
-@on_complex("is_finite")
-def is_finite(c: Call, z: Complex) -> Node:
-    return ops.And()(ops.IsFinite()(z.real), ops.IsFinite()(z.imag))
+    return (f.equal if direction == "EQ" else f.not_equal)(a, b)
 
 
 def _function(name: str, of: Callable[[Complex], Complex | Node]) -> None:
@@ -82,7 +61,8 @@ for _name, _of in {
     "log_plus_one": f.log1p, "tanh": f.tanh, "tan": f.tan, "sine": f.sin, "cosine": f.cos, "logistic": f.logistic,
     "chlo.sinh": f.sinh, "chlo.cosh": f.cosh, "chlo.tan": f.tan, "chlo.asin": f.asin, "chlo.acos": f.acos,
     "chlo.atan": f.atan, "sign": f.sign, "chlo.square": f.square, "abs": f.modulus, "chlo.asinh": f.asinh,
-    "chlo.acosh": f.acosh, "chlo.atanh": f.atanh,
+    "chlo.acosh": f.acosh, "chlo.atanh": f.atanh, "chlo.conj": f.conj, "is_finite": f.is_finite,
+    "real": lambda z: z.real, "imag": lambda z: z.imag,
 }.items():  # fmt: skip
     _function(_name, _of)
 

@@ -110,9 +110,9 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
         start = ops.index_axis(wide, vector, k)
         index[d] = ops.BroadcastInDim(shape, tuple(batch_dims))(start)
     for d, indices_axis in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
-        index[d] = ops.Iota(TensorType(i64, shape), batch_dims[indices_axis - (indices_axis > vector)])()
+        index[d] = ops.iota(shape, batch_dims[indices_axis - (indices_axis > vector)])
     for d, indices_axis in zip(kept_axes, op.update_window_dims, strict=True):
-        offset = ops.Iota(TensorType(i64, shape), indices_axis)()
+        offset = ops.iota(shape, indices_axis)
         index[d] = ops.add(index[d], offset) if d in index else offset
     at = ops.full(shape, 0, i64)
     is_inside = ops.full(shape, True, boolean)

@@ -16,7 +16,7 @@ from ingot.frontends.stablehlo.rows.elementwise import ordered
 from ingot.frontends.stablehlo.syntax import Block, Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, unflatten
 from ingot.ir.node import Node, rebuild, topological
-from ingot.ir.types import Shape, TensorType, i64
+from ingot.ir.types import Shape, i64
 
 row = Table()
 
@@ -125,7 +125,7 @@ def _ranked(body: Region, lhs: Sequence[Node], rhs: Sequence[Node], xs: Sequence
     b = [ops.BroadcastInDim(square, theirs)(x) for x in xs]
     is_less = _applied(body, (*rhs, *lhs), (*a, *b), square)
     is_greater = _applied(body, (*lhs, *rhs), (*a, *b), square)
-    i, j = (ops.Iota(TensorType(i64, square), d)() for d in (dim, dim + 1))
+    i, j = (ops.iota(square, d) for d in (dim, dim + 1))
     precedes = ops.or_(is_less, ops.and_(ops.Not()(is_greater), ops.compare("LT", j, i)))
     place = ops.reduce_sum(ops.cast(precedes, i64), dim + 1)
     return ops.Sort(dim)(place, *xs).results[1:]

@@ -199,7 +199,7 @@ def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -
     combine = regions.region(c, 1, (init, init))
     shape = window.shape(nodes[0].shape)
     require_equal(shape, parts(source)[0].shape, c.op.name)
-    numbers = [ops.Iota(TensorType(i64, nodes[0].shape), d)() for d in range(rank)]
+    numbers = [ops.iota(nodes[0].shape, d) for d in range(rank)]
     # positions outside are never selected
     padded = [window.padded(n, i) for n, i in zip(nodes, parts(init), strict=True)]
     places = [window.padded(n, ops.scalar(-1, i64)) for n in numbers]

@@ -112,7 +112,7 @@ def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Seq
 
     outer = {n: o for n, o in zip(_flat(inner), _flat(arguments), strict=True) if n not in free.values()}
     results = bodies.case(
-        c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
+        c.walk.computed_sizes, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
     )
     return _rebuilt(outcomes[0], results)
 
@@ -270,7 +270,7 @@ def _note_counters(
 
 def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
     """The results of a function in a trial, whose effects on the graph are discarded."""
-    with c.walk.found.within():
+    with c.walk.computed_sizes.within():
         return c.walk.call(c, function, values)
 
 
@@ -404,7 +404,7 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         raise Unsupported("without values")
     outer = {n: o for n, o in zip(_flat(shared), _flat(outer_values), strict=True) if o not in free}
     results = bodies.loop(
-        c.walk.found, starts, cond_graph, body_graph, c.loc, None if counter is None else counter.limit, outer
+        c.walk.computed_sizes, starts, cond_graph, body_graph, c.loc, None if counter is None else counter.limit, outer
     )
     return merged(_rebuilt(carried, results), outer_values)
 

@@ -27,7 +27,7 @@ def non_max_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, *li
     """Indices of the boxes that are kept, best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
     is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, limits[1] if len(limits) > 1 else None)
-    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
+    places = ops.reshape(c.walk.computed_sizes.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
 
@@ -44,7 +44,7 @@ def _chosen(
     valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
         return padded_indices(c.size(max_boxes), is_kept, order), valid
-    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
+    places = ops.reshape(c.walk.computed_sizes.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
 
 

@@ -43,7 +43,7 @@ def _found_slice(
 
     first = place(start, ops.scalar(0, i64))
     count = ops.maximum(ops.sub(place(stop, n), first), 0)
-    size = c.walk.found.size(count, x.shape[axis], "slice")
+    size = c.walk.computed_sizes.size(count, x.shape[axis], "slice")
     return ops.Take(axis)(x, ops.add(ops.arange(size), first))
 
 
@@ -129,17 +129,17 @@ def _front(index: DimLike, size: DimLike) -> DimLike:
 
 @row("Where")
 def where(c: Call, x: Node) -> Node:
-    return c.walk.found.places(x)
+    return c.walk.computed_sizes.places(x)
 
 
 @row("Unique", results=("y", "idx"))
 def unique(c: Call, x: Node) -> tuple[Node, Node]:
-    values, places, _ = c.walk.found.unique(x)
+    values, places, _ = c.walk.computed_sizes.unique(x)
     return values, ops.cast(places, c.dtype("out_idx", i32))
 
 
 @row("UniqueWithCounts", results=("y", "idx", "count"))
 def unique_with_counts(c: Call, x: Node) -> tuple[Node, Node, Node]:
-    values, *others = c.walk.found.unique(x)
+    values, *others = c.walk.computed_sizes.unique(x)
     places, counts = (ops.cast(v, c.dtype("out_idx", i32)) for v in others)
     return values, places, counts

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.shared.composites.windows import Padding, pad_first, static_sizes
+from ingot.frontends.shared.composites.windows import Padding, average_pool, pad_first, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import Dim
 from ingot.ir.node import Node
 from ingot.ir.types import i64
 
@@ -34,13 +33,7 @@ def avg_pool(c: Call, x: Node) -> Node:
     """Padding does not count."""
     image = windows.channels_first(c, x)
     kernel, strides, padding_amounts, dilation = _pool_window(c, image)
-    if not any(isinstance(p, Dim) for pair in padding_amounts for p in pair):
-        image, padding = pad_first(image, padding_amounts, 0, 2)
-        return windows.channels_as_given(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
-    tap_counts, _ = pad_first(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), padding_amounts, 0, 2)
-    image, padding = pad_first(image, padding_amounts, 0, 2)
-    total = ops.AvgPool(kernel, strides, padding, dilation, divisor=1)
-    return windows.channels_as_given(c, ops.div(total(image), total(tap_counts)))
+    return windows.channels_as_given(c, average_pool(image, kernel, strides, padding_amounts, dilation))
 
 
 @row("Dilation2D")

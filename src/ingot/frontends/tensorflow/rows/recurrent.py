@@ -58,7 +58,7 @@ def lstm(
         return results, (results[1], results[6])
 
     stop = ops.reshape(ops.cast(max_steps, i64), ())
-    results, _ = bodies.scan(c.walk.found, step, [x], [cs, h], c.loc, stop)
+    results, _ = bodies.scan(c.walk.computed_sizes, step, [x], [cs, h], c.loc, stop)
     return list(results)
 
 

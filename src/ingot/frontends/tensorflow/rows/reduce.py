@@ -63,7 +63,7 @@ def _count(c: Call, ids: Node) -> DimLike:
     try:
         return max(c.numbers(ids), default=-1) + 1
     except Unsupported:
-        return segment_count(c.walk.found, ids)
+        return segment_count(c.walk.computed_sizes, ids)
 
 
 @row("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin", "SegmentSumV2", "SegmentProdV2",

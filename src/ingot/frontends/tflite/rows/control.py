@@ -35,7 +35,9 @@ def branches(c: Call, subgraphs: Sequence[int], index: Node) -> Sequence[Value]:
     values = [*c.xs()[1:], *(c.importer.variables[n].node for n in names)]
     inner = [Input(f"{c.loc}.{i}", n.type)() for i, n in enumerate(values)]
     outcomes = [partial(c.importer.inside, i, inner, names) for i in subgraphs]
-    return _stored(c, bodies.case(c.importer.found, ops.reshape(index, ()), outcomes, inner, values, c.loc), names)
+    return _stored(
+        c, bodies.case(c.importer.computed_sizes, ops.reshape(index, ()), outcomes, inner, values, c.loc), names
+    )
 
 
 @row("WHILE", is_movement=True)
@@ -48,7 +50,7 @@ def loop(c: Call) -> Sequence[Value]:
         return ops.reshape(c.importer.inside(cond, inner, names)[0], ())
 
     step = partial(c.importer.inside, body, names=names)
-    return _stored(c, bodies.loop(c.importer.found, values, cond_graph, step, c.loc), names)
+    return _stored(c, bodies.loop(c.importer.computed_sizes, values, cond_graph, step, c.loc), names)
 
 
 def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[Node]:

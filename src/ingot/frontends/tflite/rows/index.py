@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import normal_axis
@@ -11,7 +9,7 @@ from ingot.frontends.shared.composites.segments import reduce_segments, segment_
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node
 
 row = Table()
 
@@ -41,12 +39,7 @@ def scatter_nd(c: Call) -> Node:
 def one_hot(c: Call) -> Node:
     """Operands: indices, depth, the value at an index, that elsewhere."""
     (depth,) = c.dims(1)
-    at, rank = c.x(0), len(c.x(0).shape) + 1
-    axis = normal_axis(c.int("axis", -1), rank)
-    shape = (*at.shape[:axis], depth, *at.shape[axis:])
-    places = ops.Iota(T.TensorType(at.dtype, shape), axis)()
-    is_hit = ops.compare("EQ", places, ops.expand_dims(at, axis))
-    return ops.where(is_hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
+    return movement.one_hot(c.x(0), depth, normal_axis(c.int("axis", -1), c.x(0).type.rank + 1), c.x(2), c.x(3))
 
 
 @row("TOPK_V2", is_movement=True)
@@ -67,14 +60,14 @@ def matrix_diag(c: Call) -> Node:
     x = c.x()
     n = x.shape[-1]
     shape = (*x.shape, n)
-    a, b = (ops.Iota(T.TensorType(T.i32, shape), len(shape) - i)() for i in (1, 2))
+    a, b = (ops.iota(shape, len(shape) - i, T.i32) for i in (1, 2))
     return ops.where(ops.compare("EQ", a, b), ops.expand_dims(x, -1), 0)
 
 
 @row("MATRIX_SET_DIAG", takes_stored=True)
 def matrix_set_diag(c: Call) -> Node:
     x, diagonal = c.x(0), c.x(1)
-    a, b = (ops.Iota(T.TensorType(T.i32, x.shape), len(x.shape) - i)() for i in (1, 2))
+    a, b = (ops.iota(x.shape, len(x.shape) - i, T.i32) for i in (1, 2))
     wide = diagonal if x.shape[-2] == diagonal.shape[-1] else None
     values = ops.expand_dims(diagonal, -1) if wide is not None else ops.expand_dims(diagonal, -2)
     return ops.where(ops.compare("EQ", a, b), values, x)
@@ -96,27 +89,24 @@ def unsorted_segment(c: Call) -> Node:
 
 @row("WHERE", takes_stored=True)
 def where(c: Call) -> Node:
-    return ops.cast(c.importer.found.places(c.x(0)), c.type())
+    return ops.cast(c.importer.computed_sizes.places(c.x(0)), c.type())
 
 
 @row("UNIQUE", takes_stored=True)
 def unique(c: Call) -> tuple[Node, Node]:
-    values, places, _ = c.importer.found.unique(c.x(0))
+    values, places, _ = c.importer.computed_sizes.unique(c.x(0))
     return values, ops.cast(places, c.type(1))
 
 
 @row("SEGMENT_SUM")
 def segment_sum(c: Call) -> Node:
     """Sums of the rows of each segment; segment ids are sorted, so the last one determines their number."""
-    return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.found, c.x(1)))
+    return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.computed_sizes, c.x(1)))
 
 
 @row("BUCKETIZE")
 def bucketize(c: Call) -> Node:
-    """For each number, how many boundaries are less or equal."""
-    edges = const(np.asarray(c.floats("boundaries"), np.float32))
-    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
-    return ops.reduce_sum(ops.cast(is_below, T.i32), -1)
+    return movement.buckets_of(c.x(), c.floats("boundaries"))
 
 
 @row("HASHTABLE_LOOKUP")

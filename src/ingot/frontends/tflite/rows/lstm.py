@@ -83,7 +83,7 @@ class Cell(ABC):
             return (h,), (h, cell)
 
         parts = [self.of_input(g, x) for g in gates]
-        (y,), (h, cell) = bodies.scan(c.importer.found, step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
+        (y,), (h, cell) = bodies.scan(c.importer.computed_sizes, step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
         c.keep(at.output, h)
         c.keep(at.cell, cell)
         return y

@@ -136,7 +136,7 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
             h = activate(y, c.int("activation"))
             return (h,), (h,)
 
-        (y,), (h,) = bodies.scan(c.importer.found, step, [product_of(c, x, w)], [c.x(state)], c.loc)
+        (y,), (h,) = bodies.scan(c.importer.computed_sizes, step, [product_of(c, x, w)], [c.x(state)], c.loc)
         c.keep(state, h)
         return y
     units = c.x(w).shape[0]

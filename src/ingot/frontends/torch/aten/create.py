@@ -13,7 +13,7 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Operand, axis_of, cast, expand, i64, node_of, scalar_like
 from ingot.ir.dims import Dim, DimLike, clamped_position
 from ingot.ir.node import Node, const
-from ingot.ir.types import DType, TensorType
+from ingot.ir.types import DType
 
 aten = Table()
 
@@ -21,11 +21,6 @@ aten = Table()
 def filled(shape: Sequence[DimLike], value: Operand, dtype: DType) -> Node:
     """A tensor filled with `value`."""
     return expand(node_of(value, dtype), shape)
-
-
-def index_along(shape: Sequence[DimLike], axis: int) -> Node:
-    """i64 of that shape: each element's index along `axis`."""
-    return ops.Iota(TensorType(i64, tuple(shape)), axis)()
 
 
 @aten("full.default", "full.names", "new_full.default", "full_like.default")
@@ -101,7 +96,7 @@ def linspace(c: Context, start: Operand, end: Operand, steps: DimLike, **named: 
 
 @aten("eye.default", "eye.m")
 def eye(c: Context, *args: object, **named: object) -> Node:
-    return cast(ops.Compare("EQ")(index_along(c.shape, 0), index_along(c.shape, 1)), c.dtype)
+    return cast(ops.Compare("EQ")(ops.iota(c.shape, 0), ops.iota(c.shape, 1)), c.dtype)
 
 
 @aten("tril.default")
@@ -116,7 +111,7 @@ def triu(c: Context, x: Node, diagonal: DimLike = 0) -> Node:
 
 def _triangle(x: Node, diagonal: DimLike, *, upper: bool) -> Node:
     plane = x.shape[-2:]
-    row, column = index_along(plane, 0), index_along(plane, 1)
+    row, column = ops.iota(plane, 0), ops.iota(plane, 1)
     edge = ops.Add()(row, filled(plane, clamped_position(diagonal), i64)) if diagonal != 0 else row
     is_kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
     return ops.Select()(is_kept, x, expand(scalar_like(0, x), x.shape))
@@ -137,7 +132,7 @@ def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
     shape = c.shape
     lead = len(shape) - 1
     wide = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
-    return cast(ops.Compare("EQ")(cast(wide, i64), index_along(shape, lead)), c.dtype)
+    return cast(ops.Compare("EQ")(cast(wide, i64), ops.iota(shape, lead)), c.dtype)
 
 
 @aten("diag_embed.default")
@@ -154,6 +149,6 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
     low, high = max(offset, 0), max(-offset, 0)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
     wide = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
-    row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
+    row, column = ops.iota(c.shape, rank - 2), ops.iota(c.shape, rank - 1)
     is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
     return ops.Select()(is_diagonal, wide, expand(scalar_like(0, x), c.shape))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, select_index, slice_axis, swap, transpose
+from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.torch.aten.shape import reshape, select_index
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, scalar_like, with_shape
 from ingot.ir.dims import DimLike
@@ -19,7 +20,7 @@ def pixel_shuffle(c: Context, x: Node, upscale_factor: int) -> Node:
     *lead, channels, h, w = x.shape
     r, n = upscale_factor, len(lead)
     x = reshape(x, (*lead, channels // (r * r), r, r, h, w))
-    x = transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    x = ops.transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
     return reshape(x, c.shape)
 
 
@@ -28,7 +29,7 @@ def pixel_unshuffle(c: Context, x: Node, downscale_factor: int) -> Node:
     *lead, channels, h, w = x.shape
     r, n = downscale_factor, len(lead)
     x = reshape(x, (*lead, channels, h // r, r, w // r, r))
-    x = transpose(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    x = ops.transpose(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
     return reshape(x, c.shape)
 
 
@@ -36,7 +37,7 @@ def pixel_unshuffle(c: Context, x: Node, downscale_factor: int) -> Node:
 def channel_shuffle(c: Context, x: Node, groups: int) -> Node:
     n, channels, *spatial = x.shape
     split_ = reshape(x, (n, groups, channels // groups, *spatial))
-    return reshape(swap(split_, 1, 2), x.shape)
+    return reshape(ops.swap_axes(split_, 1, 2), x.shape)
 
 
 @aten("unfold.default", "unfold_copy.default")
@@ -46,16 +47,16 @@ def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
         return reshape(x, (1,))
     axis = axis_of(dimension, x.type.rank)
     parts = _windows(x, axis, size, step, c.shape[axis])
-    return transpose(parts, [i for i in range(x.type.rank + 1) if i != axis] + [axis])
+    return ops.transpose(parts, [i for i in range(x.type.rank + 1) if i != axis] + [axis])
 
 
 def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation: int = 1) -> Node:
     """`count` windows of `size` elements every `step` along `axis`, which becomes two axes: size, count."""
     if size == step and dilation == 1:
-        covered = slice_axis(x, axis, 0, count * size)
-        return swap(reshape(covered, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
+        covered = cut(x, axis, 0, count * size)
+        return ops.swap_axes(reshape(covered, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
     windows = ops.Windows(axis, size, step, dilation)(x)
-    return swap(with_shape(windows, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
+    return ops.swap_axes(with_shape(windows, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
 
 
 @aten("im2col.default")
@@ -66,7 +67,7 @@ def im2col(
     """nn.Unfold: (N, C, H, W) -> (N, C * kh * kw, oh * ow)."""
     batched = x.type.rank == 4
     if not batched:
-        x = insert_axis(x, 0)
+        x = ops.expand_dims(x, 0)
     n, channels, h, w = x.shape
     sizes = [h + 2 * padding[0], w + 2 * padding[1]]
     x = ops.Pad((0, 0, *padding), (0, 0, *padding), (0, 0, 0, 0))(x, scalar_like(0, x))
@@ -74,7 +75,7 @@ def im2col(
     x = _windows(x, 2, kernel_size[0], stride[0], counts[0], dilation[0])
     x = _windows(x, 4, kernel_size[1], stride[1], counts[1], dilation[1])
     taps = kernel_size[0] * kernel_size[1]
-    columns_ = reshape(swap(x, 3, 4), (n, channels * taps, counts[0] * counts[1]))
+    columns_ = reshape(ops.swap_axes(x, 3, 4), (n, channels * taps, counts[0] * counts[1]))
     return columns_ if batched else reshape(columns_, c.shape)
 
 
@@ -86,7 +87,7 @@ def col2im(
     """nn.Fold: (N, C * kh * kw, L) -> (N, C, H, W), overlaps summed."""
     batched = x.type.rank == 3
     if not batched:
-        x = insert_axis(x, 0)
+        x = ops.expand_dims(x, 0)
     n, rows, _ = x.shape
     taps = kernel_size[0] * kernel_size[1]
     channels = rows // taps

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.division import floor_div
 from ingot.frontends.torch.aten.elementwise import add, compare, select
 from ingot.frontends.torch.aten.selection import indices_of
-from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
+from ingot.frontends.torch.aten.shape import clipped, reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -47,7 +48,7 @@ def embedding(
     if padding_idx < 0:
         return rows
     # the padding row gets no gradient from these reads
-    padding = insert_axis(compare("EQ", indices, scalar_like(padding_idx, indices)), indices.type.rank)
+    padding = ops.expand_dims(compare("EQ", indices, scalar_like(padding_idx, indices)), indices.type.rank)
     return select(padding, ops.StopGradient()(rows), rows)
 
 
@@ -57,7 +58,7 @@ def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
     table = write_rows(filled((count,), 0, i64), 0, flat, filled(flat.shape, 1, i64), "add")
     frequencies = cast(ops.Take(0)(table, indices), rows.dtype)
     cotangent = ops.Cotangent()(rows)
-    share = ops.Div()(cotangent, expand(insert_axis(frequencies, indices.type.rank), rows.shape))
+    share = ops.Div()(cotangent, expand(ops.expand_dims(frequencies, indices.type.rank), rows.shape))
     return ops.CustomGradient(1)(rows, cotangent, rows, share)
 
 
@@ -90,7 +91,7 @@ def _cropped(x: Node, shape: Sequence[DimLike], axis: int | None) -> Node:
     """The leading part of `x` of that shape; `axis` is not cropped."""
     for i, size in enumerate(shape):
         if i != axis:
-            x = slice_axis(x, i, 0, size)
+            x = cut(x, i, 0, size)
     return x
 
 
@@ -186,14 +187,14 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
 
 
 def _move_to_first(x: Node, axis: int) -> Node:
-    return transpose(x, (axis, *(i for i in range(x.type.rank) if i != axis)))
+    return ops.transpose(x, (axis, *(i for i in range(x.type.rank) if i != axis)))
 
 
 def _move_first_to(x: Node, axis: int) -> Node:
     """The inverse of `_move_to_first`: the first axis to `axis`."""
     order = list(range(1, x.type.rank))
     order.insert(axis, 0)
-    return transpose(x, order)
+    return ops.transpose(x, order)
 
 
 def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
@@ -272,12 +273,12 @@ def _is_mask(index: Node) -> bool:
 def _grid(indices: Sequence[tuple[int, Node]]) -> Node:
     """The broadcast index tensors stacked on a new last axis, as gather_nd and scatter_nd take them."""
     shape = broadcast_shape([index.shape for _, index in indices])
-    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in indices]
+    columns = [ops.expand_dims(expand(cast(index, i64), shape), len(shape)) for _, index in indices]
     return columns[0] if len(columns) == 1 else ops.Concat(len(shape))(*columns)
 
 
 def _indexed_first(x: Node, axes: Sequence[int]) -> Node:
-    return transpose(x, (*axes, *(i for i in range(x.type.rank) if i not in axes)))
+    return ops.transpose(x, (*axes, *(i for i in range(x.type.rank) if i not in axes)))
 
 
 def _place(axes: Sequence[int]) -> int:
@@ -311,7 +312,7 @@ def index(c: Context, x: Node, indices: Indices) -> Node:
     axes = [axis for axis, _ in checked]
     grid = _grid(checked)
     picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
-    return transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
+    return ops.transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
 
 
 @aten("index_put.default", "_unsafe_index_put.default", "index_put_impl.default")
@@ -330,12 +331,12 @@ def index_put(
     place = _place(axes)
     # values broadcast against x[indices], whose indexed axes are at `place`
     updates = expand(values, (*other_sizes[:place], *lead, *other_sizes[place:]))
-    updates = transpose(
+    updates = ops.transpose(
         updates, (*range(place, place + len(lead)), *range(place), *range(place + len(lead), updates.type.rank))
     )
     updated = ops.ScatterND(_combining(x, "add") if accumulate else "none")(_indexed_first(x, axes), grid, updates)
     order = (*axes, *(i for i in range(x.type.rank) if i not in axes))
-    return transpose(updated, tuple(order.index(i) for i in range(x.type.rank)))
+    return ops.transpose(updated, tuple(order.index(i) for i in range(x.type.rank)))
 
 
 def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
@@ -387,7 +388,7 @@ def slice_scatter(
     if lo == 0 and hi == size and step == 1:
         return src
     if step == 1:
-        parts = [slice_axis(x, axis, 0, lo), src, slice_axis(x, axis, hi, size)]
+        parts = [cut(x, axis, 0, lo), src, cut(x, axis, hi, size)]
         return ops.Concat(axis)(*(p for p in parts if p.shape[axis] != 0))
     reach = (src.shape[axis] - 1) * step + 1
     low = tuple(lo if i == axis else 0 for i in range(x.type.rank))
@@ -405,7 +406,7 @@ def select_scatter(c: Context, x: Node, src: Node, dim: int, index: DimLike) -> 
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
     position = index + size if isinstance(index, int) and index < 0 else index
-    return slice_scatter(c, x, insert_axis(src, axis), axis, position, position + 1)
+    return slice_scatter(c, x, ops.expand_dims(src, axis), axis, position, position + 1)
 
 
 @aten("diagonal_scatter.default")
@@ -413,7 +414,7 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     rank = x.type.rank
     last = axis_of(dim1, rank), axis_of(dim2, rank)
     order = (*(d for d in range(rank) if d not in last), *last)
-    x = transpose(x, order)
+    x = ops.transpose(x, order)
     rows, low = rank - 2, max(offset, 0)
     for size, other in zip(x.shape[:rows], src.shape[:rows], strict=True):
         if isinstance(size, int) and isinstance(other, int) and size != other:
@@ -422,9 +423,9 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     high_amount = x.shape[-1] - low - src.shape[-1]
     line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, high_amount), (0,) * (rows + 1))(src, scalar_like(0, src))
     wide = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
-    row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
+    row, column = ops.iota(x.shape, rows), ops.iota(x.shape, rows + 1)
     is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
-    return transpose(ops.Select()(is_diagonal, wide, x), tuple(order.index(d) for d in range(rank)))
+    return ops.transpose(ops.Select()(is_diagonal, wide, x), tuple(order.index(d) for d in range(rank)))
 
 
 def static(size: DimLike, what: str) -> int:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, is_true
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -35,15 +36,8 @@ Dims = int | Sequence[int] | None
 
 
 def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
-    """The reduction over `axes` (non-negative), kept as size 1 if `keepdim`."""
-    if not x.type.rank:
-        return x
-    result = ops.Reduce(kind, tuple(axes))(x)
-    return reshape(result, keepdim_shape(x.shape, axes)) if keepdim else result
-
-
-def keepdim_shape(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
-    return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    """As `ops.reduce`; a 0-d tensor is returned as it is."""
+    return ops.reduce(kind, x, axes, keepdim) if x.type.rank else x
 
 
 @aten("sum.default", "sum.dim_IntList")
@@ -67,7 +61,7 @@ def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) 
     is_inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
     bin = ops.Select()(is_inside, bin, filled(x.shape, -1, i64))
     shape = (bins, *x.shape)
-    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(bin))
+    is_bin = ops.Compare("EQ")(ops.iota(shape, 0), ops.BroadcastInDim(shape, (1,))(bin))
     return cast(ops.Reduce("sum", (1,))(cast(is_bin, i64)), c.dtype)
 
 
@@ -180,8 +174,7 @@ def arg_extreme(kind: str, x: Node, axis: int, keepdim: bool) -> Node:
         return node_of(0, i64)
     if x.dtype == boolean:
         x = cast(x, f32)
-    indices = ops.ArgReduce(kind, axis)(x)
-    return reshape(indices, keepdim_shape(x.shape, (axis,))) if keepdim else indices
+    return ops.arg_reduce(kind, x, axis, keepdim)
 
 
 _extremes("max")
@@ -284,7 +277,7 @@ def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
         is_best = ops.Compare("EQ")(x, best)
         if x.dtype.is_float:
             is_best = ops.Or()(is_best, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
-        position = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
+        position = ops.Select()(is_best, ops.iota(x.shape, axis), filled(x.shape, 0, i64))
         return best, ops.CumReduce("max", axis)(position)
 
     return running
@@ -298,7 +291,7 @@ def sorted_with_index(x: Node, axis: int, descending: bool, keep: DimLike | None
     """Stable sort and the positions that the values came from, or the first `keep` of them."""
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, places = ops.Sort(axis, descending, True, keep=keep)(x, index_along(x.shape, axis)).results
+    values, places = ops.Sort(axis, descending, True, keep=keep)(x, ops.iota(x.shape, axis)).results
     return values, places
 
 
@@ -368,7 +361,7 @@ def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ..
     pair = sorted_with_index(x, axis, False, rank + 1)
     if not x.type.rank:
         return pair
-    slices = [slice_axis(p, axis, rank, rank + 1) for p in pair]
+    slices = [cut(p, axis, rank, rank + 1) for p in pair]
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     return tuple(p if keepdim else reshape(p, shape) for p in slices)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis, transpose
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, broadcast_shape, cast, expand, i64
 from ingot.ir.dims import DimLike, product
@@ -21,7 +22,7 @@ def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True)
     """i64[k]: the flat positions of the mask's true elements. like: torch's expression for their number. spanned:
     whether torch's range of it is reliable."""
     places, count = ops.true_indices(mask)
-    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like, spanned))
+    return cut(places, 0, 0, c.sizes.computed_size(count, mask.type.size, like, spanned))
 
 
 @aten("nonzero.default", "argwhere.default")
@@ -56,14 +57,14 @@ def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, G
     """(values, the groups, the number of groups) of the elements, or of the slices along an axis."""
     line = reshape(x, (x.type.size,)) if axis is None else x
     axis_ = axis or 0
-    rows = transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
+    rows = ops.transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
     groups = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
-    size = c.sizes.found(groups.count, rows.shape[0], c.shape[axis_])
-    return ops.Take(axis_)(line, slice_axis(groups.first, 0, 0, size)), groups, size
+    size = c.sizes.computed_size(groups.count, rows.shape[0], c.shape[axis_])
+    return ops.Take(axis_)(line, cut(groups.first, 0, 0, size)), groups, size
 
 
 def _results(values: Node, groups: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
-    return values, reshape(groups.inverse, shape), slice_axis(groups.counts, 0, 0, size)
+    return values, reshape(groups.inverse, shape), cut(groups.counts, 0, 0, size)
 
 
 @aten("_unique2.default")
@@ -113,7 +114,7 @@ def repeats(c: Context, repeats: Node, *, output_size: DimLike | None = None) ->
 
 def _repeated(c: Context, repeats: Node, output_size: DimLike | None, like: DimLike) -> Node:
     if output_size is None:
-        output_size = c.sizes.found(ops.reduce_sum(cast(repeats, i64)), None, like)
+        output_size = c.sizes.computed_size(ops.reduce_sum(cast(repeats, i64)), None, like)
     return ops.repeat_indices(repeats, output_size)
 
 
@@ -136,7 +137,7 @@ def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLik
     values = cast(x, i64)
     # the maximum of no elements would be the least integer
     count = ops.maximum(ops.add(ops.reduce_max(values), 1), min_length) if n != 0 else min_length
-    size = c.sizes.found(count, None, c.shape[0])
+    size = c.sizes.computed_size(count, None, c.shape[0])
     summands = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
     return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, summands)
 
@@ -146,7 +147,7 @@ def nms(c: Context, boxes: Node, scores: Node, iou_threshold: float) -> Node:
     """The indices of the boxes that are kept, best first (torchvision.ops.nms)."""
     (n,) = scores.shape
     _, order = ops.Sort(0, True)(scores, ops.arange(n)).results
-    corners = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
+    corners = ops.expand_dims(ops.transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
     is_kept = ops.SuppressOverlaps()(
         corners, ops.reshape(ops.scalar(n, i64), (1,)), ops.scalar(n, i64), _at_most(iou_threshold, boxes)
     )
@@ -168,6 +169,6 @@ def roi_align(
 ) -> Node:  # fmt: skip
     if sampling_ratio <= 0:
         raise Unsupported("a number of samples that depends on the regions (sampling_ratio 0)")
-    image = cast(reshape(slice_axis(rois, 1, 0, 1), (rois.shape[0],)), i64)
-    boxes = ops.mul(slice_axis(rois, 1, 1, 5), spatial_scale)
+    image = cast(reshape(cut(rois, 1, 0, 1), (rois.shape[0],)), i64)
+    boxes = ops.mul(cut(rois, 1, 1, 5), spatial_scale)
     return ops.roi_align(x, boxes, image, (pooled_height, pooled_width), sampling_ratio, half_pixel=aligned)

@@ -8,8 +8,9 @@ import torch
 
 from ingot import ops
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import diag_embed, filled, index_along
+from ingot.frontends.torch.aten.create import diag_embed, filled
 from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -40,38 +41,8 @@ def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
     if size != x.type.size and isinstance(size, Dim):
         # equal by a guard of torch, such as n % k == 0 for n // k * k, which Dim cannot prove
         flat = x if x.type.rank == 1 else ops.Reshape((x.type.size,))(x)
-        x = ops.Slice((0,), (size,), (1,))(flat)
+        x = with_shape(flat, (size,))
     return ops.Reshape(shape)(x)
-
-
-def transpose(x: Node, permutation: Sequence[int]) -> Node:
-    """`x` with its axes permuted; `x` itself for the identity."""
-    permutation = tuple(permutation)
-    return x if permutation == tuple(range(x.type.rank)) else ops.Transpose(permutation)(x)
-
-
-def insert_axis(x: Node, axis: int) -> Node:
-    """An axis of size 1 inserted before `axis` (non-negative)."""
-    return reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
-
-
-def swap(x: Node, a: int, b: int) -> Node:
-    a, b = axis_of(a, x.type.rank), axis_of(b, x.type.rank)
-    order = list(range(x.type.rank))
-    if order:
-        order[a], order[b] = order[b], order[a]
-    return transpose(x, order)
-
-
-def slice_axis(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
-    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size."""
-    if start == 0 and limit == x.shape[axis] and step == 1:
-        return x
-    rank = x.type.rank
-    starts = tuple(start if i == axis else 0 for i in range(rank))
-    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
-    strides = tuple(step if i == axis else 1 for i in range(rank))
-    return ops.Slice(starts, limits, strides)(x)
 
 
 @aten(
@@ -153,22 +124,22 @@ def meshgrid(c: Context, tensors: Sequence[Node], *, indexing: str = "ij") -> tu
 
 @aten("permute.default", "permute_copy.default")
 def permute(c: Context, x: Node, dims: Sequence[int]) -> Node:
-    return transpose(x, [axis_of(d, x.type.rank) for d in dims])
+    return ops.transpose(x, [axis_of(d, x.type.rank) for d in dims])
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default", "transpose_copy.int")
 def transpose_int(c: Context, x: Node, dim0: int, dim1: int) -> Node:
-    return swap(x, dim0, dim1)
+    return ops.swap_axes(x, dim0, dim1) if x.type.rank else x
 
 
 @aten("t.default", "numpy_T.default", "t_copy.default", "matrix_H.default")
 def t(c: Context, x: Node) -> Node:
-    return transpose(x, tuple(reversed(range(x.type.rank))))
+    return ops.transpose(x, tuple(reversed(range(x.type.rank))))
 
 
 @aten("mT.default", "adjoint.default", "mH.default")
 def matrix_transpose(c: Context, x: Node) -> Node:
-    return swap(x, -2, -1)
+    return ops.swap_axes(x, -2, -1)
 
 
 @aten("movedim.intlist", "movedim.int", "moveaxis.intlist", "moveaxis.int")
@@ -178,7 +149,7 @@ def movedim(c: Context, x: Node, source: int | Sequence[int], destination: int |
     targets = [axis_of(d, rank) for d in ([destination] if isinstance(destination, int) else destination)]
     source_of = dict(zip(targets, sources, strict=True))
     unmoved = iter([d for d in range(rank) if d not in sources])
-    return transpose(x, [source_of[i] if i in source_of else next(unmoved) for i in range(rank)])
+    return ops.transpose(x, [source_of[i] if i in source_of else next(unmoved) for i in range(rank)])
 
 
 @aten("cat.default", "concat.default", "concatenate.default")
@@ -195,7 +166,7 @@ def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
 @aten("stack.default")
 def stack(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     axis = axis_of(dim, len(c.shape))
-    parts = [insert_axis(x, axis) for x in promoted(tensors, c.dtype)]
+    parts = [ops.expand_dims(x, axis) for x in promoted(tensors, c.dtype)]
     return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
 
 
@@ -221,7 +192,7 @@ def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     start: DimLike = 0
     # the number and the sizes of the parts are those of torch's own inference
     for part in c.results:
-        parts.append(slice_axis(x, axis, start, start + part.shape[axis]))
+        parts.append(cut(x, axis, start, start + part.shape[axis]))
         start = start + part.shape[axis]
     return tuple(parts)
 
@@ -234,7 +205,7 @@ def unbind(c: Context, x: Node, dim: int = 0) -> tuple[Node, ...]:
 
 def select_index(x: Node, axis: int, index: DimLike) -> Node:
     """x[index] along `axis`, index in [0, size); the axis is removed."""
-    part = slice_axis(x, axis, index, index + 1)
+    part = cut(x, axis, index, index + 1)
     return reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
@@ -304,7 +275,7 @@ def slice_(
     axis = axis_of(dim, x.type.rank)
     lo, hi = clipped(start, end, step, x.shape[axis], c.shape[axis])
     _within(c, lo, hi, x.shape[axis])
-    return slice_axis(x, axis, lo, hi, step)
+    return cut(x, axis, lo, hi, step)
 
 
 def _within(c: Context, low: DimLike, high: DimLike, size: DimLike) -> None:
@@ -318,7 +289,7 @@ def narrow(c: Context, x: Node, dim: int, start: DimLike, length: DimLike) -> No
     axis = axis_of(dim, x.type.rank)
     lo = _from_end(start, x.shape[axis])
     _within(c, lo, lo + length, x.shape[axis])
-    return slice_axis(x, axis, lo, lo + length)
+    return cut(x, axis, lo, lo + length)
 
 
 @aten("repeat.default", "tile.default")
@@ -387,15 +358,15 @@ def rot90(c: Context, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node
     if quarter_turns == 2:
         return ops.Reverse(tuple(sorted((a, b))))(x)
     if quarter_turns == 1:
-        return swap(ops.Reverse((b,))(x), a, b)
-    return ops.Reverse((b,))(swap(x, a, b)) if quarter_turns == 3 else x
+        return ops.swap_axes(ops.Reverse((b,))(x), a, b)
+    return ops.Reverse((b,))(ops.swap_axes(x, a, b)) if quarter_turns == 3 else x
 
 
 @aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")
 def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
     rank = x.type.rank
     a, b = axis_of(dim1, rank), axis_of(dim2, rank)
-    x = transpose(x, [*(i for i in range(rank) if i not in (a, b)), a, b])
+    x = ops.transpose(x, [*(i for i in range(rank) if i not in (a, b)), a, b])
     *lead, rows, columns = x.shape
     length = c.shape[-1]
     row, column = (max(-offset, 0), max(offset, 0))
@@ -404,9 +375,9 @@ def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int =
     flat = reshape(x, (*lead, rows * columns))
     start = columns * row + column
     if isinstance(columns, int):
-        return slice_axis(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
+        return cut(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
     # no slice has a step that is known only at run time
-    steps = ops.Mul()(index_along((length,), 0), filled((length,), columns + 1, i64))
+    steps = ops.Mul()(ops.iota((length,), 0), filled((length,), columns + 1, i64))
     return ops.Take(rank - 2)(flat, ops.Add()(steps, filled((length,), start, i64)))
 
 
@@ -427,6 +398,6 @@ def diff(
         size = x.shape[axis]
         if size == 0:
             return x
-        upper, lower = slice_axis(x, axis, 1, size), slice_axis(x, axis, 0, size - 1)
+        upper, lower = cut(x, axis, 1, size), cut(x, axis, 0, size - 1)
         x = ops.Xor()(upper, lower) if x.dtype.kind == "b" else ops.Sub()(upper, lower)
     return x

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.shape import reshape, transpose
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Memory, i64
 from ingot.ir.dims import DimLike, exact_quotient, floordiv
@@ -36,7 +36,7 @@ def as_strided(
         and sorted(map(str, memory_axes)) == sorted(map(str, target_axes))
     ):
         x = reshape(x, [n for n, _ in memory_axes])
-        return reshape(transpose(x, [memory_axes.index(k) for k in target_axes]), size)
+        return reshape(ops.transpose(x, [memory_axes.index(k) for k in target_axes]), size)
     return _rows_by_stride(_elements(memory), [*zip(size, stride, strict=True)], start - memory.start)
 
 
@@ -66,14 +66,14 @@ def _elements(memory: Memory) -> Node:
     """All elements of a memory, in order."""
     if memory.order is None:
         raise Unsupported("of a tensor whose elements do not fill its memory; call .contiguous() first")
-    return reshape(transpose(memory.base, memory.order), (memory.base.type.size,))
+    return reshape(ops.transpose(memory.base, memory.order), (memory.base.type.size,))
 
 
 def _places_by_stride(shape: tuple[DimLike, ...], strides: Sequence[DimLike], start: DimLike, unit: DimLike) -> Node:
     """start + sum of index * stride for each index of `shape`, in units of `unit` elements."""
     positions = filled(shape, floordiv(start, unit), i64)
     for axis, step in enumerate(strides):
-        positions = ops.Add()(positions, ops.Mul()(index_along(shape, axis), filled(shape, floordiv(step, unit), i64)))
+        positions = ops.Add()(positions, ops.Mul()(ops.iota(shape, axis), filled(shape, floordiv(step, unit), i64)))
     return positions
 
 

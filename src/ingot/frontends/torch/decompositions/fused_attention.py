@@ -53,12 +53,7 @@ def flash(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    if not dropout_p:
-        return NotImplemented  # kept as one op
-    result, is_kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
-    lengths = query.new_empty(0, dtype=torch.int32)
-    sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return result, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
+    return cudnn(query, key, value, None, False, dropout_p, is_causal, return_debug_mask, scale=scale)
 
 
 def flash_backward(
@@ -109,7 +104,7 @@ def cudnn(
     dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
     if not dropout_p:
-        return NotImplemented
+        return NotImplemented  # kept as one op
     result, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     lengths = query.new_empty(0, dtype=torch.int32)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)

@@ -15,11 +15,11 @@ _KINDS = {"prod": "prod", "max": "amax", "min": "amin"}
 
 class _Segments(NamedTuple):
     """The slices as rows. at: the segment of each row; each of `batch` lines has `number` segments and one more for
-    rows that belong to none. held: the number of rows of each segment, (batch, number)."""
+    rows that belong to none. lengths: the number of rows of each segment, (batch, number)."""
 
     rows: Tensor
     at: Tensor
-    held: Tensor
+    lengths: Tensor
     batch: int
     number: int
 

@@ -14,15 +14,15 @@ _MAX_CHANGES = 2  # after so many a tensor becomes an input: it is being trained
 
 
 class Constants:
-    """The constants among a graph's inputs, by position, as they were in the last call.
+    """The constants among a graph's inputs, by position, as they were in the last call. positions: theirs, sorted.
 
     Another tensor, version or memory is a change; for writes that change no version, samples of the elements are
     compared.
     """
 
     def __init__(self, positions: Collection[int]) -> None:
-        self.held: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that their ids are not reused
-        self._positions = sorted(positions)
+        self.tensors: dict[int, torch.Tensor] = {}  # keeps the tensors alive, so that their ids are not reused
+        self.positions = sorted(positions)
         self._state: list[tuple[int, int, int]] | None = None
         self._changes: Counter[int] = Counter()
         self._samples = Samples(())
@@ -35,16 +35,16 @@ class Constants:
         if not is_other_version and not self._samples.changed():
             return False
         if self._state is not None:
-            pairs = zip(self._positions, self._state, state, strict=True)
+            pairs = zip(self.positions, self._state, state, strict=True)
             self._changes.update(i for i, before, now in pairs if not is_other_version or before != now)
-        self._positions = [i for i in self._positions if self._changes[i] < _MAX_CHANGES]
+        self.positions = [i for i in self.positions if self._changes[i] < _MAX_CHANGES]
         self._state = self._versions(inputs)
-        self.held = {i: inputs[i] for i in self._positions}
-        self._samples = Samples([*self.held.values()])
+        self.tensors = {i: inputs[i] for i in self.positions}
+        self._samples = Samples([*self.tensors.values()])
         return True
 
     def _versions(self, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:
-        return [(id(t), _version(t), t.data_ptr()) for t in map(inputs.__getitem__, self._positions)]
+        return [(id(t), _version(t), t.data_ptr()) for t in map(inputs.__getitem__, self.positions)]
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -33,7 +33,10 @@ from ingot.support.dataclass import dataclass
 Order = tuple[int, ...]  # a tensor's axes, outermost in memory first
 
 _aten = torch.ops.aten
-_NONE = slice(0)
+_EMPTY = slice(0)
+# the function by which Inductor's code makes views that autograd takes for base tensors; a private one of torch
+_torch_c: Any = torch._C
+_reinterpret = getattr(_torch_c._dynamo.guards, "_reinterpret_tensor", None)
 _IMAGE_OPS = frozenset(
     (
         _aten.convolution,
@@ -158,7 +161,7 @@ class _ViewGraph:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
+def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, written: int = 0) -> Results:
     """Reduces `graph` to the results that the model must compute.
 
     kept_slice: positions of results that only a backward graph reads, whose axis order is free. written: the number of
@@ -215,11 +218,31 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
     return added, view_graph.function(new_views)
 
 
+def copy_gradients(graph: fx.Graph, strides: Mapping[int, Sequence[int]]) -> None:
+    """Have a backward graph compute gradients of leaves that are views with gaps or overlaps: autograd copies such a
+    view into memory of its own, which is slower. strides: the leaves' strides, by the numbers of their gradients.
+
+    slice(grad, 1, 0, 32)   ->   clone(slice(grad, 1, 0, 32))
+    """
+    (end,) = graph.find_nodes(op="output")
+    results = list(end.args[0])
+    for i, leaf_strides in strides.items():
+        r = results[i]
+        if not _is_strided(r) or source_of(r) is None or dense_order(r.meta["val"]) is not None:
+            continue
+        value = r.meta["val"].clone()
+        if value.stride() == leaf_strides:
+            with graph.inserting_before(end):
+                results[i] = graph.call_function(_aten.clone.default, (r,))
+            results[i].meta["val"] = value
+    end.args = (tuple(results),)
+
+
 def saved_results() -> slice:
     """Positions of a forward graph's results that only its backward graph reads."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None or context.output_strides is None:
-        return _NONE
+        return _EMPTY
     return context.fw_metadata.tensors_saved_for_backwards_slice
 
 
@@ -258,7 +281,7 @@ def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.No
         return value
     size, stride = [view_graph.size(n) for n in x.shape], [view_graph.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
+        return _with_strides(view_graph, value, size, stride)
     if _has_overlap(r):
         return value
     return view_graph.call(
@@ -267,8 +290,22 @@ def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.No
 
 
 def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
-    value = view_graph.node_of[r]
-    return value if order is None else view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
+    value, x = view_graph.node_of[r], r.meta["val"]
+    if order is None:
+        return value
+    if not all(isinstance(n, int) for n in x.shape):
+        return view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
+    step, stride = 1, [0] * len(order)
+    for axis in reversed(order):
+        stride[axis], step = step, step * max(x.shape[axis], 1)
+    return _with_strides(view_graph, value, [*x.shape], stride)
+
+
+def _with_strides(view_graph: _ViewGraph, value: fx.Node, size: list[Any], stride: list[Any]) -> fx.Node:
+    """`value` as a base tensor of other sizes and strides."""
+    if _reinterpret is not None and all(isinstance(n, int) for n in (*size, *stride)):
+        return view_graph.call(_reinterpret, value, tuple(size), tuple(stride))
+    return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
 
 
 def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:

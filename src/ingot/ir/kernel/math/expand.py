@@ -33,10 +33,10 @@ def never(call: Call) -> bool:
     return False
 
 
-def expand(kernel: Kernel, own: Callable[[Call], bool] = never, has_fma: bool = True) -> Kernel:
-    """Return `kernel` with its calls expanded, except those that `own` says the target implements. Sharing is
+def expand(kernel: Kernel, is_native: Callable[[Call], bool] = never, has_fma: bool = True) -> Kernel:
+    """Return `kernel` with its calls expanded, except those that the target implements itself (`is_native`). Sharing is
     preserved. has_fma: the machine's multiply-adds round once."""
-    return replace(kernel, body=_Expansion(own, has_fma).body(kernel.body))
+    return replace(kernel, body=_Expansion(is_native, has_fma).body(kernel.body))
 
 
 def expanded(values: Sequence[Expr]) -> list[Expr]:
@@ -46,12 +46,12 @@ def expanded(values: Sequence[Expr]) -> list[Expr]:
 
 
 class _Expansion(Rewriter):
-    def __init__(self, own: Callable[[Call], bool], has_fma: bool = True) -> None:
+    def __init__(self, is_native: Callable[[Call], bool], has_fma: bool = True) -> None:
         super().__init__()
-        self.own, self.has_fma = own, has_fma
+        self.is_native, self.has_fma = is_native, has_fma
 
     def expr(self, e: Expr) -> Expr:
-        if not isinstance(e, Call) or self.own(e):
+        if not isinstance(e, Call) or self.is_native(e):
             return e
         value = EXPANSIONS[e.fn](*e.args)
         if not self.has_fma and e.fn in EXACT_FUNCTIONS:

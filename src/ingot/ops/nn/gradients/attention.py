@@ -28,7 +28,7 @@ class AttentionGradients(Op):
     """The gradients (dq, dk, dv) of attention(q, k, v[, mask]) for the gradient g[B,Hq,Sq,Dv] of its result.
 
     Operands: q, k, v, g[, y, sums][, mask]; y and sums are what `AttentionWithSums` gives of the others. Attributes are
-    those of `Attention`, and most: the maximal number of scores in memory, unless one row of all heads has more.
+    those of `Attention`, and max_scores: the maximum number of scores in memory, unless one row of all heads has more.
     by_row: the results have the heads behind queries or keys, [B,Sq,Hq,D], as projections in front of attention read
     them. Rows that give 0 (no visible key, or guarded) have gradients of 0.
 
@@ -42,7 +42,7 @@ class AttentionGradients(Op):
     scale: float = 1.0
     softcap: float = 0.0
     guarded: bool = False
-    most: int = 1 << 20
+    max_scores: int = 1 << 20
     by_row: bool = False
 
     @property
@@ -133,14 +133,14 @@ class AttentionGradients(Op):
         batch, heads, rows, _ = queries
         row_scores = max(1, estimate(product((heads, cols))))
         sample_scores = row_scores * estimate(rows)
-        if sample_scores <= self.most:
+        if sample_scores <= self.max_scores:
             if not isinstance(batch, int):
                 return 1, rows
-            max_samples = max(1, self.most // max(1, sample_scores))
+            max_samples = max(1, self.max_scores // max(1, sample_scores))
             return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= max_samples) if batch else 0, rows
         if not isinstance(rows, int):
             return 1, rows
-        blocks = -(-rows // max(_ROW_MULTIPLE, self.most // row_scores))
+        blocks = -(-rows // max(_ROW_MULTIPLE, self.max_scores // row_scores))
         return 1, min(rows, -(-rows // (blocks * _ROW_MULTIPLE)) * _ROW_MULTIPLE)
 
     def _by_blocks(
@@ -219,7 +219,7 @@ class AttentionGradients(Op):
         for op, arrays in Attention.samples():
             assert isinstance(op, Attention)
             q, k, v, *mask = arrays
-            if len({q.dtype, k.dtype, v.dtype}) > 1:  # caches are not trained
+            if op.indexed or len({q.dtype, k.dtype, v.dtype}) > 1:  # caches are not trained
                 continue
             g = np.random.default_rng(9).normal(size=(*q.shape[:3], v.shape[3])).astype(q.dtype)
             yield cls(op.causal, op.scale, op.softcap, op.guarded), (q, k, v, g, *mask)
@@ -230,9 +230,9 @@ class AttentionGradients(Op):
         bias = rng.normal(size=(3, 1, 37, 7)).astype(np.float32)
         bias[1, 0, 5] = -_INF
         # blocks of one sample and a third of its rows
-        yield cls("none", 0.35, most=1100), (q, k, v, g, bias)
+        yield cls("none", 0.35, max_scores=1100), (q, k, v, g, bias)
         yield cls("lower_right", 0.35, 2.0, True, 512), (q, k, v, g, bias[:1] < 0.5)
-        yield cls("upper_left", 0.35, most=512), (q, k, v, g)
+        yield cls("upper_left", 0.35, max_scores=512), (q, k, v, g)
         for by_row, op, masks in (
             (False, Attention("lower_right", 0.35), ()),
             (True, Attention("none", 0.35, 2.0), (bias,)),

@@ -55,8 +55,9 @@ class KernelGradient(Op):
         self.expect(len(inputs) == 2, f"expected x and g, got {len(inputs)} operands")
         x, g = inputs
         self.expect(x.dtype == g.dtype and x.dtype.is_float, f"expected x and g of one float dtype, got {x} and {g}")
-        is_matching = x.rank == g.rank >= 3 and x.shape[0] == g.shape[0]
-        self.expect(is_matching, f"expected x[N,*S,I] and g[N,*P,O], got {x} and {g}")
+        message = f"expected x[N,*S,I] and g[N,*P,O], got {x} and {g}"
+        self.expect(x.rank == g.rank >= 3, message)
+        self.expect_equal(x.shape[:1], g.shape[:1], message)
         attributes = self.window, self.strides, self.dilation
         self.expect(
             all(len(v) == x.rank - 2 and min(v) >= 1 for v in attributes),

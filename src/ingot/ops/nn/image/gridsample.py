@@ -13,6 +13,7 @@ from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, fit_constraints, round_to
 from ingot.ops.core.indexing import Gather
+from ingot.ops.core.shape import Transpose
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
@@ -128,15 +129,19 @@ class GridSample(Op):
         grid_shape = grid.shape[:-1]
         parts = [grid.slice(spatial + 1, i, i + 1).reshape(grid_shape) for i in range(spatial)]
         axes = [self._axis(parts[spatial - 1 - i], x.shape[i + 2]) for i in range(spatial)]
-        sizes = (1, x.shape[1], *(1,) * spatial)
-        dims = tuple(range(2, x.rank))
-        gather = Gather((1,), dims, (0,), (0,), dims, spatial + 1, sizes)
-        shape = (*x.shape[:2], *grid_shape[1:])
-        dims_of_weight = (0, *range(2, x.rank))
+        # the axis of the channels, which a sample reads together where they are side by side in memory
+        source = inputs[0].op
+        channels = x.rank - 1 if isinstance(source, Transpose) and source.permutation[1] == x.rank - 1 else 1
+        dims = tuple(d for d in range(1, x.rank) if d != channels)
+        image = x if channels == 1 else x.transpose((0, *range(2, x.rank), 1))
+        sizes = tuple(n if d == channels else 1 for d, n in enumerate(image.shape))
+        gather = Gather((channels,), dims, (0,), (0,), dims, spatial + 1, sizes)
+        shape = (*grid_shape[:channels], x.shape[1], *grid_shape[channels:])
+        dims_of_weight = (0, *dims)
         out: Term | None = None
         for taps in cartesian(*axes):
             index = t.concat([t.as_term(at).expand(spatial + 1) for at, _, _ in taps], spatial + 1)
-            value = Term(gather(x.node, index.node))
+            value = Term(gather(image.node, index.node))
             for _, weight, in_bounds in taps:
                 if self.padding == "zeros":
                     masked = t.where(t.as_term(in_bounds).spread(shape, dims_of_weight), value, 0.0)
@@ -146,6 +151,7 @@ class GridSample(Op):
                     value = value * t.as_term(weight).spread(shape, dims_of_weight)
             out = value if out is None else out + value
         assert out is not None
+        out = out if channels == 1 else out.transpose((0, channels, *range(1, channels)))
         return out.cast(inputs[0].dtype).node
 
     @classmethod

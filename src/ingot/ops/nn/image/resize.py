@@ -44,6 +44,9 @@ def _triangle(distance: Value) -> Value:
     return t.maximum(1 - t.absolute(distance), 0)
 
 
+_MIN_STRETCH = 2.0**-14  # of a kernel by a scale: each of the elements that it reaches is a tap
+
+
 @dataclass(frozen=True)
 class Resize(Op):
     """x resampled to `sizes` on `axes` (ONNX Resize, torch.nn.functional.interpolate).
@@ -97,6 +100,9 @@ class Resize(Op):
             )
             if self.scales is not None:
                 self.expect(self.scales[i] > 0, f"scales: expected positive ones, got {self.scales}")
+            stretch = self._stretch(i, x.shape[axis])
+            message = f"antialias: expected scales of at least {_MIN_STRETCH:g}, got {stretch}"
+            self.expect(stretch is None or stretch >= _MIN_STRETCH, message)
             shape[axis] = size
         return x.with_shape(tuple(shape))
 
@@ -206,7 +212,7 @@ class Resize(Op):
             scale = out / size
         else:
             return None
-        return scale if scale < 1 else None
+        return scale if scale < 1 and out != 0 else None
 
     def _extrapolated(self, i: int, size: DimLike, dtype: DType) -> Value | None:
         """The outputs of axis i that tf_crop_and_resize extrapolates; None for other modes."""

@@ -87,9 +87,9 @@ def _scaled_levels(n: Node) -> tuple[Node, Node] | None:
     is_levels = isinstance(wide.op, ops.Convert) and wide.inputs[0].dtype == i8
     if not is_levels or not isinstance(scale.op, ops.BroadcastInDim):
         return None
-    (source,), all_dims = scale.inputs, tuple(range(n.type.rank))
-    varying_dims = tuple(d for d, size in zip(scale.op.dims, source.shape, strict=True) if size == n.shape[d])
-    if varying_dims != all_dims[:-1] or scale.op.dims not in (all_dims, varying_dims):
+    (source,) = scale.inputs
+    sizes = [(d, size) for d, size in zip(scale.op.dims, source.shape, strict=True) if size != 1]
+    if sizes != [(d, size) for d, size in enumerate(n.shape[:-1]) if size != 1]:
         return None
     return wide.inputs[0], ops.reshape(source, (*n.shape[:-1], 1))
 

@@ -38,17 +38,19 @@ def mask_rules(positions: Positions) -> RuleSet:
 
 def _idle(n: Node) -> Node | None:
     """attention with a mask that is true, or 0, everywhere -> attention without"""
-    value = splat_of(n.inputs[3]) if len(n.inputs) == 4 else None
+    assert isinstance(n.op, ops.Attention)
+    masks = n.op.mask(n.inputs)
+    value = splat_of(masks[0]) if masks else None
     # another number is not neutral: a large one absorbs the scores that it is added to
-    if value is None or bool(value) != (n.inputs[3].dtype == boolean):
+    if value is None or bool(value) != (masks[0].dtype == boolean):
         return None
-    return n.op(*n.inputs[:3], loc=n.loc)
+    return n.op(*n.inputs[:3], *n.inputs[4:], loc=n.loc)
 
 
 def _causal(n: Node, positions: Positions) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Attention)
-    if len(n.inputs) != 4 or op.causal != "none":
+    if len(n.inputs) != 4 or op.indexed or op.causal != "none":
         return None
     q, k, v, mask = n.inputs
     rows, cols = q.shape[2], k.shape[2]

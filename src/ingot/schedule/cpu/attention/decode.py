@@ -18,7 +18,7 @@ from math import inf
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
-from ingot.ir.types import boolean
+from ingot.ir.types import boolean, i64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import symbol_params
@@ -30,7 +30,7 @@ from ingot.schedule.lowered import Arg, Lowered, Step
 
 MAX_QUERIES = 8  # with more, `Flash` is faster: they fill vectors
 BLOCK_KEYS = 64
-PREFETCH_KEYS = 16  # between a load and its prefetch
+PREFETCH_KEYS = 16  # between a load and its prefetch; BLOCK_KEYS where a table says where keys are
 MIN_SPLIT_KEYS = 256  # of a chunk
 MAX_CHUNK_ROWS = 8
 
@@ -79,6 +79,8 @@ class Decode:
         self.row_max = scratch.alloc("most", self.dtype, self.rows)
         self.row_sum = scratch.alloc("sum", self.dtype, self.rows)
         self.row_scale = scratch.alloc("scale", self.dtype, self.rows)
+        # where the keys of a block are stored, and those that are prefetched with them
+        self.at = None if group.positions is None else scratch.alloc("at", i64, 2 * BLOCK_KEYS)
         self.scratch = scratch
         # a split's results of one row: the weighted values, the maximum, the sum
         self.record_size = self.column_vectors * lanes + lanes
@@ -117,6 +119,7 @@ class Decode:
 
         def emit_block(b: Block, j: Expr) -> None:
             stop = b.let(k.binary("min", k.add(j, integer(BLOCK_KEYS)), end), "stop")
+            self._load_positions(b, j)
             self._scores(b, j, stop, k_base)
             self._update_softmax(b)
             self._values(b, j, stop, v_base)
@@ -176,18 +179,51 @@ class Decode:
 
     # --- one block of keys
 
+    def _load_positions(self, block: Block, first: Expr) -> None:
+        """at[i] = the position of key first + i, clamped to those that are stored; that of any one beyond the end."""
+        positions, at = self.group.positions, self.at
+        if positions is None or at is None:
+            return
+        last = dim_expr(self.group.stored_keys - 1)
+
+        def load(b: Block, i: Expr) -> None:
+            keys = k.ramp(b.let(k.add(first, i), "key"), self.lanes)
+            live = b.let(k.binary("lt", keys, dim_expr(self.group.keys)), "live")
+            position = self._at_keys(b, positions, (keys,), 0, live)
+            b.store(at, i, k.binary("max", k.binary("min", position, last), ZERO))
+
+        def prefetch(b: Block, i: Expr) -> None:
+            position = b.let(k.load(at, i), "at")
+            for scale in self.group.scales:
+                b.stmts.append(k.Prefetch(scale.buffer, scale.offset(self.batch_index, self.head, position, ZERO)))
+
+        block.loop("i", 0, 2 * BLOCK_KEYS, self.lanes, load)
+        if self.group.scales:
+            block.loop("i", BLOCK_KEYS, 2 * BLOCK_KEYS, self.lanes, prefetch)
+
+    def _ahead(self, line: Expr, base: Expr, stride: Expr, i: Expr) -> Callable[[Expr], Expr]:
+        """The offset of element d of the key or value to prefetch with that of key i of a block, which is at `line`."""
+        if self.at is None:
+            return lambda d: k.add(k.add(line, d), k.mul(stride, integer(PREFETCH_KEYS)))
+        later = k.add(base, k.mul(k.load(self.at, k.add(i, integer(BLOCK_KEYS))), stride))
+        return lambda d: k.add(later, d)
+
     def _scores(self, block: Block, first: Expr, stop: Expr, base: Expr) -> None:
         group, lanes = self.group, self.lanes
         stride = dim_expr(group.k.layout.strides[2])
-        # a single row reads the keys once, at the speed of memory; the hardware prefetcher does not follow their stride
-        prefetch_distance = k.mul(stride, integer(PREFETCH_KEYS)) if self.rows == 1 else None
 
         def emit_keys(b: Block, i: Expr) -> None:
             key = b.let(k.add(first, i), "key")
-            key_offsets = [
-                b.let(k.add(base, k.mul(k.binary("min", k.add(key, integer(n)), k.sub(stop, integer(1))), stride)), "k")
-                for n in range(lanes)
-            ]
+            key_offsets: list[Expr] = []
+            for n in range(lanes):
+                if self.at is None:
+                    position = k.binary("min", k.add(key, integer(n)), k.sub(stop, integer(1)))
+                else:
+                    position = k.load(self.at, k.add(i, integer(n)))
+                key_offsets.append(b.let(k.add(base, k.mul(position, stride)), "k"))
+            # a single row reads keys at the speed of memory; the hardware prefetcher does not follow their stride
+            lines = enumerate(key_offsets if self.rows == 1 else [])
+            ahead = [self._ahead(line, base, stride, k.add(i, integer(n))) for n, line in lines]
 
             def emit_row(x: Block, r: Expr) -> None:
                 acc = x.alloc("acc", self.dtype, lanes, lanes=lanes)
@@ -200,16 +236,15 @@ class Decode:
                     q = y.let(k.load(self.q, k.add(q_offset, d), lanes), "q")
                     for n, line in enumerate(key_offsets):
                         value = k.cast(k.load(group.k.buffer, k.add(line, d), lanes, mask), self.dtype)
-                        if prefetch_distance is not None:
-                            y.stmts.append(k.Prefetch(group.k.buffer, k.add(k.add(line, d), prefetch_distance)))
+                        for later in ahead[n : n + 1]:
+                            y.stmts.append(k.Prefetch(group.k.buffer, later(d)))
                         y.store(acc, integer(n), k.fma(value, q, k.load(acc, integer(n))))
 
                 self._vectors(x, self.depth_vectors, group.depth, step)
                 live = x.let(k.binary("lt", k.ramp(key, lanes), stop), "live")
                 value = fold_lanes(x, [k.load(acc, integer(n)) for n in range(lanes)])
                 if group.scales:
-                    at = self.batch_index, self.head, k.ramp(key, lanes), ZERO
-                    value = k.mul(value, self._at_keys(x, group.scales[0], at, 2, live))
+                    value = k.mul(value, self._key_scales(x, group.scales[0], key, i, live))
                 value = x.let(group.softcap(value), "s")
                 head, query = self._head_and_query(x, r)
                 minus_inf = k.lit(-inf, self.dtype, lanes)
@@ -242,6 +277,13 @@ class Decode:
         if mask.buffer.dtype == boolean:
             return k.select(k.splat(mask_value, lanes), value, k.lit(-inf, self.dtype, lanes))
         return block.let(k.add(value, k.splat(block.let(k.cast(mask_value, self.dtype), "m"), lanes)), "s")
+
+    def _key_scales(self, block: Block, scales: Tensor, key: Expr, i: Expr, live: Expr) -> Expr:
+        """The scales of a vector of keys, from key i of a block on."""
+        if self.at is None:
+            return self._at_keys(block, scales, (self.batch_index, self.head, k.ramp(key, self.lanes), ZERO), 2, live)
+        position = block.let(k.load(self.at, i, self.lanes), "at")
+        return load_at(block, scales.buffer, scales.offset(self.batch_index, self.head, position, ZERO))
 
     def _at_keys(self, block: Block, x: Tensor, index: tuple[Expr, ...], axis: int, live: Expr) -> Expr:
         """The elements of `x` for a vector of keys, which `axis` of its index is."""
@@ -284,7 +326,6 @@ class Decode:
         group, lanes, cols = self.group, self.lanes, self.column_vectors
         stride = dim_expr(group.v.layout.strides[2])
         tail = group.cols % lanes
-        prefetch_distance = k.mul(stride, integer(PREFETCH_KEYS))
 
         def emit_rows(b: Block, r: Expr) -> None:
             acc = b.alloc("acc", self.dtype, self.tile_rows * cols, lanes=lanes)
@@ -296,20 +337,22 @@ class Decode:
                     b.store(acc, integer(i * cols + c), k.mul(factor, old))
 
             def emit_key(x: Block, j: Expr) -> None:
-                v_offset = x.let(k.add(base, k.mul(j, stride)), "v")
+                position = j if self.at is None else x.let(k.load(self.at, k.sub(j, first)), "at")
+                v_offset = x.let(k.add(base, k.mul(position, stride)), "v")
+                ahead = self._ahead(v_offset, base, stride, k.sub(j, first))
                 weights: list[Expr] = []
                 for i in range(self.tile_rows):
                     p_offset = k.add(k.mul(k.add(r, integer(i)), integer(BLOCK_KEYS)), k.sub(j, first))
                     weight = k.load(self.s, p_offset)
                     for scale in group.scales[1:]:
-                        weight = k.mul(weight, k.load(scale.buffer, scale.offset(self.batch_index, self.head, j, ZERO)))
+                        weight = k.mul(
+                            weight, k.load(scale.buffer, scale.offset(self.batch_index, self.head, position, ZERO))
+                        )
                     weights.append(k.splat(x.let(weight, "p"), lanes))
                 for c in range(cols):
                     mask = None
                     if self.rows == 1:
-                        x.stmts.append(
-                            k.Prefetch(group.v.buffer, k.add(k.add(v_offset, integer(c * lanes)), prefetch_distance))
-                        )
+                        x.stmts.append(k.Prefetch(group.v.buffer, ahead(integer(c * lanes))))
                     if tail and c == cols - 1:
                         mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
                     value = k.load(group.v.buffer, k.add(v_offset, integer(c * lanes)), lanes, mask)

@@ -13,6 +13,8 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.ops import Attention
+from ingot.ops.nn import terms
+from ingot.ops.nn.terms import Term
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -46,8 +48,9 @@ class Tensor:
 class AttentionGroup:
     """The operands in memory, the sizes, and the stores of the result, which all kernels share.
 
-    rows: queries. depth, cols: the head size of keys and of values. key_heads: heads of keys and values. steps: steps
-    before the kernel, which write temporaries of `temps` bytes. extra_params: parameters for these.
+    rows: queries. depth, cols: the head size of keys and of values. key_heads: heads of keys and values. positions:
+    where the keys are among those that are stored. steps: steps before the kernel, which write temporaries of `temps`
+    bytes. extra_params: parameters for these.
     """
 
     def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
@@ -56,7 +59,8 @@ class AttentionGroup:
         self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
         q, key, value = anchor.inputs[:3]
         self.batch, self.heads, self.rows, depth = q.shape
-        self.key_heads, self.keys, cols = key.shape[1], key.shape[2], value.shape[3]
+        self.key_heads, cols = key.shape[1], value.shape[3]
+        self.keys, self.stored_keys = op.key_count([x.type for x in anchor.inputs]), key.shape[2]
         if isinstance(depth, Dim) or isinstance(cols, Dim):
             raise CompileError("attention", expected="a static head size", got=f"{q.type} and {value.type}")
         self.depth, self.cols = depth, cols
@@ -69,7 +73,8 @@ class AttentionGroup:
         self.extra_params: list[tuple[Buffer, Arg]] = []
         self.q, self.k, self.v = (self._tensor(x, ins) for x in (q, key, value))
         self.mask: Tensor | None = None
-        self.scales = [self._tensor(x, ins) for x in anchor.inputs[-2:]] if op.scaled else []  # of keys and of values
+        self.scales = [self._tensor(x, ins) for x in op.scales(anchor.inputs)]  # of keys and of values
+        self.positions = self._tensor(anchor.inputs[-1], ins) if op.indexed else None
         for operand in op.mask(anchor.inputs):
             mask = self._tensor(operand, ins)
             scores = (self.batch, self.heads, self.rows, self.keys)
@@ -81,13 +86,15 @@ class AttentionGroup:
         return Tensor(self.operands.ins[position], layout)
 
     def converted(self, operand: int, tensor: Tensor) -> Tensor:
-        """Return an operand as f32, converted by a separate step: conversions within the loops would cost more."""
-        if tensor.buffer.dtype == self.dtype:
+        """Return an operand as f32 in the order of the keys, by a separate step: conversions within the loops would
+        cost more."""
+        if tensor.buffer.dtype == self.dtype and self.positions is None:
             return tensor
-        node, dense = self.anchor.inputs[operand], Layout.contiguous(self.anchor.inputs[operand].shape)
-        tensors = [tensor, *self.scales[operand - 1 : operand]]
+        tensors = [tensor, *self.scales[operand - 1 : operand], *([self.positions] if self.positions else [])]
         xs = [Input(f"x{i}", TensorType(x.buffer.dtype, x.layout.shape))() for i, x in enumerate(tensors)]
-        wide = functools.reduce(ops.mul, (ops.cast(x, self.dtype) for x in xs))
+        parts = [terms.take(Term(x), Term(xs[-1]), 2).node for x in xs[:-1]] if self.positions else xs
+        wide = functools.reduce(ops.mul, (ops.cast(x, self.dtype) for x in parts))
+        dense = Layout.contiguous(wide.shape)
         body, layouts = Graph(tuple(xs), (wide,)), tuple(x.layout for x in tensors)
         lowered = lower_pointwise(body, layouts, (dense,), self.machine)
         sources = [Arg("in", self.operands.ins.index(x.buffer)) for x in tensors]
@@ -95,7 +102,7 @@ class AttentionGroup:
         self.steps += lowered.inlined(sources, [target], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)
         self.extra_params.append((buffer, target))
-        self.temps.append(TensorType(self.dtype, node.shape).nbytes)
+        self.temps.append(wide.type.nbytes)
         return Tensor(buffer, dense)
 
     def kernel(self, name: str, chunk: k.Var, chunks: DimLike, top: Block, scratch: int) -> Lowered:

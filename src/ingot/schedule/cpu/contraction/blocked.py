@@ -16,7 +16,7 @@ from ingot.ir.types import DType, bf16, i8, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.choice import Direct, Pieces, decide
+from ingot.schedule.choice import Direct, Winograd, decide
 from ingot.schedule.cpu.contraction.compressed.block_quantized_operand import block_quantized_operand
 from ingot.schedule.cpu.contraction.compressed.rounded_rows import rounded_levels, rounded_loops, rounded_rows
 from ingot.schedule.cpu.contraction.cost_model import plan_of
@@ -105,7 +105,7 @@ def lower_blocked(
         c = replace(c, packed=True)
     site = tuning_site(body, g.anchor, c, winograd_shape, machine)
     choice = decide(site, machine.measured)
-    if isinstance(choice, Pieces):
+    if isinstance(choice, Winograd):
         lowered = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine, g.packed), site=site)
         return append_pools(lowered, full_body, ins, full_outs, machine)
     assert isinstance(choice, Direct)

@@ -8,7 +8,7 @@ from math import prod
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
 from ingot.schedule.axes import Contraction
-from ingot.schedule.choice import Choice, Direct, Pieces, Site
+from ingot.schedule.choice import Choice, Direct, Site, Winograd
 from ingot.schedule.cpu.contraction.cost_model import admits, candidates, choose, neighbors, plan_of
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.winograd.plan import (
@@ -42,11 +42,11 @@ def tuning_site(body: Graph, anchor: Node, c: Contraction, winograd_shape: Shape
     def refine(choice: Choice) -> list[Choice]:
         if isinstance(choice, Direct):
             return neighbors(c, machine, choice)
-        assert winograd_shape is not None and isinstance(choice, Pieces)
+        assert winograd_shape is not None and isinstance(choice, Winograd)
         return neighbor_pieces(winograd_shape, choice, machine)
 
     def is_valid(choice: Choice) -> bool:
-        if isinstance(choice, Pieces):
+        if isinstance(choice, Winograd):
             return winograd_shape is not None and admits_pieces(winograd_shape, choice, machine)
         return admits(c, machine, choice)
 

@@ -53,15 +53,15 @@ class Transposition:
         return tuple(ceildiv(d, self.sides.get(i, 1)) for i, d in enumerate(shape))
 
 
-Reads = dict[Node, list[int | None]]
+StridesByInput = dict[Node, list[int | None]]
 
 
 def read_strides(
     body: Graph, ins: tuple[Layout, ...], buffers: tuple[Buffer, ...], shape: Shape, axis: int, lanes: int
-) -> Reads | None:
+) -> StridesByInput | None:
     """The stride along `axis` of each read of an operand (None: not constant), by trial emission. None if reads depend
     on a condition."""
-    strides: Reads = {n: [] for n in body.inputs}
+    strides: StridesByInput = {n: [] for n in body.inputs}
     masked: list[Expr] = []
 
     def leaf(n: Node, buffer: Buffer, lay: Layout) -> Leaf:

@@ -19,7 +19,7 @@ from ingot.ir.types import Shape, boolean
 from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.buffers import Leaves, Operands, body_dims, symbol_params
+from ingot.schedule.buffers import LeafByNode, Operands, body_dims, symbol_params
 from ingot.schedule.collapse_dims import collapse_dims, reshaped_inputs
 from ingot.schedule.cpu.caches import PREFETCH_BYTES, results_exceed_caches
 from ingot.schedule.cpu.chunks import (
@@ -83,7 +83,7 @@ class _Loops:
     operands: Operands
     machine: Machine
     stream: bool
-    leaves: Leaves
+    leaves: LeafByNode
     lookups: Sequence[Node]
     prefetcher: Emitter
 
@@ -271,7 +271,7 @@ def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
 
 
 def _transposing_emitter(
-    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, plan: Transposition, prefetch: int
+    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: LeafByNode, plan: Transposition, prefetch: int
 ) -> Emitter:
     """An emitter for one block, whose transposed operands come from registers. prefetch: distance in blocks."""
     leaves = dict(others)
@@ -362,7 +362,7 @@ def lanes_for(body: Graph, machine: Machine) -> int:
 
 def _prefetching_leaves(
     operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node], machine: Machine
-) -> Leaves:
+) -> LeafByNode:
     """Leaves whose vector loads also prefetch, for operands larger than the first-level cache."""
     tables = {n.inputs[0] for n in lookups}
     leaves = operands.leaves(body, ins)

@@ -26,8 +26,8 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
 from ingot.schedule.recurrent import gate_offset
 
-SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
-TURN = 32  # multiply-adds of a turn of the loop over k, at most
+MIN_ACCUMULATORS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
+MAX_UNROLLED_MULTIPLY_ADDS = 32  # multiply-adds of a turn of the loop over k, at most
 
 
 class Loop:
@@ -274,8 +274,8 @@ class _Step:
             return
         width, h = s.width, scan.hidden
         tile = rows * width
-        unroll = next(u for u in (16, 8, 4, 2, 1) if (h % u == 0 and u * tile <= TURN) or u == 1)
-        sets = min(unroll, -(-SUMS // tile))
+        unroll = next(u for u in (16, 8, 4, 2, 1) if (h % u == 0 and u * tile <= MAX_UNROLLED_MULTIPLY_ADDS) or u == 1)
+        sets = min(unroll, -(-MIN_ACCUMULATORS // tile))
         acc = block.alloc("acc", scan.dtype, sets * tile, lanes=lanes)
         zero = k.lit(0.0, scan.dtype, lanes)
         for n in range(sets * tile):
@@ -320,8 +320,8 @@ class _Step:
         operand, (totals, scales) = loop.operand, loop.columns
         width, turns = s.width, scan.depth // BYTES
         tile, vector = rows * width, BYTES * lanes
-        unroll = next(u for u in (8, 4, 2, 1) if (turns % u == 0 and u * tile <= TURN) or u == 1)
-        sets = min(unroll, -(-SUMS // tile))
+        unroll = next(u for u in (8, 4, 2, 1) if (turns % u == 0 and u * tile <= MAX_UNROLLED_MULTIPLY_ADDS) or u == 1)
+        sets = min(unroll, -(-MIN_ACCUMULATORS // tile))
         acc = block.alloc("acc", i32, sets * tile, lanes=lanes)
         for n in range(sets * tile):
             block.store(acc, integer(n), k.lit(0, i32, lanes))

@@ -41,7 +41,7 @@ from ingot.schedule.cpu.contraction.pack import pack_product_panels, pack_window
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.winograd.definition import Fallback
-from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Pieces, winograd_shape_of
+from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Winograd, winograd_shape_of
 from ingot.schedule.cpu.winograd.tiles import TilePosition, Tiles
 from ingot.schedule.cpu.winograd.toom_cook import apply, transform, transformed_weights
 from ingot.schedule.cpu.winograd.weights import contiguous_copy, weights_step
@@ -58,7 +58,7 @@ def lower_winograd(
     ins: tuple[Layout, ...],
     outs: tuple[Layout, ...],
     anchor: Node,
-    plan: Pieces,
+    plan: Winograd,
     machine: Machine,
     packed: bool = True,
 ) -> Lowered:
@@ -74,7 +74,7 @@ class _Winograd:
         ins: tuple[Layout, ...],
         outs: tuple[Layout, ...],
         anchor: Node,
-        plan: Pieces,
+        plan: Winograd,
         machine: Machine,
         packed: bool,
     ):

@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
-from ingot.schedule.choice import Choice, Pieces
+from ingot.schedule.choice import Choice, Winograd
 from ingot.schedule.cpu.contraction.cost_model import max_tile_rows, tile_cycles
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
@@ -149,7 +149,7 @@ def _shape_of(anchor: Node, op: ops.Convolution, packed: bool) -> Shape | None:
     )  # fmt: skip
 
 
-def plan_winograd(s: Shape, plan: Plan, machine: Machine, nonzero_share: float = 1.0) -> Pieces | None:
+def plan_winograd(s: Shape, plan: Plan, machine: Machine, nonzero_share: float = 1.0) -> Winograd | None:
     """Return the fastest pieces for likely sizes, or None if the direct convolution with `plan` is as fast.
 
     nonzero_share: the part of the window's products that the direct convolution computes; the others are with padding.
@@ -168,7 +168,7 @@ def best_pieces(s: Shape, machine: Machine) -> list[Choice]:
 MAX_CANDIDATES = 10
 
 
-def neighbor_pieces(s: Shape, pieces: Pieces, machine: Machine) -> list[Choice]:
+def neighbor_pieces(s: Shape, pieces: Winograd, machine: Machine) -> list[Choice]:
     """Return the pieces that differ from `pieces` by a small step in one number."""
     candidates = [p for _, p in _timed_candidates(s, machine) if p.m == pieces.m]
     neighbors = [p for p in candidates if (p.tiles, p.columns) == (pieces.tiles, pieces.columns)]
@@ -185,18 +185,18 @@ def admits_pieces(s: Shape, pieces: Choice, machine: Machine) -> bool:
     return any(p == pieces for _, p in _timed_candidates(s, machine))
 
 
-def _timed_candidates(s: Shape, machine: Machine) -> list[tuple[float, Pieces]]:
+def _timed_candidates(s: Shape, machine: Machine) -> list[tuple[float, Winograd]]:
     """All pieces with their predicted seconds, F(4)'s with its penalty."""
     # computed once, as sizes may be symbolic and there are hundreds of candidates
     slice_tiles = {m: s.estimated_tiles(m) for m in TILE_SIZES[s.r]}
 
-    def seconds(p: Pieces) -> float:
+    def seconds(p: Winograd) -> float:
         return predicted_seconds(s, p, slice_tiles[p.m], machine) * (1 + _F4_PENALTY * (p.m > 2))
 
     return [(seconds(p), p) for p in _candidates(s, machine)]
 
 
-def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
+def _candidates(s: Shape, machine: Machine) -> list[Winograd]:
     _, slices = s.units()
     lanes = machine.lanes(s.dtype)
     vectors = -(-s.co // lanes)
@@ -218,7 +218,7 @@ def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
                     v_channels = block_vectors * lanes + (0 if split else s.ci)
                     for late in _late_channels(s, m, block_vectors * lanes, machine):
                         if products * tiles * v_channels * s.dtype.nbytes <= 0.75 * machine.l2:
-                            candidates.append(Pieces(m, tiles, block_vectors * lanes, split, late))
+                            candidates.append(Winograd(m, tiles, block_vectors * lanes, split, late))
     return candidates
 
 
@@ -230,7 +230,7 @@ def _late_channels(s: Shape, m: int, columns: int, machine: Machine) -> list[int
     return [0, *(c for c in (16, 32) if s.taps == 1 and s.ci % c == c % lanes == 0 and c * channel_bytes <= machine.l1)]
 
 
-def predicted_seconds(s: Shape, p: Pieces, slice_tiles: int, machine: Machine) -> float:
+def predicted_seconds(s: Shape, p: Winograd, slice_tiles: int, machine: Machine) -> float:
     """Return the predicted seconds. slice_tiles: tiles of a slice, for likely sizes."""
     units, slices = s.units()
     units = units if isinstance(units, int) else 1
@@ -302,6 +302,12 @@ def _direct_cycles(s: Shape, plan: Plan, machine: Machine) -> float:
 
 
 __all__ = [
-    "Pieces", "Shape", "admits_pieces", "best_pieces", "neighbor_pieces", "plan_winograd", "predicted_seconds",
+    "Shape",
+    "Winograd",
+    "admits_pieces",
+    "best_pieces",
+    "neighbor_pieces",
+    "plan_winograd",
+    "predicted_seconds",
     "winograd_shape_of",
 ]  # fmt: skip

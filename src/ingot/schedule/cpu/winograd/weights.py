@@ -19,7 +19,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Pieces, Shape
+from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Shape, Winograd
 from ingot.schedule.cpu.winograd.toom_cook import Transform, apply
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
@@ -39,12 +39,12 @@ def contiguous_copy(
     return step, dense.transpose(tuple(order.index(d) for d in range(w.type.rank)))
 
 
-def _chunk_channels(vectors: int, s: Shape, p: Pieces, t: Transform) -> int:
+def _chunk_channels(vectors: int, s: Shape, p: Winograd, t: Transform) -> int:
     cost = vectors * CYCLES_PER_VECTOR * (s.r * s.r * 2 + (0 if p.late else t.alpha**2))
     return max(1, min(int(_CHUNK_CYCLES / cost), s.ci))
 
 
-def _panel_offset(block: Block, start: Expr, column: Expr, row: Expr, panel: int, s: Shape, p: Pieces) -> Expr:
+def _panel_offset(block: Block, start: Expr, column: Expr, row: Expr, panel: int, s: Shape, p: Winograd) -> Expr:
     """The offset of (row, column) in U, which begins at `start`. Each panel has all rows of its columns."""
     panel_start = block.let(k.mul(k.binary("div", column, integer(panel)), integer(panel)), "p")
     width = k.binary("min", integer(panel), k.sub(integer(p.columns), panel_start))
@@ -53,7 +53,7 @@ def _panel_offset(block: Block, start: Expr, column: Expr, row: Expr, panel: int
 
 
 def weights_step(
-    op: Convolution, w: Layout, s: Shape, p: Pieces, t: Transform, panel: int, machine: Machine, args: Sequence[Arg]
+    op: Convolution, w: Layout, s: Shape, p: Winograd, t: Transform, panel: int, machine: Machine, args: Sequence[Arg]
 ) -> Step:
     """Return the step that transforms the weights. w: their layout, with contiguous output channels. panel: columns of
     a panel of the products. args: the weights, the windows, and U unless the chunks transform the weights."""

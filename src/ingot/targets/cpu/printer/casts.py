@@ -392,7 +392,7 @@ def _narrow_bits(b: Builder, x: str, target: DType, lanes: int) -> str:
     huge = b.emit(f"icmp ugt {ints} {magnitude}, {const((254 - 127 + 127) << 23)}", (magnitude,))
     if form.has_sign:
         over = b.emit(f"or {flags} {over}, {huge}", (over, huge))
-    value = b.emit(f"select {flags} {over}, {ints} {const(form.over)}, {ints} {value}", (over, value))
+    value = b.emit(f"select {flags} {over}, {ints} {const(form.overflow)}, {ints} {value}", (over, value))
     is_nan = b.emit(f"icmp ugt {ints} {magnitude}, {const(0x7F800000)}", (magnitude,))
     if not form.has_sign:
         is_negative = b.emit(f"icmp slt {ints} {bits}, {const(1)}", (bits,))  # zeros and negative numbers

@@ -175,13 +175,13 @@ def attack_model(
     check_seed(seed)
     opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
-    graph = static_graph(opened.graph, [low for low, _ in box.ends])
+    graph = static_graph(opened.graph, [low for low, _ in box.intervals])
     if len(graph.inputs) != 1 or len(graph.results) != 1:
         got = f"{len(graph.inputs)} inputs and {len(graph.results)} results"
         raise InputError("attack", expected="a model of one input and one result", got=got)
     rows = rows_of(graph.results[0].type, label, spec)
     goal = Goal(rows, np.zeros(len(rows)), tuple((i,) for i in range(len(rows))))
-    low, high = box.ends[0]
+    low, high = box.intervals[0]
     point, _ = Attack(graph, goal, points, options).run(low, high, steps=steps, seed=seed)
     program = CompiledModel(compiled_program(graph, options), threads=options.threads)
     y = np.asarray(program.run([point])[0])

@@ -131,15 +131,15 @@ class Case:
 
 
 class Cases:
-    """A search over cases. ends: the lower and upper bounds of each hinge's operand over the box. bounded: the count of
-    cases bounded so far."""
+    """A search over cases. hinge_bounds: the lower and upper bounds of each hinge's operand over the box. bounded: the
+    count of cases bounded so far."""
 
-    def __init__(self, neurons: Neurons, box: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> None:
-        self.neurons, self.box, self.ends = neurons, list(box), list(ends)
+    def __init__(self, neurons: Neurons, box: Sequence[np.ndarray], hinge_bounds: Sequence[np.ndarray]) -> None:
+        self.neurons, self.box, self.hinge_bounds = neurons, list(box), list(hinge_bounds)
         self.bounded = 0
 
     def root(self, row: np.ndarray, limit: float) -> Case:
-        lows, highs = self.ends[::2], self.ends[1::2]
+        lows, highs = self.hinge_bounds[::2], self.hinge_bounds[1::2]
         signs = tuple(np.zeros(v.shape, np.int8) for v in lows)
         slopes = tuple((high > -low).astype(np.float32) for low, high in zip(lows, highs, strict=True))
         multipliers = tuple(np.full(v.shape, _MIN_MULTIPLIER, np.float32) for v in lows)
@@ -186,7 +186,7 @@ class Cases:
         has_leaf = any(self.next_split(c.signs, c.signs) is None for c in cases)
         steps = _LEAF_STEPS if has_leaf else _CASE_STEPS
         for step in range(steps):
-            lower, *outputs = self.neurons.step.run([*self.box, *self.ends, rows, *signs, *ascent.values])
+            lower, *outputs = self.neurons.step.run([*self.box, *self.hinge_bounds, rows, *signs, *ascent.values])
             best = np.fmax(best, lower[: len(cases)])
             costs = outputs[:hinges]
             if (best > limits).all() or time.monotonic() > deadline or step == steps - 1:
@@ -212,7 +212,9 @@ class Cases:
         bounds; None if no sign is open."""
         split: tuple[int, int] | None = None
         best_score = -np.inf
-        for i, (cost, sign, low, high) in enumerate(zip(costs, signs, self.ends[::2], self.ends[1::2], strict=True)):
+        for i, (cost, sign, low, high) in enumerate(
+            zip(costs, signs, self.hinge_bounds[::2], self.hinge_bounds[1::2], strict=True)
+        ):
             is_open = (sign == 0) & (low < 0) & (high > 0)
             if not is_open.any():
                 continue

@@ -89,7 +89,7 @@ class _Reader:
     sizes: dict[str, int] = field(default_factory=lambda: {"X": 0, "Y": 0})
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     tensors: dict[str, str] = field(default_factory=dict[str, str])  # version 2: variable -> X or Y
-    seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    declared: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def read(self, text: str) -> Property:
         alternatives: list[list[Condition]] = [[]]
@@ -114,7 +114,7 @@ class _Reader:
             _refuse(self.name, "an assertion", "none")
         if not self.sizes["X"] or not self.sizes["Y"]:
             _refuse(self.name, "inputs and results, X_0 and Y_0", "none declared")
-        if self.seen and len(self.seen) != self.sizes["X"] + self.sizes["Y"]:
+        if self.declared and len(self.declared) != self.sizes["X"] + self.sizes["Y"]:
             _refuse(self.name, "X_0 to the last and Y_0 to the last", "numbers that are left out")
         satisfiable = tuple(a for conditions in alternatives if (a := self.alternative(conditions)) is not None)
         return Property(self.sizes["X"], self.sizes["Y"], satisfiable, self.shapes.get("X"), self.shapes.get("Y"))
@@ -152,9 +152,9 @@ class _Reader:
         if match is None:
             _refuse(self.name, "variables X_i of inputs and Y_j of results", variable)
         kind, index = match.group(1), int(match.group(2))
-        if (kind, index) in self.seen:
+        if (kind, index) in self.declared:
             _refuse(self.name, f"one declaration of {variable}", "another")
-        self.seen.add((kind, index))
+        self.declared.add((kind, index))
         self.sizes[kind] = max(self.sizes[kind], self.element(index, _MAX_ELEMENTS) + 1)
 
     def network(self, parts: Sequence[object]) -> None:
@@ -271,7 +271,7 @@ class _Reader:
                 _refuse(self.name, f"an element of {name}{list(shape)}", atom)
             return Condition({(kind, int(np.ravel_multi_index(position, shape)) if shape else 0): 1.0}, 0.0)
         match = re.fullmatch(r"([XY])_(\d{1,9})", atom)
-        if match is None or (match.group(1), int(match.group(2))) not in self.seen:
+        if match is None or (match.group(1), int(match.group(2))) not in self.declared:
             _refuse(self.name, "a number or a declared variable", atom)
         return Condition({(match.group(1), int(match.group(2))): 1.0}, 0.0)
 

@@ -14,7 +14,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError, InputError
 from ingot.support.log import Log
 from ingot.transform.quantize.table import Table
-from ingot.tune.fleet import Asked, persistent_ask
+from ingot.tune.fleet import RemoteWorker, persistent_ask
 
 Job: TypeAlias = Mapping[str, Any]  # see `worker.Worker`
 _log = Log("ingot.quantize")
@@ -24,7 +24,7 @@ _log = Log("ingot.quantize")
 class Fleet:
     """Workers that measure for one model. task: what they open, as `worker.Worker` reads it."""
 
-    workers: Sequence[Asked]
+    workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
 
     @property
@@ -39,7 +39,7 @@ class Fleet:
         """
         waiting, lock = list(reversed(jobs)), threading.Lock()
 
-        def work(worker: Asked) -> None:
+        def work(worker: RemoteWorker) -> None:
             while True:
                 with lock:
                     if not waiting:

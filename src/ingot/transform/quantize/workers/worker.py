@@ -1,4 +1,4 @@
-"""A process that measures formats for a search elsewhere: in a process of its own, or as a Ray actor."""
+"""A process that measures formats for a search elsewhere."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ingot.debug.feeds import read_archive
-from ingot.debug.source import Words, open_source
+from ingot.debug.source import Source
 from ingot.support.blas import blas_threads
 from ingot.support.files import locked
 from ingot.transform.quantize.run import Quantizer, SearchOptions, open_quantizer
-from ingot.tune.worker import answer_lines, turn_file
+from ingot.tune.task import TaskWorker, turn_file
 
 
-class Worker:
-    """Answers requests about one model at a time. A request says all that a new process needs to know:
-
+class Worker(TaskWorker[Quantizer]):
+    """
     {"task": {"model": FILE, "words": {...}, "samples": FILE, "batch": N, "options": {...}}, "job": JOB}
     ->   {"prefix": KEY, "values": {KEY: number, ...}}, as the table of measurements has them
 
@@ -23,29 +22,21 @@ class Worker:
     {"errors": [[GROUP, FORMAT], ...], "calls": N}.
     """
 
-    def __init__(self) -> None:
-        self._task: Any = None
-        self._quantizer: Quantizer | None = None
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises what quantizing raises."""
-        quantizer = self._opened(request["task"])
+    def open(self, source: Source, task: dict[str, Any]) -> Quantizer:
+        options, samples = SearchOptions(**task["options"]), read_archive(Path(task["samples"]))
+        quantizer = open_quantizer(source.path, samples, dynamic=source.dynamic, batch=task["batch"], options=options)
         with blas_threads(quantizer.threads):
-            return {"prefix": quantizer.table.prefix, "values": quantizer.done(request["job"])}
+            quantizer.prepare(turn=lambda: locked(turn_file()))
+        return quantizer
 
-    def _opened(self, task: dict[str, Any]) -> Quantizer:
-        if self._quantizer is None or task != self._task:
-            source, options = open_source(Path(task["model"]), Words(**task["words"])), SearchOptions(**task["options"])
-            samples = read_archive(Path(task["samples"]))
-            opened = open_quantizer(source.path, samples, dynamic=source.dynamic, batch=task["batch"], options=options)
-            with blas_threads(opened.threads):
-                opened.prepare(turn=lambda: locked(turn_file()))
-            self._task, self._quantizer = task, opened
-        return self._quantizer
+    def measure(self, opened: Quantizer, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises what quantizing raises."""
+        with blas_threads(opened.threads):
+            return {"prefix": opened.table.prefix, "values": opened.done(request["job"])}
 
 
 def main() -> None:
-    answer_lines(Worker())
+    Worker().answer_lines()
 
 
 if __name__ == "__main__":

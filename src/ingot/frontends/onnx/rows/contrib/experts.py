@@ -8,11 +8,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, unpacked
+from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, levels_of
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
-from ingot.ir.types import TensorType
 
 MS = "com.microsoft"
 _ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
@@ -54,7 +53,7 @@ def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normali
     if normalized:
         gates = ops.div(gates, ops.reduce_sum(gates, 1, keepdims=True))
     expert = ops.reshape(expert_ids, (-1,))
-    sorted_experts, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    sorted_experts, order = ops.Sort(0)(expert, ops.iota(expert.shape, 0)).results
     ends = ops.reduce_sum(
         ops.cast(ops.compare("LE", ops.expand_dims(sorted_experts, 1), ops.arange(experts)), T.i64), 0
     )
@@ -66,7 +65,7 @@ def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normali
     inner = layer(ops.Take(0)(x, ops.div(order, k)), *first)
     inner = _gated(c, inner) if name == "swiglu" else _ACTIVATIONS[name](inner)
     y = layer(inner, *second)
-    _, place = ops.Sort(0)(order, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    _, place = ops.Sort(0)(order, ops.iota(expert.shape, 0)).results
     parts = ops.reshape(ops.Take(0)(y, place), (tokens, k, y.shape[1]))
     total = ops.reduce_sum(ops.mul(parts, ops.expand_dims(ops.cast(gates, y.dtype), 2)), 1)
     return ops.reshape(total, c.shape(0))
@@ -98,11 +97,12 @@ def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
     experts, rows, width = packed.shape
     inputs = width * 8 // bits
     blocks = scale.shape[2] if scale.ndim == 3 else 1
-    levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
+    levels = const(levels_of(packed, bits, inputs).reshape(experts, rows, blocks, -1))
     zeros = ops.scalar(1 << (bits - 1), LEVEL_DTYPES[bits])
     if c.has(zero):
         zero_points = c.array(zero)
         line = zero_points if zero_points.ndim == 3 else zero_points.reshape(experts, 1, -1)
-        zeros = const(unpacked(line, bits, blocks if zero_points.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
+        plain = levels_of(line, bits, blocks if zero_points.ndim == 3 else rows)
+        zeros = const(plain.reshape(experts, rows, blocks, 1))
     weight = ops.Dequantize()(levels, zeros, const(scale.reshape(experts, rows, blocks, 1)))
     return ops.cast(ops.reshape(weight, (experts, rows, inputs)), c.type(0).dtype)

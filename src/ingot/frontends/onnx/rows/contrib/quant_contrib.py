@@ -18,6 +18,7 @@ from ingot.frontends.onnx.rows.quant import (
     saturated,
     scales_product,
 )
+from ingot.frontends.shared.levels import unpacked
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const, deferred_const
@@ -114,12 +115,9 @@ def qattention(c: Call) -> Result:
 LEVEL_DTYPES = {2: T.u4, 4: T.u4, 8: T.u8}  # storage dtypes by bits per level
 
 
-def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The first `count` levels of each line of bytes, low bits first."""
-    if bits < 8:
-        parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-        packed = np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
-    return packed[..., :count].view(LEVEL_DTYPES[bits].numpy)
+def levels_of(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The first `count` levels of each line of bytes."""
+    return unpacked(packed, bits)[..., :count].view(LEVEL_DTYPES[bits].numpy)
 
 
 @onnx_op("MatMulNBits", domain=MS)
@@ -133,13 +131,13 @@ def matmul_nbits(c: Call) -> Result:
     if not is_well_formed or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
     packed = c.array(1).reshape(n, blocks, -1)
-    levels = deferred_const(T.TensorType(dtype, (n, blocks, block)), lambda: unpacked(packed, bits, block))
+    levels = deferred_const(T.TensorType(dtype, (n, blocks, block)), lambda: levels_of(packed, bits, block))
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
         zero_points = c.array(3)
         packs = zero_points.dtype == np.uint8
-        plain = unpacked(zero_points.reshape(n, -1), bits, blocks) if packs else zero_points.astype(np.float32)
+        plain = levels_of(zero_points.reshape(n, -1), bits, blocks) if packs else zero_points.astype(np.float32)
         zeros = const(plain.reshape(n, blocks, 1))
     weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)

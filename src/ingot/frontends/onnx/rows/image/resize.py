@@ -10,7 +10,8 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, told_size
-from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, Unknown, cast
+from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, cast
+from ingot.frontends.shared.quotients import Quotient
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike
@@ -23,9 +24,9 @@ def _scaled(c: Call, size: DimLike, scale: Element) -> DimLike:
         return math.floor(np.float32(size) * np.float32(scale))
     try:
         scaled = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
-    except Unknown:
+    except Unsupported:
         return _computed(c, size, scale)
-    assert not isinstance(scaled, Ratio)
+    assert not isinstance(scaled, Quotient)
     return int(scaled) if isinstance(scaled, float) else scaled
 
 
@@ -33,7 +34,7 @@ def _computed(c: Call, size: DimLike, scale: Element) -> DimLike:
     """As `_scaled`, computed at run time where the rounding of floats is needed."""
     if isinstance(scale, int | float):
         product = ops.mul(ops.cast(ops.DimValue(size)(), T.f32), float(scale))
-        sizes = c.importer.computed_sizes(ops.cast(ops.Floor()(product), T.i64))
+        sizes = c.importer.elements_as_sizes(ops.cast(ops.Floor()(product), T.i64))
         if sizes is not None:
             return sizes.dims()[0]
     raise Unsupported(f"a dynamic size {size} scaled by {scale}")
@@ -43,9 +44,9 @@ def _resize(
     c: Call, scales: Sequence[Element] | None, sizes: Sequence[DimLike] | None, axes: Sequence[int], coordinates: str,
     nearest: str,
 ) -> Node:  # fmt: skip
+    """sizes: of the result, by default those of the scales."""
     x = c.x()
     mode = c.str("mode", "nearest")
-    given_scales: tuple[float, ...] | None = None
     roi = _regions(c, len(axes)) if coordinates == "tf_crop_and_resize" else None
     if sizes is None:
         assert scales is not None
@@ -55,8 +56,8 @@ def _resize(
         if roi is not None:
             scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
         sizes = [_scaled(c, x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
-        floats = tuple(s for s in scales if isinstance(s, float))
-        given_scales = floats if len(floats) == len(scales) else None
+    floats = tuple(s for s in scales or () if isinstance(s, float))
+    given_scales = floats if scales is not None and len(floats) == len(scales) else None
     resized_axes = [
         i
         for i, a in enumerate(axes)
@@ -99,7 +100,7 @@ def _cropped(scale: Element, region: tuple[float, float]) -> float:
 def _elements(c: Call, i: int) -> list[Element]:
     """Scales as floats, sizes or ratios of sizes."""
     elements = cast(c.sym(i), T.f32)
-    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in elements.items.reshape(-1)]
+    return [float(v) if not isinstance(v, Dim | Quotient) else v for v in elements.items.reshape(-1)]
 
 
 @onnx_op("Upsample")
@@ -132,21 +133,5 @@ def resize(c: Call) -> Result:
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         # half up, as ONNX's reference
         fitted = [math.floor(scale * n + 0.5) for n in input_sizes]
-        return _with_scale(c, fitted, scale, axes, coordinates, nearest)
+        return _resize(c, (scale,) * len(fitted), fitted, axes, coordinates, nearest)
     return _resize(c, _elements(c, 2), None, axes, coordinates, nearest)
-
-
-def _with_scale(
-    c: Call, sizes: Sequence[int], scale: float, axes: Sequence[int], coordinates: str, nearest: str
-) -> Node:
-    return ops.Resize(
-        sizes=tuple(sizes),
-        axes=tuple(axes),
-        mode=c.str("mode", "nearest"),
-        coordinates=coordinates,
-        nearest_mode=nearest,
-        cubic_a=c.float("cubic_coeff_a", -0.75),
-        exclude_outside=c.flag("exclude_outside"),
-        scales=(scale,) * len(sizes),
-        antialias=c.flag("antialias"),
-    )(c.x())

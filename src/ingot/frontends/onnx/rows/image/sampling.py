@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import channel_vector, ints_of, iota
+from ingot.frontends.onnx.rows.common import channel_vector, ints_of
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node
@@ -41,12 +41,11 @@ def deform_conv(c: Call) -> Result:
     taps = kh * kw
     shape = (n, offset_groups, taps, oh, ow)
     shift = ops.reshape(offset, (n, offset_groups, taps, 2, oh, ow))
-    tap = iota((1, 1, taps, 1, 1), 2)
+    tap = ops.iota((1, 1, taps, 1, 1), 2)
     places: list[Node] = []
     for axis, index in enumerate((ops.div(tap, kw), ops.rem(tap, kw))):
-        start = ops.sub(
-            ops.mul(iota((1, 1, 1, oh, 1), 3) if axis == 0 else iota((1, 1, 1, 1, ow), 4), strides[axis]), pads[axis]
-        )
+        window = ops.iota((1, 1, 1, oh, 1), 3) if axis == 0 else ops.iota((1, 1, 1, 1, ow), 4)
+        start = ops.sub(ops.mul(window, strides[axis]), pads[axis])
         base = ops.add(start, ops.mul(index, dilation[axis]))
         places.append(ops.add(ops.cast(base, x.dtype), ops.index_axis(shift, 3, axis)))
     lows = [ops.Floor()(p) for p in places]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ingot import ops
 from ingot.frontends.shared.composites import complex as f
@@ -33,30 +34,10 @@ def imag(c: Call, x: Node) -> Node:
     return ops.full(x.shape, 0, x.dtype)
 
 
-@on_complex("Real")
-def complex_real(c: Call, z: Complex) -> Node:
-    return z.real
-
-
-@on_complex("Imag")
-def complex_imag(c: Call, z: Complex) -> Node:
-    return z.imag
-
-
-@on_complex("Conj")
-def conj(c: Call, z: Complex) -> Complex:
-    return f.conj(z)
-
-
 @on_complex("ConjugateTranspose")
 def conjugate_transpose(c: Call, z: Complex, order: Node) -> Complex:
     permutation = c.numbers(order)
     return f.conj(Complex(ops.transpose(z.real, permutation), ops.transpose(z.imag, permutation)))
-
-
-@on_complex("Angle")
-def angle(c: Call, z: Complex) -> Node:
-    return ops.Atan2()(z.imag, z.real)
 
 
 @on_complex("Cast")
@@ -68,17 +49,12 @@ def cast(c: Call, z: Complex) -> Value:
     return Complex(ops.cast(z.real, part), ops.cast(z.imag, part))
 
 
-@on_complex("Equal", "NotEqual")
-def equal(c: Call, a: Complex, b: Complex) -> Node:
-    kind, joined = ("EQ", ops.and_) if c.op == "Equal" else ("NE", ops.or_)
-    return joined(ops.compare(kind, a.real, b.real), ops.compare(kind, a.imag, b.imag))
-
-
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[[Complex], Value]] = {
     "Exp": f.exp, "Log": f.log, "Sqrt": f.sqrt, "Rsqrt": f.rsqrt, "Square": f.square, "Tanh": f.tanh, "Sin": f.sin,
     "Cos": f.cos, "Tan": f.tan, "Sinh": f.sinh, "Cosh": f.cosh, "Sigmoid": f.logistic, "Sign": f.sign,
     "Reciprocal": f.reciprocal, "Inv": f.reciprocal, "Log1p": f.log1p, "Expm1": f.expm1, "ComplexAbs": f.modulus,
     "Asin": f.asin, "Acos": f.acos, "Atan": f.atan, "Asinh": f.asinh, "Acosh": f.acosh, "Atanh": f.atanh,
+    "Conj": f.conj, "Angle": f.angle, "Real": lambda z: z.real, "Imag": lambda z: z.imag,
 }  # fmt: skip
 
 
@@ -87,14 +63,14 @@ def function(c: Call, z: Complex) -> Value:
     return _FUNCTIONS[c.op](z)
 
 
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[[Complex, Complex], Value]] = {
     "Add": f.add, "AddV2": f.add, "Sub": f.subtract, "Mul": f.multiply, "Div": f.divide, "RealDiv": f.divide,
-    "Pow": f.power,
+    "Pow": f.power, "Equal": f.equal, "NotEqual": f.not_equal,
 }  # fmt: skip
 
 
 @on_complex(*_ARITHMETIC)
-def arithmetic(c: Call, a: Complex, b: Complex) -> Complex:
+def arithmetic(c: Call, a: Complex, b: Complex) -> Value:
     shape = ops.broadcast_shapes(a.real.shape, b.real.shape)
     a, b = (Complex(*(ops.broadcast_to(v, shape) for v in (z.real, z.imag))) for z in (a, b))
     return _ARITHMETIC[c.op](a, b)
@@ -138,15 +114,9 @@ def on_parts(c: Call, row: Row, operands: Sequence[Value]) -> Result:
         return complex_row.fn(c, *operands)
     if c.op not in PARTWISE_OPS | _SHAPE_OPS:
         raise Unsupported("of complex numbers")
-    parts = [
-        row.fn(c, *((v.imag if second else v.real) if isinstance(v, Complex) else v for v in operands))
-        for second in (False, True)
-    ]
     if c.op in _SHAPE_OPS:
-        return parts[0]
-    first, last = ((p if isinstance(p, Sequence) else (p,)) for p in parts)
-    pairs = list(zip(first, last, strict=True))
-    return [Complex(a, b) for a, b in pairs if isinstance(a, Node) and isinstance(b, Node)]
+        return row.fn(c, *(v.real if isinstance(v, Complex) else v for v in operands))
+    return f.partwise(partial(row.fn, c), operands)
 
 
 _OPS_OF_MIXED_OPERANDS = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))

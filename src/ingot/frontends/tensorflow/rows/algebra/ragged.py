@@ -63,7 +63,7 @@ def _longest(c: Call, lengths: Node, max_length: DimLike) -> DimLike:
     if not c.walk.may_find((lengths,)):
         raise Unsupported("rows as long as the longest, which only the run knows, in a loop or branch")
     longest = ops.reduce_max(ops.concat([ops.full((1,), 0, i64), lengths]))
-    return c.walk.found.size(longest, max_length, "row")
+    return c.walk.computed_sizes.size(longest, max_length, "row")
 
 
 def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:
@@ -91,7 +91,7 @@ def gather(c: Call, *operands: Node) -> Result:
         raise Unsupported("rows whose number of values only the run knows, in a loop or branch")
     begins, lengths = (ops.Take(0)(v, ops.cast(rows, i64)) for v in _rows(nested[0]))
     ends = ops.cumulative("sum", lengths, 0)
-    total = c.walk.found.size(ops.reduce_sum(lengths), max_run_time_size(), "gathered")
+    total = c.walk.computed_sizes.size(ops.reduce_sum(lengths), max_run_time_size(), "gathered")
     row_of, column = _owners(lengths, total)
     splits = ops.cast(ops.concat([ops.full((1,), 0, i64), ends]), nested[0].dtype)
     return [splits, ops.Take(0)(values, ops.add(ops.Take(0)(begins, row_of), column))]

@@ -69,7 +69,7 @@ def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node)
     # all elements, followed by one for each row, of which those of empty rows are kept
     starts = ops.pad(ops.expand_dims(ops.arange(rows), 1), (0, 0), (0, at.shape[1] - 1))
     places, filled = ops.concat([at, starts]), ops.concat([values, ops.broadcast_to(default, (rows,))])
-    stay = c.walk.found.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")
+    stay = c.walk.computed_sizes.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")
     keys = ops.Take(0)(ops.index_axis(places, 1, 0), stay)
     source = ops.Sort(0, False, True, 1)(keys, stay).results[1]
     nowhere = ops.full((count + rows,), 0, i64)

@@ -248,7 +248,7 @@ def product_of_levels(c: Call) -> Node:
         return ops.add(i, 1), scaled_product, factors
 
     start = (ops.scalar(1, T.i32), ops.index_axis(rows, 0, 0), rows)
-    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), body, c.loc)[1]
+    total = bodies.loop(c.importer.computed_sizes, start, lambda v: ops.compare("LT", v[0], count), body, c.loc)[1]
     y = saturated(ops.add(multiplied_wide(ops.cast(total, T.i64), by), result_levels.zero), c.type())
     return ops.reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if c.flag("keep_dims") else y
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Complex, Context, Number, Operand, cast, expand, i64
 from ingot.ir.dims import DimLike, dim_max, dim_min
@@ -32,7 +33,7 @@ def _batched(*xs: Node) -> tuple[Node, ...]:
 def failed(bad: Node) -> Node:
     """LAPACK's info: the first bad position in the last dimension, counted from 1, or 0."""
     axis = bad.type.rank - 1
-    places = ops.cast(ops.add(index_along(bad.shape, axis), 1), i64)
+    places = ops.cast(ops.add(ops.iota(bad.shape, axis), 1), i64)
     none = filled(places.shape, 2**31 - 1, i64)
     first = ops.reduce_min(ops.Select()(bad, places, none), axis)
     return cast(ops.where(ops.compare("LT", first, 2**31 - 1), first, ops.scalar(0, i64)), i32)
@@ -45,7 +46,7 @@ def _counted(pivots: Node) -> Node:
 
 def _identity(shape: Sequence[DimLike], dtype_source: Node) -> Node:
     shape = tuple(shape)
-    rows, columns = (index_along(shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
+    rows, columns = (ops.iota(shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
     return cast(ops.Compare("EQ")(rows, columns), dtype_source.dtype)
 
 
@@ -121,13 +122,13 @@ def _unpacked(lu: Node, order: Node) -> tuple[Node, Node, Node]:
     """P, L and U with x = P L U."""
     *lead, rows, columns = lu.shape
     k = dim_min(rows, columns)
-    lower = linalg.triangle(slice_axis(lu, len(lead) + 1, 0, k))
-    diagonal = ops.Compare("EQ")(index_along(lower.shape, len(lead)), index_along(lower.shape, len(lead) + 1))
+    lower = linalg.triangle(cut(lu, len(lead) + 1, 0, k))
+    diagonal = ops.Compare("EQ")(ops.iota(lower.shape, len(lead)), ops.iota(lower.shape, len(lead) + 1))
     lower = ops.Select()(diagonal, filled(lower.shape, 1, lower.dtype), lower)
     shape = (*lead, rows, rows)
-    places = expand(insert_axis(order, len(lead)), shape)
-    permutation = cast(ops.Compare("EQ")(index_along(shape, len(lead)), places), lu.dtype)
-    return permutation, lower, linalg.triangle(slice_axis(lu, len(lead), 0, k), upper=True)
+    places = expand(ops.expand_dims(order, len(lead)), shape)
+    permutation = cast(ops.Compare("EQ")(ops.iota(shape, len(lead)), places), lu.dtype)
+    return permutation, lower, linalg.triangle(cut(lu, len(lead), 0, k), upper=True)
 
 
 @aten("lu_unpack.default")
@@ -164,7 +165,7 @@ def solved(a: Node, b: Node, shape: Shape, left: bool) -> Node:
     lu, _, order = ops.LU()(a).results
     # b is a vector or a batch of vectors
     vector = b.type.rank == 1 or (b.type.rank + 1 == a.type.rank and b.shape == a.shape[:-1])
-    columns = insert_axis(b, b.type.rank) if vector else b
+    columns = ops.expand_dims(b, b.type.rank) if vector else b
     wide, columns = _batched(lu, columns)
     x = linalg.lu_solve(wide, expand(order, wide.shape[:-1]), columns, left=left or vector)
     return reshape(x, shape)
@@ -194,7 +195,7 @@ def householder_product(c: Context, v: Node, tau: Node) -> Node:
 
 def _with_columns(v: Node, tau: Node) -> Node:
     """The Householder vectors that have a factor in tau."""
-    return slice_axis(v, v.type.rank - 1, 0, tau.shape[-1])
+    return cut(v, v.type.rank - 1, 0, tau.shape[-1])
 
 
 @aten("ormqr.default")
@@ -273,7 +274,7 @@ def _smallest_singular_value(x: Node, atol: Operand | None, rtol: Operand | None
 @aten("linalg_lstsq.default")
 def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver: str | None = None) -> tuple[Node, ...]:
     vector = b.type.rank + 1 == a.type.rank
-    rhs = insert_axis(b, b.type.rank) if vector else b
+    rhs = ops.expand_dims(b, b.type.rank) if vector else b
     a, rhs = _batched(a, rhs)
     threshold = _smallest_singular_value(a, None, rcond)
     x, s = linalg.least_squares(a, rhs, threshold)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.autodiff import pullback
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -50,7 +51,7 @@ def grouped_mm(
     if offs is None:
         return ops.MatMul()(a, b)
     if (a.type.rank, b.type.rank) == (2, 2):
-        return _grouped_sums(swap(a, 0, 1), b, offs)
+        return _grouped_sums(ops.swap_axes(a, 0, 1), b, offs)
     if (a.type.rank, b.type.rank) != (2, 3):
         raise Unsupported(f"groups of operands of rank {a.type.rank} and {b.type.rank}; only 2 and 3, and 2 and 2")
     return ops.GroupedMatMul()(a, b, offs)
@@ -58,7 +59,7 @@ def grouped_mm(
 
 @aten("transformers.grouped_mm_fallback_backward.default")
 def grouped_mm_backward(c: Context, x: Node, w: Node, offs: Node, g: Node) -> tuple[Node, Node]:
-    return ops.GroupedMatMul()(g, swap(w, 1, 2), offs), _grouped_sums(x, g, offs)
+    return ops.GroupedMatMul()(g, ops.swap_axes(w, 1, 2), offs), _grouped_sums(x, g, offs)
 
 
 def _grouped_sums(x: Node, g: Node, offs: Node) -> Node:
@@ -70,7 +71,7 @@ def _grouped_sums(x: Node, g: Node, offs: Node) -> Node:
 @aten("trace.default")
 def trace(c: Context, x: Node) -> Node:
     x = cast(x, c.dtype)
-    diagonal = ops.Compare("EQ")(index_along(x.shape, 0), index_along(x.shape, 1))
+    diagonal = ops.Compare("EQ")(ops.iota(x.shape, 0), ops.iota(x.shape, 1))
     return ops.reduce_sum(ops.Select()(diagonal, x, filled(x.shape, 0, x.dtype)), (0, 1))
 
 
@@ -81,7 +82,7 @@ def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
     axis = axis_of(dim, a.type.rank)
 
     def rolled(x: Node, by: int) -> Node:
-        return ops.Concat(axis)(slice_axis(x, axis, by, 3), slice_axis(x, axis, 0, by))
+        return ops.Concat(axis)(cut(x, axis, by, 3), cut(x, axis, 0, by))
 
     return ops.Sub()(ops.Mul()(rolled(a, 1), rolled(b, 2)), ops.Mul()(rolled(a, 2), rolled(b, 1)))
 
@@ -104,7 +105,7 @@ def inner(c: Context, a: Node, b: Node) -> Node:
 
 @aten("linear.default")
 def linear(c: Context, x: Node, weight: Node, bias: Node | None = None) -> Node:
-    weight = swap(weight, 0, 1) if weight.type.rank == 2 else weight
+    weight = ops.swap_axes(weight, 0, 1) if weight.type.rank == 2 else weight
     if bias is None:
         return ops.MatMul()(x, weight)
     product = ops.MatMul(sums_of(x.dtype))(x, weight)
@@ -141,7 +142,7 @@ def addr(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: 
 
 def _outer(a: Node, b: Node) -> Node:
     shape = (*a.shape, *b.shape)
-    return ops.Mul()(expand(insert_axis(a, 1), shape), expand(b, shape))
+    return ops.Mul()(expand(ops.expand_dims(a, 1), shape), expand(b, shape))
 
 
 @aten("outer.default", "ger.default")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.index import learning_by_frequency, static, write_rows
-from ingot.frontends.torch.aten.shape import insert_axis, reshape
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, cast, expand, i64, wide
 from ingot.ir.node import Const, Node
@@ -39,12 +39,13 @@ def embedding_bag(
     if scale_grad_by_freq:
         rows = learning_by_frequency(rows, indices, weight.shape[0])
     if per_sample_weights is not None:
-        rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
+        rows = ops.Mul()(rows, expand(ops.expand_dims(cast(per_sample_weights, rows.dtype), 1), rows.shape))
     row_counts, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
     if padding_idx is not None and padding_idx >= 0:
         padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
         row_counts = ops.Select()(padding, filled((count,), 0, i64), row_counts)
-        rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
+        is_padding = expand(ops.expand_dims(padding, 1), rows.shape)
+        rows = ops.Select()(is_padding, filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
     # the bag of each index is a running sum of the bags that begin there; an empty last bag begins after all indices
     places = filled((count + 1,), 0, i64)  # one more, for bags that begin after the last index
@@ -68,7 +69,7 @@ def embedding_bag(
     saved = cast(bag_of_index, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
     if mode == 0:
         return cast(total, c.dtype), *saved
-    sizes = expand(insert_axis(counts, 1), total.shape)
+    sizes = expand(ops.expand_dims(counts, 1), total.shape)
     if mode == 1:
         total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
     empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
@@ -80,12 +81,12 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
     (count,) = indices.shape
     is_maximum = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
     last = filled(rows.shape, count, i64)
-    places = ops.Select()(is_maximum, index_along(rows.shape, 0), last)
+    places = ops.Select()(is_maximum, ops.iota(rows.shape, 0), last)
     first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
     # a NaN maximum equals no element
     is_inside = ops.And()(
         ops.Compare("LT")(first, filled(first.shape, count, i64)),
-        expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
+        expand(ops.expand_dims(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
     )
     zeros = filled(first.shape, 0, i64)
     rows_read = ops.Take(0)(cast(indices, i64), ops.Select()(is_inside, first, zeros))

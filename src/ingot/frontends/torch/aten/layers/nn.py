@@ -10,11 +10,10 @@ import numpy as np
 from ingot import ops
 from ingot.autodiff import pullback, pullbacks
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.layers import symbolic
 from ingot.frontends.torch.aten.reduce import arg_extreme, reduced
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -59,7 +58,7 @@ def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
     """`run` on x (N, C, *S); an unbatched x (C, *S) becomes a batch of one and back."""
     if x.type.rank == spatial + 2:
         return run(x)
-    result = run(insert_axis(x, 0))
+    result = run(ops.expand_dims(x, 0))
     return reshape(result, result.shape[1:])
 
 
@@ -160,7 +159,7 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
         op = ops.MaxPoolIndices(*_max_window(n, *window, **named))
         if x.type.rank == n + 2:
             return op(x).results
-        return tuple(reshape(r, r.shape[1:]) for r in op(insert_axis(x, 0)).results)
+        return tuple(reshape(r, r.shape[1:]) for r in op(ops.expand_dims(x, 0)).results)
 
     return max_pool
 
@@ -255,7 +254,7 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
         flat = flat * size + indices.reshape(shape)
         windows = ops.Take(len(lead) + 2 * i)(windows, const(indices))
     order = (*range(0, 2 * n, 2), *range(1, 2 * n, 2))
-    windows = transpose(windows, (*range(len(lead)), *(len(lead) + i for i in order)))
+    windows = ops.transpose(windows, (*range(len(lead)), *(len(lead) + i for i in order)))
     taps = product(windows.shape[len(lead) + n :])
     rows = reshape(windows, (*lead, *output_size, taps))
     axis = rows.type.rank - 1
@@ -263,7 +262,7 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
     tap = arg_extreme("max", select(is_outside, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
     if x.dtype.is_float:
         missing = ops.And()(ops.IsNan()(rows), ops.Not()(is_outside))
-        number = index_along(rows.shape, axis)
+        number = ops.iota(rows.shape, axis)
         last = reduced("max", select(missing, number, scalar_like(-1, number)), (axis,), True)
         tap = select(compare("GE", last, scalar_like(0, last)), last, tap)
     places = expand(const(np.ascontiguousarray(flat.reshape(*output_size, -1))), rows.shape)

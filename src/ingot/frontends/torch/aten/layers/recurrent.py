@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.random import dropped
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, expand, scalar_like
 from ingot.ir.dims import Dim
@@ -59,12 +60,12 @@ def _ordered(x: Node, order: Sequence[int]) -> Node:
     gate = size // len(order)
     if tuple(order) == tuple(range(len(order))):
         return x
-    return ops.Concat(0)(*(slice_axis(x, 0, g * gate, (g + 1) * gate) for g in order))
+    return ops.Concat(0)(*(cut(x, 0, g * gate, (g + 1) * gate) for g in order))
 
 
 def _stacked(parts: Sequence[Node]) -> Node:
     """The parts stacked along a leading axis of directions."""
-    rows = [insert_axis(p, 0) for p in parts]
+    rows = [ops.expand_dims(p, 0) for p in parts]
     return rows[0] if len(rows) == 1 else ops.Concat(0)(*rows)
 
 
@@ -86,15 +87,15 @@ def _run(
     """Runs all layers: (output, final state, ...), with states stacked as in PyTorch."""
     unbatched = x.type.rank == 2
     if unbatched:
-        x, states = insert_axis(x, 1), [insert_axis(s, 1) for s in states]
+        x, states = ops.expand_dims(x, 1), [ops.expand_dims(s, 1) for s in states]
     elif stack.batch_first:
-        x = transpose(x, (1, 0, 2))
+        x = ops.transpose(x, (1, 0, 2))
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
         x = stack.dropout(x) if layer else x
         w, r, b = _weights(stack, layer, order)
         first = layer * stack.directions
-        initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
+        initial = [cut(s, 0, first, first + stack.directions) for s in states]
         shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.is_projected else None
         if shrink is not None:
             x, w, r, initial[0] = _unprojected(x, w, r, initial[0], shrink)
@@ -103,17 +104,17 @@ def _run(
             raise Unsupported("a hidden state of symbolic size")
         y, *layer_states = make(hidden, stack.direction)(x, w, r, b, *initial).results
         if shrink is not None:
-            narrow = transpose(shrink, (0, 2, 1))
+            narrow = ops.transpose(shrink, (0, 2, 1))
             y = ops.MatMul()(y, expand(narrow, (y.shape[0], *narrow.shape)))
             layer_states[0] = ops.MatMul()(layer_states[0], narrow)
         steps, _, batch, width = y.shape
-        x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
+        x = reshape(ops.transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
         for final_states, state in zip(finals, layer_states, strict=True):
             final_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
-    return (transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
+    return (ops.transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
 
 
 def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node, ...]:
@@ -125,10 +126,10 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
     wide = ops.MatMul()(r, shrink)
     columns, weights = [x], [[w]]
     for d in range(int(directions)):
-        begin = slice_axis(h, 0, d, d + 1)
+        begin = cut(h, 0, d, d + 1)
         other_steps = (0, steps - 1) if d == 0 else (steps - 1, 0)
         columns.append(ops.Pad((other_steps[0], 0, 0), (other_steps[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
-        direction_r = slice_axis(r, 0, d, d + 1)
+        direction_r = cut(r, 0, d, d + 1)
         weights.append(
             [direction_r if i == d else filled(direction_r.shape, 0, r.dtype) for i in range(int(directions))]
         )

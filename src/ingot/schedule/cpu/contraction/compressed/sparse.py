@@ -262,14 +262,14 @@ class SparseProducts:
 
     def _sum(self, block: Block, values: Buffer, begin: Expr, end: Expr, column: Column, out: Expr) -> None:
         """sums[out + row of the block] = the sum over the blocks begin ... end - 1 of values times columns of A."""
-        for low in range(0, self.height, self.plan.own):
+        for low in range(0, self.height, self.plan.rows_at_once):
             self._rows_of(block, values, (begin, end), column, out, low)
 
     def _rows_of(
         self, block: Block, values: Buffer, span: tuple[Expr, Expr], column: Column, out: Expr, low: int
     ) -> None:
         """Emit the sums of as many rows of the blocks, from row `low` on, as registers hold."""
-        rows, vectors, lanes = self.plan.own, self.plan.vectors, self.lanes
+        rows, vectors, lanes = self.plan.rows_at_once, self.plan.vectors, self.lanes
         zero, is_long = k.lit(0.0, f32, lanes), self.k > MAX_TERMS
         acc = block.alloc("acc", f32, rows * vectors, lanes=lanes)
         sum_offsets = [

@@ -53,12 +53,12 @@ class SparseBytes(SparseProducts):
 
     def _group(self, block: Block, group: Expr, own: Expr) -> None:
         begin, end, out = self._span(block, group, own)
-        for low in range(0, self.height, self.plan.own):
+        for low in range(0, self.height, self.plan.rows_at_once):
             self._dots(block, begin, end, out, low)
 
     def _dots(self, block: Block, begin: Expr, end: Expr, out: Expr, low: int) -> None:
         """Emit the sums of as many outputs, from output `low` on, as registers hold."""
-        rows, lanes, height = self.plan.own, self.lanes, self.height
+        rows, lanes, height = self.plan.rows_at_once, self.lanes, self.height
         acc = block.alloc("acc", i32, rows * 4, lanes=lanes)
         for i in range(rows * 4):
             block.store(acc, integer(i), k.lit(0, i32, lanes))

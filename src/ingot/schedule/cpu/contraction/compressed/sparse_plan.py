@@ -25,24 +25,25 @@ from ingot.schedule.dimension_numbers import flat_rows, loops_of, rows_in_memory
 from ingot.support.dataclass import dataclass
 
 HEIGHTS = (1, 4, 16)  # of blocks, in outputs
-TURN, TURN_BYTES, WRITE = 6.0, 10.0, 9.0  # cycles per vector: of A, of bytes of A, of results
-SHUFFLES = 8  # to interleave four vectors of bytes
-LAUNCH = 3000.0  # cycles of an additional kernel
-WORTH = 0.9  # the largest fraction of the dense product's cycles at which sparse is chosen
-WINOGRAD = 0.5  # fraction of the direct convolution's cycles, for shapes that it supports
-PANEL = 64  # the most columns of a panel
-CHUNK = 60_000  # target cycles of a chunk
+TRANSPOSE_CYCLES_PER_VECTOR, BYTE_TRANSPOSE_CYCLES_PER_VECTOR = 6.0, 10.0  # of A in float32, in bytes
+WRITE_CYCLES_PER_VECTOR = 9.0  # of results
+INTERLEAVE_SHUFFLES = 8  # to interleave four vectors of bytes
+LAUNCH_CYCLES = 3000.0  # cycles of an additional kernel
+MAX_CYCLES_RATIO = 0.9  # the largest fraction of the dense product's cycles at which sparse is chosen
+WINOGRAD_CYCLES_RATIO = 0.5  # fraction of the direct convolution's cycles, for shapes that it supports
+MAX_PANEL_COLUMNS = 64  # the most columns of a panel
+CHUNK_CYCLES = 60_000  # target cycles of a chunk
 
 
 @dataclass(frozen=True)
 class SparsePlan:
-    """height: of blocks of weights. vectors: vectors of rows in a block of rows. own: rows of a block of weights whose
-    sums are in registers at once. columns: of a panel. panels: of a chunk. local: whether each chunk transposes its own
-    rows of A and computes all panels."""
+    """height: of blocks of weights. vectors: vectors of rows in a block of rows. rows_at_once: rows of a block of
+    weights whose sums are in registers at once. columns: of a panel. panels: of a chunk. local: whether each chunk
+    transposes its own rows of A and computes all panels."""
 
     height: int
     vectors: int
-    own: int
+    rows_at_once: int
     columns: int
     panels: int
     local: bool
@@ -59,16 +60,19 @@ def plan_sparse(
         key=lambda t: _product_cycles(m, blocks, height, *t, machine, stored),
     )
     columns = max(lanes, height)
-    while columns < n and 4 * columns * vectors * lanes * f32.nbytes <= machine.l1 and columns < PANEL:
+    while columns < n and 4 * columns * vectors * lanes * f32.nbytes <= machine.l1 and columns < MAX_PANEL_COLUMNS:
         columns *= 2  # longer lines to write
     row_blocks, panels = -(-m // (vectors * lanes)), -(-n // columns)
-    cycles = _product_cycles(m, blocks, height, vectors, rows_at_once, machine, stored) + m * n / lanes * WRITE
+    cycles = (
+        _product_cycles(m, blocks, height, vectors, rows_at_once, machine, stored)
+        + m * n / lanes * WRITE_CYCLES_PER_VECTOR
+    )
     cycles_per_tile = cycles / (row_blocks * panels)
     local = row_blocks >= 4 * machine.threads
     run = (
         panels
         if local
-        else max(1, min(round(CHUNK / cycles_per_tile), row_blocks * panels // (4 * machine.threads), panels))
+        else max(1, min(round(CHUNK_CYCLES / cycles_per_tile), row_blocks * panels // (4 * machine.threads), panels))
     )
     return SparsePlan(height, vectors, rows_at_once, columns, run, local)
 
@@ -96,7 +100,7 @@ def _product_cycles(
     m: int, blocks: int, height: int, vectors: int, rows_at_once: int, machine: Machine, stored: DType = f32
 ) -> float:
     row_blocks = -(-m // (vectors * machine.lanes(f32)))
-    shuffles, columns = (SHUFFLES, 4) if stored == u8 else (0, 1)
+    shuffles, columns = (INTERLEAVE_SHUFFLES, 4) if stored == u8 else (0, 1)
     arithmetic = (rows_at_once * vectors + shuffles) / machine.fma_per_cycle
     loads = (vectors + rows_at_once + columns) / machine.loads_per_cycle
     stream = vectors * machine.vector_bits / 8 / (2 * machine.l2_rate)
@@ -112,7 +116,12 @@ def sparse_cycles(m: int, k: int, n: int, blocks: int, height: int, machine: Mac
         _product_cycles(m, count, height, *t, machine, stored) for t in _register_tiles(height, k, machine, stored)
     )
     transposed_vectors = -(-m // machine.lanes(stored)) * k  # vectors
-    return LAUNCH + transposed_vectors * (TURN if stored == f32 else TURN_BYTES) + -(-m // lanes) * n * WRITE + products
+    return (
+        LAUNCH_CYCLES
+        + transposed_vectors * (TRANSPOSE_CYCLES_PER_VECTOR if stored == f32 else BYTE_TRANSPOSE_CYCLES_PER_VECTOR)
+        + -(-m // lanes) * n * WRITE_CYCLES_PER_VECTOR
+        + products
+    )
 
 
 def dense_cycles(n: Node, machine: Machine) -> float:
@@ -120,7 +129,7 @@ def dense_cycles(n: Node, machine: Machine) -> float:
     loops = flat_rows(rows_in_memory_order(loops_of(n, a, b)))
     x, w = (i.dtype for i in n.inputs)
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, x, w, n.dtype)
-    winograd_factor = WINOGRAD if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
+    winograd_factor = WINOGRAD_CYCLES_RATIO if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
     return winograd_factor * min_cycles(c, machine)
 
 
@@ -133,7 +142,7 @@ def sparse_height(n: Node, blocks: Callable[[int], int], machine: Machine) -> in
     stored = n.inputs[0].dtype
     costs = {h: sparse_cycles(m, k, columns, blocks(h), h, machine, stored) for h in HEIGHTS}
     best = min(costs, key=lambda h: costs[h])
-    return best if costs[best] < WORTH * dense_cycles(n, machine) else 0
+    return best if costs[best] < MAX_CYCLES_RATIO * dense_cycles(n, machine) else 0
 
 
 __all__ = ["HEIGHTS", "SparsePlan", "dense_cycles", "plan_sparse", "sparse_cycles", "sparse_height"]

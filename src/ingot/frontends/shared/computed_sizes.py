@@ -1,4 +1,4 @@
-"""Sizes that are found at run time: how many elements are not 0, how many are distinct."""
+"""Sizes that the program computes at run time: how many elements are not 0, how many are distinct."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, is_negative, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
@@ -15,15 +16,15 @@ from ingot.ir.types import i64
 Sizes = dict[str, tuple[Node, DimLike]]
 
 
-def with_sizes(graph: Graph, found: Sizes) -> Graph:
+def with_sizes(graph: Graph, sizes: Sizes) -> Graph:
     """`graph` with the values of its sizes appended to its outputs."""
-    values = tuple(node for node, _ in found.values())
+    values = tuple(node for node, _ in sizes.values())
     return replace(
-        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, max_size) for name, (_, max_size) in found.items())
+        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, max_size) for name, (_, max_size) in sizes.items())
     )
 
 
-class Found:
+class ComputedSizes:
     """The run-time sizes of one graph: an i64 scalar and an upper bound for each.
 
     equal: values that some of them must have, by name, checked at run time; not for sizes inside branches and loops.
@@ -53,7 +54,7 @@ class Found:
 
     @contextmanager
     def within(self) -> Iterator[Sizes]:
-        """Collect the sizes found meanwhile for an inner graph, which takes them from the yielded mapping."""
+        """Collect the sizes of an inner graph, which takes them from the yielded mapping."""
         outer, self.sizes = self.sizes, {}
         self._depth += 1
         try:
@@ -96,4 +97,4 @@ class Found:
 def first(x: Node, axis: int, count: DimLike) -> Node:
     """The first `count` elements along an axis, which must have that many."""
     shape = tuple(count if a == axis else d for a, d in enumerate(x.shape))
-    return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return with_shape(x, shape)

@@ -1,0 +1,156 @@
+"""Functional aten graphs with flat inputs and results, as AOTAutograd makes them, as models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.experimental._backward_state import BackwardState
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch.aten.complex import complex_of
+from ingot.frontends.torch.convert import Sizes, data_reads
+from ingot.frontends.torch.importer import Importer, constant
+from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
+from ingot.frontends.torch.program import limited, output_adapter, tensor_input
+from ingot.frontends.torch.tracing.guards import equations
+from ingot.frontends.torch.tracing.layouts import Order, inverse
+from ingot.frontends.torch.values import Complex, Number, boolean, f64
+from ingot.integrations.torch_eager import UnsupportedNodesError
+from ingot.ir.dims import Dim
+from ingot.ir.node import Input, Node
+from ingot.ir.types import TensorType
+from ingot.ops import Transpose
+from ingot.support.errors import ImportModelError
+
+_NO_WRITES: Mapping[int, Any] = MappingProxyType({})
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def hooks(graph: fx.Graph) -> set[int]:
+    """Positions of inputs with hooks for compiled autograd's backward pass, which only pass through the graph."""
+    return {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+
+
+def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
+    """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
+    values = [n.meta.get("val") for n in placeholders(graph)]
+    sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
+    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
+    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
+
+
+def import_flat(
+    module: fx.GraphModule,
+    constants: Mapping[int, torch.Tensor],
+    numbers: Mapping[int, int] = _NO_WRITES,
+    orders: Mapping[int, Order] = _NO_WRITES,
+    result_orders: Sequence[Order | None] = (),
+    written: Mapping[int, int] = _NO_WRITES,
+) -> ImportedModel:
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
+
+    constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
+    which the model takes inputs or returns results, by position. written: the numbers of results that are new values of
+    inputs, by the positions of these; both are state of the graph.
+    """
+    environment = _environment(module.graph)
+    # dynamo checks the guards at each call, and the sizes of parameters with them
+    guards = [] if environment is None else [g.expr for g in environment.guards]
+    named = {n.meta["val"].node.expr: numbers[i] for i, n in enumerate(placeholders(module.graph)) if i in numbers}
+    equal = equations(guards, _sizes_of(module.graph, constants) | named)
+    equal = {**equal, **{symbol: sympy.Integer(value) for symbol, value in named.items()}}
+    sizes = Sizes(equal=equal, reads=data_reads(module.graph))
+    ranges = {} if environment is None else environment.var_to_range
+    sizes.begin(ranges)
+    importer = Importer(sizes, is_final=True)
+    inputs: list[Node] = []
+    state: dict[int, Node] = {}
+    leaves: list[Leaf] = []
+    values: list[object] = []
+    unread = hooks(module.graph)
+    for i, node in enumerate(placeholders(module.graph)):
+        if i in constants:
+            values.append(constant(constants[i], loc=str(node.target)))
+            continue
+        if i in numbers:
+            values.append(numbers[i])
+            continue
+        if i in unread:
+            values.append(None)
+            continue
+        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
+        values.append(value)
+        if i in written:
+            state[i] = carrier
+            continue
+        leaves.append(leaf)
+        inputs.append(carrier)
+    results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
+    outputs = [_permuted(value, order) for value, order in results]
+    if importer.unsupported:
+        raise UnsupportedNodesError(importer.unsupported, importer.refused)
+    new_values = [outputs[written[i]] for i in state]
+    outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
+    flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
+    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
+    adapter, results = output_adapter(outputs, flat_out)
+    state_results = output_adapter(new_values, pytree.tree_flatten(tuple(range(len(new_values))))[1])[1]
+    names = tuple(f"input {i}" for i in state)
+    outputs_names = (*(f"next {name}" for name in names), *adapter.names)
+    graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
+    graph = replace(limited(graph, ranges, (), sizes), state=names)
+    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
+
+
+def _permuted(value: object, order: Order | None) -> object:
+    if isinstance(value, Complex) and order:
+        return Complex(*(Transpose(order)(part) for part in value.parts))
+    return Transpose(order)(value) if order and isinstance(value, Node) else value
+
+
+def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple[Leaf, object, Node]:
+    """(leaf, the importer's value, graph input) of one placeholder."""
+    if isinstance(value, torch.Tensor) and order:
+        leaf, node = tensor_input(name, value.permute(order), sizes)
+        return leaf, Transpose(inverse(order))(node), node
+    if isinstance(value, torch.Tensor):
+        leaf, node = tensor_input(name, value, sizes)
+        return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node
+    if isinstance(value, torch.SymInt | int):
+        size = sizes.dim(value)
+        kind: TensorType = TensorType(boolean, (size, 0))
+        return Leaf(name, SIZE), size if isinstance(size, Dim) else int(size), Input(name, kind)()
+    if isinstance(value, torch.SymFloat | float):
+        node = Input(name, TensorType(f64))()
+        return Leaf(name, NUMBER), Number(node), node
+    raise ImportModelError(f"input {name!r}", expected="a tensor or a number", got=type(value).__name__)
+
+
+def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
+    """The symbols of sizes of the inputs that are constants -> their values."""
+    values: dict[sympy.Basic, int] = {}
+    for i, node in enumerate(placeholders(graph)):
+        value = node.meta.get("val")
+        if i in constants and isinstance(value, torch.Tensor):
+            named = zip(value.shape, constants[i].shape, strict=True)
+            values |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
+    return values
+
+
+def _environment(graph: fx.Graph) -> ShapeEnv | None:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return value.node.shape_env
+    return None

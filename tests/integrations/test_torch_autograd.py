@@ -1,0 +1,260 @@
+"""Direct calls of forward and backward programs: what they compute, and what they leave to AOTAutograd."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import ingot  # noqa: F401  the backend's name
+
+Function = Callable[..., Any]
+
+
+def compiled(function: Function, *args: Tensor, is_direct: bool = True) -> Function:
+    """The function under torch.compile after two calls with gradients. Later calls are direct, as AOTAutograd compiles
+    the backward graph when it runs first."""
+    torch._dynamo.reset()
+    before = counters["ingot"]["direct_calls"]
+    run: Any = torch.compile(function, backend="ingot", fullgraph=True, options={"threads": 1})
+    for _ in range(2):
+        results = run(*args)
+        total = sum(r.sum() for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad)
+        assert isinstance(total, Tensor)
+        torch.autograd.grad(total, [a for a in args if a.requires_grad], allow_unused=True)
+    assert counters["ingot"]["direct_calls"] == before + is_direct
+    return run
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+def check(run: Function, function: Function, *args: Tensor, cotangent: Tensor | None = None) -> None:
+    """Values and gradients agree with those of eager PyTorch."""
+    leaves = [a for a in args if a.requires_grad]
+    results = []
+    for f in (run, function):
+        y = f(*args)
+        gradients = torch.autograd.grad(y, leaves, torch.ones_like(y) if cotangent is None else cotangent)
+        results.append((y.detach(), *gradients))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    assert results[0][0].stride() == results[1][0].stride()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 5), (1, 1), (257, 3)])
+def test_values_and_gradients(shape: tuple[int, int]) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x * w).exp()
+
+    x, w = leaf(*shape), torch.randn(shape[1])
+    run = compiled(f, x, w)
+    check(run, f, x, w)
+    with torch.no_grad():
+        x[:1] = torch.nan
+    y = run(x, w)
+    assert y[:1].isnan().all() and not y[1:].isnan().any()
+    (gradient,) = torch.autograd.grad(y.sum(), [x])
+    assert gradient[:1].isnan().all()
+
+
+def test_a_network_trains() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    twin = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    twin.load_state_dict(net.state_dict())
+    x, before = torch.randn(7, 5), counters["ingot"]["direct_calls"]
+    torch._dynamo.reset()
+    runs: list[Any] = [torch.compile(net, backend="ingot", fullgraph=True), twin]
+    losses: list[list[float]] = []
+    for run in runs:
+        optimizer, own = torch.optim.SGD(run.parameters(), 0.1, momentum=0.9), []
+        for _ in range(6):
+            loss = run(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            own.append(loss.item())
+        losses.append(own)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert counters["ingot"]["direct_calls"] == before + 1
+
+
+@pytest.mark.parametrize("kind", ["transposed", "expanded", "strided"])
+def test_cotangents_of_other_strides(kind: str) -> None:
+    x = leaf(4, 6)
+    run = compiled(torch.sigmoid, x)
+    c = {"transposed": torch.randn(6, 4).T, "expanded": torch.randn(1, 6).expand(4, 6),
+         "strided": torch.randn(4, 12)[:, ::2]}[kind]  # fmt: skip
+    check(run, torch.sigmoid, x, cotangent=c)
+
+
+def test_images_with_channels_last() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, padding=1).relu()
+
+    x = torch.randn(2, 4, 7, 5).to(memory_format=torch.channels_last).requires_grad_()
+    w = leaf(6, 4, 3, 3)
+    run = compiled(f, x, w)
+    for c in (torch.randn(2, 6, 7, 5).to(memory_format=torch.channels_last), torch.randn(2, 6, 7, 5)):
+        check(run, f, x, w, cotangent=c)
+
+
+def test_retained_and_released_graphs() -> None:
+    x = leaf(4)
+    run = compiled(torch.exp, x)
+    y = run(x).sum()
+    first, second = (torch.autograd.grad(y, [x], retain_graph=keep)[0] for keep in (True, False))
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, [x])
+
+
+def test_double_backward_is_refused() -> None:
+    x = leaf(4)
+    y = compiled(torch.exp, x)(x).sum()
+    (gradient,) = torch.autograd.grad(y, [x], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_writes_into_saved_values_are_errors() -> None:
+    x = leaf(4)
+    y = compiled(torch.exp, x)(x)  # backward reads the result
+    y.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        y.sum().backward()
+
+
+def test_results_without_gradients_and_unused_ones() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, places = x.max(1)
+        return values * w, places, x.sin()
+
+    x, w = leaf(3, 8), leaf(3)
+    run = compiled(f, x, w)
+    for used in ((0,), (2,), (0, 2)):
+        pairs = []
+        for g in (run, f):
+            results = g(x, w)
+            assert not results[1].requires_grad
+            total = sum(results[i].sum() for i in used)
+            assert isinstance(total, Tensor)
+            pairs.append((*results, *torch.autograd.grad(total, [x, w], allow_unused=True)))
+        for a, b in zip(*pairs, strict=True):  # AOTAutograd gives zeros for what eager calls unused
+            torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
+
+
+def test_saved_tensors_hooks_see_what_is_saved() -> None:
+    x, sizes = leaf(5), list[tuple[int, ...]]()
+    run = compiled(torch.exp, x)
+
+    def pack(t: Tensor) -> Tensor:
+        sizes.append(tuple(t.shape))
+        return t.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = run(x)
+    y.sum().backward()
+    assert sizes == [(5,)]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, x.detach().exp())
+
+
+def test_deterministic_algorithms_are_checked() -> None:
+    x = leaf(4)
+    y = compiled(torch.exp, x)(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="deterministic"):
+            y.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_aot_autograd_keeps() -> None:
+    """Graphs with aliased results or written inputs, and inputs whose gradient is None."""
+    x = leaf(4, 6)
+
+    def writes(x: Tensor, count: Tensor) -> Tensor:
+        count.add_(1)
+        return x.exp() * count
+
+    count = torch.zeros(())
+    run = compiled(writes, x, count, is_direct=False)
+    run(x, count)
+    assert count.item() == 3
+
+    def view(x: Tensor) -> Tensor:
+        return x.view(-1)
+
+    compiled(view, x, is_direct=False)
+    w = leaf(6)
+    run = compiled(lambda x, w: x.exp() + w.detach(), x, w, is_direct=False)
+    assert torch.autograd.grad(run(x, w).sum(), [w], allow_unused=True) == (None,)
+
+
+def test_other_shapes_have_calls_of_their_own() -> None:
+    x = leaf(4, 6)
+    run = compiled(torch.tanh, x)
+    for n in (5, 9, 4):
+        check(run, torch.tanh, leaf(n, 6))
+
+
+def test_compiled_autograd() -> None:
+    x = leaf(4, 6)
+    run = compiled(torch.tanh, x)
+    expected = torch.autograd.grad(run(x).sum(), [x])[0]
+
+    def compiler(gm: Any) -> Any:
+        return torch.compile(gm, backend="eager", fullgraph=False)
+
+    with compiled_autograd._enable(compiler):
+        x.grad = None
+        run(x).sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_backward_inside_of_a_compiled_frame() -> None:
+    x = leaf(4, 6)
+
+    def step() -> Tensor:
+        x.grad = None
+        y = x.tanh()
+        torch._dynamo.graph_break()
+        y.sum().backward()
+        assert x.grad is not None
+        return x.grad + 1
+
+    run: Any = torch.compile(step, backend="ingot", fullgraph=False)
+    expected = step()
+    for _ in range(3):
+        torch.testing.assert_close(run(), expected)
+
+
+def test_threads() -> None:
+    xs = [leaf(8, n) for n in (6, 6, 6, 6)]
+    run, failures = compiled(torch.tanh, xs[0]), list[BaseException]()
+
+    def work(x: Tensor) -> None:
+        try:
+            for _ in range(50):
+                (gradient,) = torch.autograd.grad(run(x).sum(), [x])
+                torch.testing.assert_close(gradient, 1 - x.detach().tanh().square())
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in xs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures
