@@ -288,6 +288,8 @@ class Walk:
         # of two symbols the first is kept; a number replaces a symbol
         solved = solve_equal(other, kept_size) or solve_equal(kept_size, other)
         if solved is not None and solved[0] in self.symbols:
+            if solved[1] == 0 and isinstance(kept_size, Dim) and isinstance(other, Dim):
+                raise e  # equal only where both are empty: b * 40 and b * 32
             raise Equation(*solved)
         try:
             self.require_equal(kept_size, other, "")
