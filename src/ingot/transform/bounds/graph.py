@@ -35,9 +35,9 @@ _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 @dataclass(frozen=True)
 class Question:
-    """What to bound and how. perturbed: for each input of the graph whether it lies in a box. method: one of METHODS.
-    spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each element.
-    rounding: see `Rounding`."""
+    """The values to bound and the method. perturbed: for each input of the graph whether it is in a box. method: one of
+    METHODS. spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each
+    element. rounding: see `Rounding`."""
 
     perturbed: tuple[bool, ...]
     method: str

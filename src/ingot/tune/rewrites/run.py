@@ -85,7 +85,7 @@ def find_rewrites(
     began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
     wins: list[tuning.Rewritten] = []
-    for number, subgraph in enumerate(candidates := subgraphs(baseline.after("crop"))):
+    for number, subgraph in enumerate(candidates := subgraphs(baseline.graph_after("crop"))):
         seconds = time.monotonic() - began
         if seconds > budget:
             break

@@ -132,7 +132,7 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     inner, readers = reader_counts(before), reader_counts(graph)
 
     def may_be(p: Node, n: Node) -> bool:
-        """Whether only what is matched reads the value of an inner node; copies of free ops cost nothing."""
+        """Whether only matched nodes read the value of an inner node; copies of free ops cost nothing."""
         return p is root or n.op.duplicable or readers[n] <= inner[p]
 
     done: dict[Node, Node] = {}
@@ -158,7 +158,7 @@ def reader_counts(graph: Graph) -> dict[Node, int]:
 def match(
     p: Node, n: Node, bound: Mapping[Node, Node], may_be: Callable[[Node, Node], bool]
 ) -> Iterator[Mapping[Node, Node]]:
-    """Each way in which pattern `p` is the node `n`: `bound` with the nodes that its nodes stand for."""
+    """All matches of pattern `p` at node `n`: `bound`, extended by the nodes that match those of the pattern."""
     if p in bound or p.types != n.types:
         if bound.get(p) is n:
             yield bound
