@@ -180,14 +180,10 @@ def _graph_fields(cls: type[Op]) -> tuple[str, ...]:
 def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
     if isinstance(value, Dim):
         return substitute(value, values)
-    if isinstance(value, TensorType):
-        return TensorType(value.dtype, tuple(substitute(d, values) for d in value.shape))
     if isinstance(value, tuple):
         new = tuple(_substitute_attr(v, values) for v in value)
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
-    if isinstance(value, Graph):
-        return value.substitute(values)
-    return value
+    return value.substitute(values) if isinstance(value, TensorType | Graph) else value
 
 
 class Node:
@@ -408,14 +404,13 @@ class Graph:
     def _order(self) -> tuple[Node, ...]:
         # cached: passes, their checks and their traces all use it
         roots = (*self.inputs, *self.outputs)
-        if not (required := self.size_requirements):
-            return tuple(topological(roots))
+        required = self.size_requirements
 
         def operands(n: Node) -> tuple[Node, ...]:
             sizes = free_symbols(n) & required.keys()
             return (*n.inputs, *(r for s in sorted(sizes) for r in required[s])) if sizes else n.inputs
 
-        return tuple(topological(roots, operands))
+        return tuple(topological(roots, operands) if required else topological(roots))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Return node -> the nodes that read it, in order. Outputs do not count as users."""
@@ -445,17 +440,6 @@ class Graph:
         outputs = tuple(outputs)
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
-    def replace_nodes(self, by: Mapping[Node, Node]) -> Graph:
-        """Return this graph with nodes replaced. The replacements may use nodes of this graph, which are replaced in
-        them too.
-        """
-        if not by:
-            return self
-        images: dict[Node, Node] = {}
-        for n in topological(self.outputs, lambda n: (by[n],) if n in by else n.inputs):
-            images[n] = images[by[n]] if n in by else n.with_inputs([images[i] for i in n.inputs])
-        return self.with_outputs(images[o] for o in self.outputs)
-
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
         """Return this graph with symbols replaced. Raises ShapeError for sizes that violate a condition."""
 
@@ -469,11 +453,13 @@ class Graph:
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
         return replace(
-            self, inputs=nodes[: len(self.inputs)], outputs=nodes[len(self.inputs) :],
-            sizes=tuple((name, substitute(most, values)) for name, most in self.sizes),
+            self,
+            inputs=nodes[: len(self.inputs)],
+            outputs=nodes[len(self.inputs) :],
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
-        )  # fmt: skip
+            sizes=tuple((name, substitute(most, values)) for name, most in self.sizes),
+        )
 
 
 def size_elements(node: Node) -> Shape:
@@ -492,8 +478,10 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
     for value in values:
         if isinstance(value, Dim):
             symbols |= symbols_of(value)
-        elif isinstance(value, TensorType | tuple):
-            symbols |= value.symbols if isinstance(value, TensorType) else _symbols_in(value)
+        elif isinstance(value, TensorType):
+            symbols |= value.symbols
+        elif isinstance(value, tuple):
+            symbols |= _symbols_in(value)
         elif isinstance(value, Graph):
             symbols |= value.free_symbols
     return symbols

@@ -7,7 +7,6 @@ fit.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -15,13 +14,12 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, exact_quotient, is_negative, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64, u8
+from ingot.ir.types import DType, Shape, TensorType, f32, i64
 from ingot.ops.core.base import show_shape
 from ingot.ops.core.binary import (
     Add,
     And,
     Atan2,
-    BitcastConvert,
     Clamp,
     Compare,
     Convert,
@@ -33,8 +31,6 @@ from ingot.ops.core.binary import (
     Pow,
     Rem,
     Select,
-    ShiftLeft,
-    ShiftRightLogical,
     Sub,
     Xor,
 )
@@ -83,50 +79,6 @@ def iota(shape: Sequence[DimLike], axis: int, dtype: DType = i64) -> Node:
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     """x in `dtype`; see `Convert`."""
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
-
-
-def bitcast(x: Node, dtype: DType, loc: str = "") -> Node:
-    """The bits of x as another dtype; a bool is a byte of 0 or 1.
-
-    If the widths differ, the last axis of the narrower type is the parts of a wider element, the lowest first: f32[3]
-    -> u8[3,4] -> f32[3]. Raise ShapeError if the last axis of x is not the parts of one element.
-    """
-    if x.dtype == dtype:
-        return x
-    if boolean in (x.dtype, dtype):
-        return cast(bitcast(x, u8, loc), dtype, loc) if dtype == boolean else bitcast(cast(x, u8, loc), dtype, loc)
-    if x.dtype.bits > dtype.bits:
-        return _same_width(_split_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
-    if x.dtype.bits < dtype.bits:
-        return _same_width(_join_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
-    return _same_width(x, dtype, loc)
-
-
-def _unsigned(dtype: DType) -> DType:
-    return DTYPES[f"u{dtype.bits}"]
-
-
-def _same_width(x: Node, dtype: DType, loc: str) -> Node:
-    if x.dtype == dtype:
-        return x
-    # sub-byte elements have no bitcast, but integer conversions wrap
-    return cast(x, dtype, loc) if dtype.bits < 8 else BitcastConvert(dtype)(x, loc=loc)
-
-
-def _split_elements(x: Node, part_dtype: DType, loc: str) -> Node:
-    shifts = range(0, x.dtype.bits, part_dtype.bits)
-    pieces = [ShiftRightLogical()(x, full(x.shape, shift, x.dtype), loc=loc) for shift in shifts]
-    return stack([cast(and_(p, (1 << part_dtype.bits) - 1, loc), part_dtype, loc) for p in pieces], -1, loc)
-
-
-def _join_elements(x: Node, dtype: DType, loc: str) -> Node:
-    count = dtype.bits // x.dtype.bits
-    if x.shape[-1:] != (count,):
-        raise ShapeError(f"bitcast to {dtype}", expected=f"a last axis of {count}", got=x.type, where=loc or None)
-    pieces = [cast(index_axis(x, -1, i, loc), dtype, loc) for i in range(count)]
-    shift = ShiftLeft()
-    shifted = [shift(p, full(p.shape, i * x.dtype.bits, dtype), loc=loc) for i, p in enumerate(pieces)]
-    return functools.reduce(lambda a, b: Or()(a, b, loc=loc), shifted)
 
 
 # --- broadcasting

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, default_bounds, estimate, is_computed
-from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
@@ -19,13 +18,12 @@ from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
-from ingot.plan.sizes import RuntimeSizes, expression
+from ingot.plan.sizes import RuntimeSizes, expression, kernel_dim
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.plan.weights import Fill, Weights, fill
 from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
-from ingot.schedule.index import dim_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -347,7 +345,7 @@ class _Linker:
         return results
 
     def _lower(self, node: Node) -> tuple[object, Lowered]:
-        """The kernels of a group, and what they are a function of: equal groups share them."""
+        """The kernels of a group, and the key of their lowering, by which equal groups share them."""
         group = node.op
         assert isinstance(group, Group)
         if isinstance(group, Recomputed):
@@ -397,14 +395,6 @@ def kind_of(node: Node) -> str:
 def input_label(node: Node) -> str:
     op = node.op
     return op.label if isinstance(op, Input) else op.name
-
-
-def kernel_dim(e: KernelExpr) -> DimLike:
-    """An expression over a kernel's dims (chunks, rounds) as a dimension."""
-    dim = dim_of(e)
-    if dim is None:
-        raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=repr(e))
-    return dim
 
 
 class _NoCode:
