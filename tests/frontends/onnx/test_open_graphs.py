@@ -39,8 +39,9 @@ GRAPHS: dict[str, Graph] = {
         bs = Squeeze(b, at0) bb = Gather<axis=0>(bs, place) cs = Squeeze(c, at0) pair = Concat<axis=1>(class1, place1)
         sc = GatherND(cs, pair) n = Shape(sc) k = Min(n, at5) scores, order = TopK(sc, k)
         boxes = Gather<axis=0>(bb, order) classes = Gather<axis=0>(class, order) }""",
-        {"w0": _w(8, 3, 3, 3), "wb": _w(8, 8, 3, 3, scale=3), "wc": _w(6, 8, 3, 3, scale=5), 
-         "b_shape": _sizes(1, -1, 4), "c_shape": _sizes(1, -1, 3), "most": _sizes(10), "overlap": np.float32([0.3]), "level": np.float32([0.55])},
+        {"w0": _w(8, 3, 3, 3), "wb": _w(8, 8, 3, 3, scale=3), "wc": _w(6, 8, 3, 3, scale=5),
+         "b_shape": _sizes(1, -1, 4), "c_shape": _sizes(1, -1, 3), "most": _sizes(10), "overlap": np.float32([0.3]),
+         "level": np.float32([0.55])},
         [(1, 3, 16, 20), (1, 3, 1, 1), (1, 3, 33, 17)]),
     # proposals, the best 20 at most, cut out of the map and classified
     "two stages": ("""(float[1,3,h,w] x) => (float[r,5] y, float[r,4] rois) {
