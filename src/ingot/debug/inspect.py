@@ -1,4 +1,4 @@
-"""What is in a model's file, without compiling it."""
+"""The contents of a model file, without compiling it."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
 def cached_program(
     parts: Sequence[bytes], build: Callable[[], tuple[Graph, Mapping[str, str]]], options: Options
 ) -> Program:
-    """The program of a graph, with notes for its `meta`. parts: what determines both, beside the options."""
+    """The program of a graph, with notes for its `meta`. parts: of the cache key, besides the options."""
 
     def compiled() -> Program:
         graph, meta = build()
@@ -420,7 +420,7 @@ def _compile_script(source: Any, request: Request, options: Options) -> Compiled
         return compile_opened(FRONTENDS["torch"].open(evaluator, asked), options)
 
     plain = Evaluator(program, program.attributes)
-    if not program.written:
+    if not program.written_paths:
         return build(plain, inputs)
     if plain.is_steady(inputs):
         return build(Evaluator(program, program.attributes, buffers=True), inputs)

@@ -25,7 +25,7 @@ What = Literal["generate", "embed", "score"] | Steps
 def language_programs(
     path: Path, context: int | None, cache: str, adapters: Any, options: Options
 ) -> Callable[[What], Program]:
-    """The programs of a file, by what they do. adapters: of low rank: one, several, or scales by adapters."""
+    """The programs of a file, by their purpose. adapters: LoRA adapters: one, several, or scales by adapter."""
     if isinstance(adapters, str | os.PathLike):
         adapters = [adapters]
     pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]

@@ -121,11 +121,6 @@ class Op:
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
 
-    def expect_equal(self, a: Shape, b: Shape, message: str) -> None:
-        """As `expect`, that the sizes are equal."""
-        unequal = ((x, y) for x, y in zip(a, b, strict=False) if x != y)
-        self.expect(a == b, message, next(unequal, None) if len(a) == len(b) else None)
-
     def expect_constraints(self, *inputs: TensorType) -> None:
         """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
@@ -185,14 +180,10 @@ def _graph_fields(cls: type[Op]) -> tuple[str, ...]:
 def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
     if isinstance(value, Dim):
         return substitute(value, values)
-    if isinstance(value, TensorType):
-        return TensorType(value.dtype, tuple(substitute(d, values) for d in value.shape))
     if isinstance(value, tuple):
         new = tuple(_substitute_attr(v, values) for v in value)
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
-    if isinstance(value, Graph):
-        return value.substitute(values)
-    return value
+    return value.substitute(values) if isinstance(value, TensorType | Graph) else value
 
 
 class Node:
@@ -399,32 +390,27 @@ class Graph:
 
     @cached_property
     def size_requirements(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that come before values of a computed size, by symbol: its own, and those of the sizes in its
-        maximum, as it is checked against that first."""
-        nodes, requirements = self.size_nodes, dict[str, tuple[Node, ...]]()
-        for name, most in self.sizes:
-            earlier = (n for s in sorted(symbols_of(most)) for n in requirements.get(s, ()))
-            requirements[name] = tuple(dict.fromkeys((nodes[name], *earlier)))
-        return requirements
+        """By computed size, what comes before values of it: its node, and those of the sizes that bound it."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for (name, most), node in zip(self.sizes, self.size_nodes.values(), strict=True):
+            found[name] = (node, *(n for s in sorted(symbols_of(most)) for n in found.get(s, ())))
+        return found
 
     def nodes(self) -> list[Node]:
-        """Every input and every node that the outputs need, operands before users, computed sizes before values of
-        their size."""
+        """The inputs and all nodes that the outputs need, operands before users, sizes before values of their size."""
         return list(self._order)
 
     @cached_property
     def _order(self) -> tuple[Node, ...]:
         # cached: passes, their checks and their traces all use it
         roots = (*self.inputs, *self.outputs)
-        if not self.sizes:
-            return tuple(topological(roots))
         required = self.size_requirements
 
         def operands(n: Node) -> tuple[Node, ...]:
             sizes = free_symbols(n) & required.keys()
             return (*n.inputs, *(r for s in sorted(sizes) for r in required[s])) if sizes else n.inputs
 
-        return tuple(topological(roots, operands))
+        return tuple(topological(roots, operands) if required else topological(roots))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Return node -> the nodes that read it, in order. Outputs do not count as users."""
@@ -454,21 +440,8 @@ class Graph:
         outputs = tuple(outputs)
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
-    def replace_nodes(self, by: Mapping[Node, Node]) -> Graph:
-        """Return this graph with nodes replaced. The replacements may use nodes of this graph, which are replaced in
-        them too.
-        """
-        if not by:
-            return self
-        images: dict[Node, Node] = {}
-        for n in topological(self.outputs, lambda n: (by[n],) if n in by else n.inputs):
-            images[n] = images[by[n]] if n in by else n.with_inputs([images[i] for i in n.inputs])
-        return self.with_outputs(images[o] for o in self.outputs)
-
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """Return this graph with symbols in types and attributes replaced. Raises ShapeError for sizes that violate a
-        condition.
-        """
+        """Return this graph with symbols replaced. Raises ShapeError for sizes that violate a condition."""
 
         def substituted(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
@@ -476,7 +449,6 @@ class Graph:
 
         nodes = rebuild((*self.inputs, *self.outputs), rule=substituted)
         conditions = [substitute(c, values) for c in self.conditions]
-        sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
@@ -486,7 +458,7 @@ class Graph:
             outputs=nodes[len(self.inputs) :],
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
-            sizes=sizes,
+            sizes=tuple((name, substitute(most, values)) for name, most in self.sizes),
         )
 
 
@@ -507,7 +479,7 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
         if isinstance(value, Dim):
             symbols |= symbols_of(value)
         elif isinstance(value, TensorType):
-            symbols |= _symbols_in(value.shape)
+            symbols |= value.symbols
         elif isinstance(value, tuple):
             symbols |= _symbols_in(value)
         elif isinstance(value, Graph):

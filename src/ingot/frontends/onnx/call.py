@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
-from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, UnknownSize
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.computed_sizes import ComputedSizes, Sizes
 from ingot.frontends.shared.refusal import Unsupported
@@ -152,12 +152,12 @@ class Equation(Exception):
 
 
 def seek_multiple(
-    holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
+    is_valid: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
 ) -> None:
-    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `holds` true."""
+    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `is_valid` true."""
     for factor in factors:
         for name in names:
-            if holds(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
+            if is_valid(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
                 raise Equation(name, factor * symbol(name))
 
 
@@ -303,7 +303,7 @@ class Call:
         """Input `i` as sizes, flattened."""
         try:
             return self.sym(i, exact=exact).dims()
-        except Unknown:
+        except UnknownSize:
             self.importer.wish(self.x(i), exact=True)
             raise Unsupported(f"its input {self.proto.input[i]!r} must hold sizes") from None
 
@@ -412,7 +412,7 @@ class Call:
     def result_count(self) -> int:
         return len(self.proto.output)
 
-    def wants(self, i: int) -> bool:
+    def is_result_used(self, i: int) -> bool:
         """Whether result `i` has a name."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 

@@ -20,7 +20,7 @@ from ingot.frontends.onnx.symbolic import (
     UNARY,
     Element,
     Sym,
-    Unknown,
+    UnknownSize,
     arange,
     cast,
     compared,
@@ -111,7 +111,7 @@ def _arithmetic(c: Call, xs: Sequence[Sym]) -> Sym:
     fn = ARITHMETIC[c.proto.op_type]
     dtype = xs[0].dtype
     if c.proto.op_type == "Mod" and c.int("fmod", 0):
-        raise Unknown
+        raise UnknownSize
     if c.proto.op_type == "Div" and dtype.is_integer:
         return Sym(dtype, rounded(dtype, elementwise(lambda a, b: _quotient(c, a, b), xs[0].items, xs[1].items)))
     items = xs[0].items
@@ -175,7 +175,7 @@ def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     kind = c.proto.op_type
     count = len(xs) if kind == "Concat" else 1
     if c.inputs[0] is None or not all(x.is_constant for x in xs[count:]):
-        raise Unknown
+        raise UnknownSize
     numbers = [x.to_array() for x in xs[count:]]
     shape = xs[0].shape
     if kind == "Expand":
@@ -183,7 +183,7 @@ def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     elif kind == "Tile":
         shape = (*shape, *numbers[0].tolist())
     if math.prod(shape) > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     arrays = iter([*(x.items for x in xs[:count]), *numbers])
     moved = MOVEMENTS[kind](c, *(None if v is None else next(arrays) for v in c.inputs))
     return [Sym.of(xs[0].dtype, part) for part in (moved if isinstance(moved, tuple) else (moved,))]
@@ -192,14 +192,14 @@ def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
 @_rule("ConstantOfShape")
 def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
     if not xs[0].is_constant:
-        raise Unknown
+        raise UnknownSize
     shape = tuple(xs[0].to_array().reshape(-1).tolist())
     if math.prod(shape) > MAX_ELEMENTS or any(d < 0 for d in shape):
-        raise Unknown
+        raise UnknownSize
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
     if array.size != 1:
-        raise Unknown
+        raise UnknownSize
     items = np.empty(shape, object)
     items[...] = Sym.of_array(array.reshape(-1)[:1]).items[0]
     return Sym(dtype_of(array), items)
@@ -222,7 +222,7 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
         return x
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
     if x.items.size == 0:
-        raise Unknown
+        raise UnknownSize
     kept_axes = [i for i in range(len(x.shape)) if i not in which]
     lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
     results = np.empty(lines.shape[:-1], object)
@@ -238,5 +238,5 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("NonZero")
 def _nonzero(c: Call, xs: Sequence[Sym]) -> Sym:
     if not xs[0].is_constant:
-        raise Unknown
+        raise UnknownSize
     return Sym.of_array(np.asarray(np.nonzero(xs[0].to_array()), np.int64))

@@ -29,7 +29,7 @@ from ingot.frontends.onnx.call import (
     seek_multiple,
 )
 from ingot.frontends.onnx.fold import fold_node
-from ingot.frontends.onnx.functions import in_order, needed, newest_opset, resolved, schema_body, schema_of
+from ingot.frontends.onnx.functions import in_order, newest_opset, required_nodes, resolved, schema_body, schema_of
 from ingot.frontends.onnx.protos import (
     AttributeProto,
     FunctionProto,
@@ -177,8 +177,8 @@ class Walk:
     def body(self) -> Iterator[InnerSizes]:
         """Collect the sizes computed meanwhile for an inner graph, which alone knows them."""
         outer = self.sizes
-        with self.computed_sizes.within() as found:
-            yield found
+        with self.computed_sizes.inner_graph() as computed:
+            yield computed
         self.sizes = outer
 
     def _deeper(self, scope: Scope, loc: str) -> int:
@@ -191,7 +191,7 @@ class Walk:
     def graph(self, graph: GraphProto, scope: Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
         nodes = in_order(graph.node)
-        kept_nodes = needed(nodes, [o.name for o in graph.output])
+        kept_nodes = required_nodes(nodes, [o.name for o in graph.output])
         for i, node in enumerate(nodes):
             if i in kept_nodes:
                 self.node(node, scope, i)
@@ -347,7 +347,7 @@ class Walk:
         inner.values.update((name, v) for name, v in zip(function.input, inputs, strict=False) if v is not None)
         absent = set(function.input) - set(inner.values)
         nodes = in_order(function.node)
-        kept_nodes = needed(nodes, function.output)
+        kept_nodes = required_nodes(nodes, function.output)
         for i, node in enumerate(nodes):
             if i not in kept_nodes:
                 continue

@@ -113,7 +113,7 @@ _OPPOSITE_DIRECTION = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE
 
 
 def _size(node: Node) -> DimLike | None:
-    """The value of an integer scalar as a size, None where it is none."""
+    """The value of an integer scalar as a size; None if it is not one."""
     if not node.dtype.is_integer or node.type.size != 1:
         return None
     if isinstance(node.op, ops.DimValue):

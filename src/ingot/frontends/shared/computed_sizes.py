@@ -53,7 +53,7 @@ class ComputedSizes:
         return size
 
     @contextmanager
-    def within(self) -> Iterator[Sizes]:
+    def inner_graph(self) -> Iterator[Sizes]:
         """Collect the sizes of an inner graph, which takes them from the yielded mapping."""
         outer, self.sizes = self.sizes, {}
         self._depth += 1

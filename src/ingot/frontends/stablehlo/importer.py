@@ -64,7 +64,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Argument:
-    """What is known of an argument of main besides its type: its name, open sizes, a value."""
+    """The facts about an argument of main besides its type: its name, open sizes, its value."""
 
     name: str
     shape: tuple[DimLike, ...] | None = None

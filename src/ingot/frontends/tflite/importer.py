@@ -126,7 +126,7 @@ class Importer:
 
     def assign(self, name: str, node: Node) -> None:
         if self.initialising:
-            if not self.sizes.closed(node):
+            if not self.sizes.is_closed(node):
                 raise Unsupported(f"a first value of variable {name!r} that is computed from another")
             if name not in self.variables:
                 self.declare(name, interpret(Graph((), (node,)), [])[0])

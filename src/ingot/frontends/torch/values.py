@@ -101,7 +101,7 @@ class Context:
 
 
 def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
-    """`x`, whose axis must have this size: where that is not known at import, each call checks it."""
+    """`x`, whose axis must have this size. If that is unknown at import, each call checks it."""
     if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
         return x
     c.sizes.require_equal(x.shape[axis], size)

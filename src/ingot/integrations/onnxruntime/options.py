@@ -1,4 +1,4 @@
-"""The options of sessions and runs. Few mean something to a compiled program; the others are told in the log, once."""
+"""The options of sessions and runs. Few apply to a compiled program; the others are logged once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _QUIET = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_pr
 
 @cache
 def ignored(what: str, is_missed: bool = False) -> None:
-    """Tell in the log, once, what has no meaning here. is_missed: as a warning."""
+    """Log once that an option is ignored. is_missed: as a warning."""
     tell = _log.warning if is_missed else _log.info
     tell("%s has no meaning for a compiled program, and is ignored", what)
 
@@ -123,7 +123,7 @@ def check_terminate(options: Any) -> None:
 
 
 def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | None, dict[str, int]]:
-    """(threads, sizes by name) of a session, from our options or ONNX Runtime's own; tells what is ignored."""
+    """(threads, sizes by name) of a session, from Ingot's options or those of ONNX Runtime. Logs the ignored ones."""
     for name, default in _IGNORED.items():
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default

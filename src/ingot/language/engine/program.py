@@ -111,7 +111,7 @@ def _sampled(
         operands = (_row(logits, i), bias, counts, i, *row_settings)
         scores = ops.Case((_plain(operands), _weighed(operands)))(ops.cast(_scalar(is_weighed, i), i64), *operands)
         sampler = Sampler(row_settings, bias, counts)
-        return (ops.DynamicUpdateSlice()(values[0], sampler.drawn(scores, _scalar(position, i)), i),), ()
+        return (ops.DynamicUpdateSlice()(values[0], sampler.draw(scores, _scalar(position, i)), i),), ()
 
     shared = (logits, positions, is_weighed, bias, counts, *settings)
     (tokens,) = loop(ops.scalar(SAMPLES, i64), shared, (ops.full((SAMPLES,), 0, i64),), body)

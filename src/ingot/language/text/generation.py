@@ -60,7 +60,7 @@ class Generation:
 Kind = Literal["text", "ids", "pieces"]  # the form of an answer; "pieces": with all details
 
 
-def whole(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
+def joined_answer(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
     """A text, a list of ids or a `Generation`. prompt: the number of its tokens."""
     all_pieces = [*pieces]
     tokens = tuple(token for piece in all_pieces for token in piece.tokens)
@@ -175,7 +175,7 @@ class Transcript:
 def generate(
     session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request
 ) -> Iterator[AnswerPart]:
-    """Pieces, of which only the last one has a `finish`. tokenizer: None for ids only."""
+    """The parts of an answer, of which only the last one has a `finish`. tokenizer: None for ids only."""
     answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
     if answer.left <= 0:
         yield answer.end("length")

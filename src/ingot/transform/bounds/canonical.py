@@ -30,6 +30,7 @@ from ingot.passes.core.dce import dce
 from ingot.passes.core.dtypes.precision import STORED, excess, lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
+from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
@@ -45,11 +46,13 @@ _MAX_LARGEST_OPERANDS = 64
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that is lowered to a tree
 
 
-def canonical(graph: Graph, trees: bool = True) -> Graph:
+def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> Graph:
     """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
-    program. trees: whether maxima over windows become trees of binary maxima."""
+    program. trees: whether maxima over windows become trees of binary maxima. has_winograd: whether transposed
+    convolutions are split as the program splits them, as their parts may be computed by Winograd's algorithm."""
     model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
-    core = simplify(unroll(simplify(fold_constants(lower_model_ops(model)))))
+    lowered = lower_model_ops(model)
+    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 

@@ -288,8 +288,8 @@ def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -
 
 
 def default_formats(groups: Sequence[Group], has_size: bool) -> tuple[str, ...]:
-    """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
-    bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
+    """The formats to try by default, the most promising first: weights of few bits only for small models, bfloat16 if
+    the machine has instructions for its products, levels of values with other readers if these are images."""
     formats = [STATIC, DYNAMIC, PAIRED]
     if any(g.is_shared and not g.is_matrices for g in groups):
         formats.insert(0, SHARED_STATIC)

@@ -27,7 +27,7 @@ def _map_elements(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtyp
     return mapped.reshape(x.shape)
 
 
-@host_op("StringConcat", gives={0})
+@host_op("StringConcat", string_results={0})
 def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = np.broadcast_arrays(a, b)
     texts = np.empty(a.shape, object)
@@ -35,7 +35,7 @@ def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return texts
 
 
-@host_op("StringNormalizer", gives={0})
+@host_op("StringNormalizer", string_results={0})
 def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     if not (x.ndim == 1 or (x.ndim == 2 and x.shape[0] == 1)):
         raise n.fail("strings of shape [C] or [1,C]", list(x.shape))
@@ -47,7 +47,7 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     return strings(kept_words or [""], (*x.shape[:-1], max(len(kept_words), 1)))
 
 
-@host_op("StringSplit", gives={0})
+@host_op("StringSplit", string_results={0})
 def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     delimiter, max_splits = n.attr("delimiter") or None, n.attr("maxsplit", -1)
     parts = [v.split(delimiter, max_splits) for v in x.reshape(-1)]
@@ -59,7 +59,7 @@ def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return strings(np.array(padded, object).reshape(*x.shape, longest)), counts
 
 
-@host_op("RegexFullMatch", gives=set())
+@host_op("RegexFullMatch", string_results=set())
 def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
     pattern = n.attr("pattern", "")
     try:
@@ -91,7 +91,7 @@ def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
                 _check_linear(n, branch, repeated)
 
 
-@host_op("Equal", gives=set())
+@host_op("Equal", string_results=set())
 def equal(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.equal(a, b), np.bool_)
 
@@ -113,7 +113,7 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if n.attr("to") == _STRING else set()
 
 
-@host_op("Cast", gives=_cast_gives)
+@host_op("Cast", string_results=_cast_gives)
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
     code = n.attr("to")
     if code == _STRING:
@@ -163,7 +163,7 @@ def _label_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if _value_type(n)[0].kind == "O" else set()
 
 
-@host_op("LabelEncoder", domain=ML, gives=_label_gives)
+@host_op("LabelEncoder", domain=ML, string_results=_label_gives)
 def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     if n.version < 2:
         classes = n.attr("classes_strings", ())
@@ -190,7 +190,9 @@ def _python_numbers(x: np.ndarray) -> np.ndarray:
     return numbers.reshape(x.shape)
 
 
-@host_op("CategoryMapper", domain=ML, kind=Kind.ALWAYS, gives=lambda n, of_strings: set() if of_strings else {0})
+@host_op(
+    "CategoryMapper", domain=ML, kind=Kind.ALWAYS, string_results=lambda n, of_strings: set() if of_strings else {0}
+)
 def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     names, numbers = n.attr("cats_strings", ()), n.attr("cats_int64s", ())
     if x.dtype == object:
@@ -200,7 +202,7 @@ def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     return _map_elements(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
 
 
-@host_op("OneHotEncoder", domain=ML, gives=set())
+@host_op("OneHotEncoder", domain=ML, string_results=set())
 def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     names = np.array(list(n.attr("cats_strings", ())), object)
     is_hit = x[..., None] == names
@@ -212,7 +214,7 @@ def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
 # counts of n-grams
 
 
-@host_op("TfIdfVectorizer", kind=Kind.ALWAYS, gives=set())
+@host_op("TfIdfVectorizer", kind=Kind.ALWAYS, string_results=set())
 def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
     """For each row, its n-grams from the pool: counts (TF), weights of those present (IDF) or their product (TFIDF)."""
     pool = _grams(n)
@@ -277,7 +279,7 @@ def identity(n: HostNode, x: np.ndarray) -> np.ndarray:
     return x
 
 
-@host_op("Shape", "Size", gives=set())
+@host_op("Shape", "Size", string_results=set())
 def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
     if n.proto.op_type == "Size":
         return np.asarray(x.size, np.int64)
@@ -304,7 +306,7 @@ def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if textual or ("value" in attributes and attributes["value"].t.data_type == _STRING) else set()
 
 
-@host_op("Constant", gives=_constant_gives)
+@host_op("Constant", string_results=_constant_gives)
 def constant(n: HostNode) -> np.ndarray:
     for name in ("value", "value_string", "value_strings"):
         value = n.attr(name)

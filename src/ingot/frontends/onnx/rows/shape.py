@@ -11,7 +11,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
 from ingot.frontends.onnx.rows.common import check_table, parts_of, told_size
-from ingot.frontends.onnx.symbolic import Element, Unknown, cast
+from ingot.frontends.onnx.symbolic import Element, UnknownSize, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.composites import movement
@@ -268,7 +268,7 @@ def range_(c: Call) -> Result:
         return _constant_range(c)
     try:
         start, limit, delta = (_as_size(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
-    except Unknown:
+    except UnknownSize:
         return _constant_range(c)
     dtype = c.type(0).dtype
     if isinstance(delta, Dim) or delta == 0:
@@ -289,7 +289,7 @@ def _as_size(v: Element) -> DimLike:
         return int(v)
     if isinstance(v, int | Dim):
         return v
-    raise Unknown
+    raise UnknownSize
 
 
 def _constant_range(c: Call) -> Node:
@@ -403,7 +403,7 @@ def one_hot(c: Call) -> Result:
     try:
         # the depth may be a float
         (depth,) = cast(c.sym(1), T.i64).dims()
-    except Unknown:
+    except UnknownSize:
         raise Unsupported("a depth that is no size") from None
     depth = told_size(c, depth)
     axis = normal_axis(c.int("axis", -1), c.rank() + 1)

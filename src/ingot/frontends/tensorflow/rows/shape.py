@@ -170,7 +170,7 @@ def batch_to_space(c: Call, x: Node, block: Node, crops: Node) -> Node:
 
 @row("Slice")
 def slice_(c: Call, x: Node, begin: Node, size: Node) -> Node:
-    """A size of -1: to the end. Starts that only the run knows are clamped."""
+    """A size of -1 extends to the end. Starts that are known only at run time are clamped."""
     sizes = c.sizes(size)
     try:
         starts = c.sizes(begin)

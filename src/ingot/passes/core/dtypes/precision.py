@@ -1,17 +1,19 @@
-"""Reduced precision: weights, and the values that they multiply, are stored in 16 bits; sums stay in f32.
+"""Reduced precision: weights and the values that they multiply are stored in 16 bits; sums are computed in f32.
 
     y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all readers of x
     z = add(x, y)              y = dot(x', convert<bf16>(w)): f32         the weights are folded afterwards
                                z = add(convert<f32>(x'), y)
 
 - Only products with weights (constants) change: their operands are rounded once, and products and sums are in f32.
-Everything else computes in f32. - "bfloat16" stores both operands, so that dot instructions can be used. "float16"
-stores weights only: values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of
-two f16. - Tensor cores multiply two operands of one type (`alike`): there "float16" stores both operands too, and
-products of two computed values and the operands of attention are narrow as well. - A value that other nodes read too is
-stored narrow once, and all read the rounded value. Ops that only move data, and maxima, work on narrow values (rounding
-commutes with them). - A weight that is too large for the narrow type stays f32, and so does the product: a warning
-names it. The model's inputs and outputs keep their types, and outputs are not rounded.
+  Everything else is computed in f32.
+- "bfloat16" stores both operands in 16 bits, so that dot instructions can be used. "float16" stores only the weights:
+  values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of two f16.
+- Tensor cores multiply two operands of the same type (`same_types`). For them "float16" stores both operands too, and
+  products of two computed values and the operands of attention are narrow as well.
+- A value with other readers is stored narrow once, and all of them read the rounded value. Ops that only move data, and
+  maxima, work on narrow values, as rounding commutes with them. The inputs and outputs of the model keep their types,
+  and outputs are not rounded.
+- A weight that is too large for the narrow type stays f32, and so does the product; a warning names it.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
 
 
 def lower_precision(graph: Graph, precision: str, same_types: bool = False, pairs_levels: bool = False) -> Graph:
-    """Store weights (and, for bfloat16 or `alike`, what they are multiplied with) in `precision` (see module).
-    pairs_levels: weights in blocks, which stay in their bits, are multiplied as bfloat16.
+    """Store weights (and, for bfloat16 or `same_types`, the values that they are multiplied with) in `precision` (see
+    module). pairs_levels: weights in blocks, which stay in their bits, are multiplied as bfloat16.
 
     Raises InputError for a precision that does not exist.
     """

@@ -64,7 +64,7 @@ def _length(n: DimLike) -> int:
 
 
 def _transform(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
-    """Transforms along `axes`, one after the other."""
+    """Transform along each of `axes` in turn."""
     for axis in axes:
         z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
         scale = 1.0
