@@ -25,6 +25,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -90,8 +91,13 @@ class Load:
         figures.outcomes["as alone" if same else "other than alone"] += 1
 
     async def fault(self, kind: str, prompt: str, figures: Figures) -> None:
-        create = self._api.completions.create
-        how = {"model": self._model, "prompt": prompt, "max_tokens": self._tokens, "extra_body": {"ignore_eos": True}}
+        create: Any = self._api.completions.create
+        how: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": self._tokens,
+            "extra_body": {"ignore_eos": True},
+        }
         try:
             if kind == "killed client":
                 stream = await create(**how, stream=True)

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto as T
 from onnx import helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import ingot
 import ingot.integrations.onnxruntime as ort
@@ -223,14 +224,16 @@ def turns() -> onnx.ModelProto:
         [helper.make_tensor_value_info("on", T.BOOL, []), helper.make_tensor_value_info("w", T.FLOAT, [3])],
     )
     loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
-    return proto([loop], [("x", T.FLOAT, [3]), ("n", T.INT64, [])], [("y", T.FLOAT, [3])], [("one", np.float32([1]))])
+    return proto(
+        [loop], [("x", T.FLOAT, [3]), ("n", T.INT64, [])], [("y", T.FLOAT, [3])], [("one", np.ones(1, np.float32))]
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_terminate_ends_a_run_and_the_session_goes_on(module):
     session, options = module.InferenceSession(turns().SerializeToString()), module.RunOptions()
     feed = {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}
-    error = ort.RunTerminated if module is ort else onnxruntime.capi.onnxruntime_pybind11_state.Fail
+    error = ort.RunTerminated if module is ort else Fail
     timer = threading.Timer(0.2, setattr, (options, "terminate", True))
     timer.start()
     with pytest.raises(error, match="terminate"):

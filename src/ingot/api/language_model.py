@@ -89,7 +89,8 @@ class LanguageModel:
             model: a GGUF file, the first of its parts, or a folder of Hugging Face with config.json and safetensors.
             context: the most tokens of a sequence, prompt and answer; by default 4096, or what the model has if that is
                 less. Memory for it is taken at once.
-            cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
+            cache: the type of cached keys and values: "float32", "float16", "bfloat16", "int8", "float8_e4m3fn" or
+                "float8_e5m2".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
             target, precision, activations, threads: as in `ingot.compile`.

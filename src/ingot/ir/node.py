@@ -121,11 +121,6 @@ class Op:
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
 
-    def expect_equal(self, a: Shape, b: Shape, message: str) -> None:
-        """As `expect`, that the sizes are equal."""
-        unequal = ((x, y) for x, y in zip(a, b, strict=False) if x != y)
-        self.expect(a == b, message, next(unequal, None) if len(a) == len(b) else None)
-
     def expect_constraints(self, *inputs: TensorType) -> None:
         """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
@@ -395,17 +390,14 @@ class Graph:
 
     @cached_property
     def size_requirements(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that come before values of a computed size, by symbol: its own, and those of the sizes in its
-        maximum, as it is checked against that first."""
-        nodes, requirements = self.size_nodes, dict[str, tuple[Node, ...]]()
-        for name, most in self.sizes:
-            earlier = (n for s in sorted(symbols_of(most)) for n in requirements.get(s, ()))
-            requirements[name] = tuple(dict.fromkeys((nodes[name], *earlier)))
-        return requirements
+        """By computed size, what comes before values of it: its node, and those of the sizes that bound it."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for (name, most), node in zip(self.sizes, self.size_nodes.values(), strict=True):
+            found[name] = (node, *(n for s in sorted(symbols_of(most)) for n in found.get(s, ())))
+        return found
 
     def nodes(self) -> list[Node]:
-        """Every input and every node that the outputs need, operands before users, computed sizes before values of
-        their size."""
+        """The inputs and all nodes that the outputs need, operands before users, sizes before values of their size."""
         return list(self._order)
 
     @cached_property
@@ -449,9 +441,7 @@ class Graph:
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """Return this graph with symbols in types and attributes replaced. Raises ShapeError for sizes that violate a
-        condition.
-        """
+        """Return this graph with symbols replaced. Raises ShapeError for sizes that violate a condition."""
 
         def substituted(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)

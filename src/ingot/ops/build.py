@@ -8,7 +8,7 @@ fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -331,18 +331,17 @@ def slice_axis(
         last = None if stop is None else size - 1 - _wrap_index(stop, size)
         flipped = Reverse((a,))(x, loc=loc)
         return _slice(flipped, a, 0 if first is None else first, size if last is None else last, -step, loc)
-    low = 0 if start is None else _wrap_index(start, size)
-    high = size if stop is None else _wrap_index(stop, size)
-    return _slice(x, a, low, high, step, loc)
+    ends = 0 if start is None else _wrap_index(start, size), size if stop is None else _wrap_index(stop, size)
+    return _slice(x, a, *ends, step, loc)
 
 
-def exact_slice(x: Node, axis: int, start: DimLike, stop: DimLike, loc: str = "") -> Node:
-    """x[start:stop] along an axis that has these elements, which is a condition where sizes are open."""
-    if start == 0 and stop == x.shape[axis]:
+def exact_slice(x: Node, axis: int, start: DimLike, stop: DimLike, step: int = 1, loc: str = "") -> Node:
+    """x[start:stop:step] along an axis that has these elements, which is a condition where sizes are open."""
+    if start == 0 and stop == x.shape[axis] and step == 1:
         return x
-    starts = tuple(start if d == axis else 0 for d in range(len(x.shape)))
-    stops = tuple(stop if d == axis else n for d, n in enumerate(x.shape))
-    return Slice(starts, stops, (1,) * len(x.shape))(x, loc=loc)
+    starts = tuple(start if i == axis else 0 for i in range(len(x.shape)))
+    stops = tuple(stop if i == axis else d for i, d in enumerate(x.shape))
+    return Slice(starts, stops, tuple(step if i == axis else 1 for i in range(len(x.shape))))(x, loc=loc)
 
 
 def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
@@ -353,12 +352,7 @@ def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str)
     size = x.shape[axis]
     low = dim_min(dim_max(low, 0), size)
     high = dim_max(dim_min(dim_max(high, 0), size), low)
-    if low == 0 and high == size and step == 1:
-        return x
-    rank = len(x.shape)
-    start = tuple(low if i == axis else 0 for i in range(rank))
-    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
-    return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
+    return exact_slice(x, axis, low, high, step, loc)
 
 
 def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
@@ -369,15 +363,12 @@ def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
 
 
 def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tuple[Node, ...]:
-    """x split into pieces of `sizes` along `axis`. Raise ShapeError unless the sizes add up to the axis, and none is
-    negative: for open sizes that is a condition."""
+    """x split into pieces of `sizes`, none negative, along `axis`. Raise ShapeError unless the sizes add up to it."""
     a = _axis(axis, len(x.shape))
-    ends: list[DimLike] = [0]
-    for n in sizes:
-        ends.append(ends[-1] + n)
+    ends: list[DimLike] = [0, *accumulate(sizes)]
     if ends[-1] != x.shape[a]:
         raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
-    return tuple(exact_slice(x, a, lo, hi, loc) for lo, hi in pairwise(ends))
+    return tuple(exact_slice(x, a, lo, hi, loc=loc) for lo, hi in pairwise(ends))
 
 
 def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:

@@ -122,11 +122,9 @@ class _Linker:
         self.sizes.finish(self)
 
     def _launch_all(self) -> None:
-        """Append the steps of all groups of the graph, and a `sizes` step after each group with which sizes and their
-        maxima are computed."""
+        """Append the steps of all groups, and a `sizes` step after each with which sizes and their maxima are known."""
         self.sizes.declare(self, self.graph)
-        for name, n in self.graph.size_nodes.items():
-            self.buffer_of_value[n] = self.sizes.buffers[name]
+        self.buffer_of_value.update((n, self.sizes.buffers[name]) for name, n in self.graph.size_nodes.items())
         missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         self._choose_panels(groups)
@@ -135,11 +133,9 @@ class _Linker:
                 progress.report("schedule", i, len(groups))
             check_time("schedule")
             self._launch(n)
-            for nodes in missing.values():
-                nodes.difference_update(n.results)
+            missing = {name: nodes.difference(n.results) for name, nodes in missing.items()}
             if known_sizes := [name for name, nodes in missing.items() if not nodes]:
-                for name in known_sizes:
-                    del missing[name]
+                missing = {name: nodes for name, nodes in missing.items() if nodes}
                 self._launch_pending()
                 self.sizes.add_sizes_step(self, known_sizes)
         self._launch_pending()

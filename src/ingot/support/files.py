@@ -197,6 +197,14 @@ def open_regular(path: Path) -> BinaryIO:
     raise OSError(code, "Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file", str(path))
 
 
+def map_file(path: Path) -> np.ndarray:
+    """uint8: the bytes of a file, mapped read-only. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return np.zeros(0, np.uint8)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
 def make_private(folder: Path) -> None:
     """Create a folder and its parents if they are missing, private to this user. Raises OSError."""
     missing = [folder]

@@ -148,7 +148,7 @@ def _calls(name: str) -> list[tuple[list[np.ndarray], list[np.ndarray] | None]]:
     calls: dict[tuple[Type, ...], Any] = {}
     for sizes in SIZES:
         rng = np.random.default_rng(1)
-        shapes = [tuple(sizes.get(d, d) for d in dims) for dims, _ in _parts(name)]
+        shapes = [tuple(sizes[d] if isinstance(d, str) else d for d in dims) for dims, _ in _parts(name)]
         values = [
             rng.integers(0, 4, shape).astype(dtype) if dtype is np.int32 else rng.normal(size=shape).astype(dtype)
             for shape, (_, dtype) in zip(shapes, _parts(name), strict=True)
@@ -179,5 +179,6 @@ def _check(name: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 def test_sizes_that_may_be_0(end: End) -> None:
     for name in CASES:
-        _text(name), _calls(name)  # before the processes are forked
+        _text(name)  # before the processes are forked
+        _calls(name)
     check_all({name: partial(_check, name) for name in CASES}, [end])

@@ -86,7 +86,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], object]]] = {
     "elements": ("too large", lambda: run("Expand", X, [np.array([FAR, 1, 5, 5])])),
     "a size of Resize": ("expected 0 or more", lambda: run("Resize", X, [None, None, np.array([-1, 1, 5, 5])])),
     "scales of an antialiased Resize": (
-        "expected scales of at least",
+        "expected scales >= ",
         lambda: run("Resize", LONG, [None, None, np.array([1, 1, 1, 2])], mode="cubic", antialias=1),
     ),
     "scales": ("expected positive", lambda: run("Resize", X, [None, np.array([1, 1, np.inf, 1], np.float32)])),
@@ -114,11 +114,21 @@ def test_a_refusal(name: str):
     assert "report" not in str(e.value)
 
 
-@pytest.mark.parametrize("op", ["Floor", "Ceil", "Sqrt", "Reciprocal", "Neg", "Abs"])
+UNARY = {
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Neg": np.negative,
+    "Abs": np.abs,
+}
+
+
+@pytest.mark.parametrize("op", UNARY)
 def test_infinities_that_are_known(op: str):
     values = np.array([-np.inf, np.inf, np.nan, 0, -0.0, 1.5], np.float32)
     with np.errstate(all="ignore"):
-        want = {"Neg": np.negative, "Reciprocal": np.reciprocal}.get(op, getattr(np, op.lower(), None))(values)
+        want = UNARY[op](values)
     compiled = ingot.compile(model(op, values), weights={"x": values}, cache=False, threads=1)
     np.testing.assert_array_equal(np.asarray(compiled()), want)
 

@@ -349,6 +349,16 @@ def test_speculation_with_grammars(lm: ingot.LanguageModel, kind: str) -> None:
         assert s.accepted_tokens == s.proposed_tokens
 
 
+def test_what_a_grammar_forces_is_proposed(lm: ingot.LanguageModel) -> None:
+    """There is one token for each byte here, so that all of it is right."""
+    pytest.importorskip("llguidance")
+    with lm.engine(sequences=1, speculate="prompt", proposals=8) as engine:
+        answer = engine.submit([1], lm.request(regex="an answer without a choice[ab]", max_tokens=40))
+        assert "".join(piece.text for piece in answer)[:-1] == "an answer without a choice"
+        s = engine.statistics()
+    assert s.accepted_tokens == s.proposed_tokens > 12 and s.steps < 13
+
+
 def test_masks_of_proposals(lm: ingot.LanguageModel) -> None:
     """The masks that the answer has after each of them; then the state is that of before."""
     pytest.importorskip("llguidance")

@@ -26,7 +26,9 @@ Model = Annotated[
 ]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; by default 4096 at most.")]
 CACHE_OPTION = typer.Option(
-    "--cache-type", metavar="TYPE", help="Of cached keys and values: float32, float16, bfloat16, int8."
+    "--cache-type",
+    metavar="TYPE",
+    help="Of cached keys and values: float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2.",
 )
 Cache = Annotated[str, CACHE_OPTION]
 Adapters = Annotated[

@@ -31,13 +31,18 @@ class Speculator(Protocol):
 
 class Lookup:
     """The tokens that followed an earlier occurrence of the last tokens: for answers that repeat their prompt, such as
-    summaries, edits and code (Saxena, Prompt lookup decoding, 2023)."""
+    summaries, edits and code (Saxena, Prompt lookup decoding, 2023). Before them, those that a grammar forces."""
 
     def __init__(self) -> None:
         self._suffixes: dict[Running, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
-        return {sequence: self._continuation(sequence, limit) for sequence, limit in sequences.items()}
+        proposed: dict[Running, list[int]] = {}
+        for sequence, limit in sequences.items():
+            constraint = sequence.transcript.request.constraint
+            forced = [] if constraint is None else constraint.forced()[:limit]
+            proposed[sequence] = forced or self._continuation(sequence, limit)
+        return proposed
 
     def _continuation(self, sequence: Running, count: int) -> list[int]:
         ids = sequence.ids
@@ -93,7 +98,10 @@ class Draft:
         del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
-        biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        try:
+            biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        except InputError:  # which the sequence's own step raises
+            return None
         if biases and len(biases) <= len(proposed):
             return None
         is_chunk = end - start > 1

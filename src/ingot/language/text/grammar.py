@@ -82,20 +82,23 @@ class Constraint:
 
     def biases(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """`bias` for the next token and after each of these, up to one that may not come or that completes the answer.
-        The state stays as it is."""
-        biases, count = [self.bias()], 0
+        The state stays as it is, whatever becomes of the tokens."""
+        biases, ahead = [self.bias()], Constraint(self._matcher.deep_copy(), self._vocabulary)
         for token in tokens:
             if biases[-1][token] < 0:
                 break
-            self.accept(token)
-            count += 1
-            if self.is_done:
+            try:
+                ahead.accept(token)
+                if ahead.is_done:
+                    break
+                biases.append(ahead.bias())
+            except InputError:  # it is an error of the answer only if the token is drawn
                 break
-            biases.append(self.bias())
-        if count:
-            self._matcher.rollback(count)
-            self._check()
         return biases
+
+    def forced(self) -> list[int]:
+        """The next tokens of a text that the grammar leaves no choice about; other tokens may have the same text."""
+        return self._matcher.compute_ff_tokens()
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)

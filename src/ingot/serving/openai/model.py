@@ -157,13 +157,9 @@ class ServedLanguageModel:
                 return None
 
     def _ids(self, text: str | list[int], param: str, *, framed: bool = True) -> list[int]:
-        """Raises OpenAIError (400) for ids that do not fit; of a text far too long, the beginning is encoded alone."""
-        context, encode = self.model.context, self.model.tokenizer.encode
-        beginning = text[: _CHARACTERS * context] if isinstance(text, str) else ""
-        # what follows the beginning may change its last tokens
-        if 0 < len(beginning) < len(text) and len(encode(beginning, framed=framed)) > 2 * context:
-            raise self._too_long(f"more than {2 * context}", param)
-        ids = encode(text, framed=framed) if isinstance(text, str) else text
+        """Raises OpenAIError (400) for ids that do not fit; see `_encoded`."""
+        context = self.model.context
+        ids = self._encoded(text, param, framed=framed) if isinstance(text, str) else text
         if len(ids) > context:
             raise self._too_long(len(ids), param)
         if not ids or not 0 <= min(ids) <= max(ids) < self.model.vocabulary:
@@ -171,6 +167,15 @@ class ServedLanguageModel:
             expected = f"one token id or more, from 0 to {self.model.vocabulary - 1}"
             raise OpenAIError(400, "the prompt", expected=expected, got=got, param=param)
         return ids
+
+    def _encoded(self, text: str, param: str, *, framed: bool) -> list[int]:
+        """Of a text far too long the beginning alone is encoded."""
+        context, encode = self.model.context, self.model.tokenizer.encode
+        beginning = text[: _CHARACTERS * context]
+        # what follows the beginning may change its last tokens
+        if len(beginning) < len(text) and len(encode(beginning, framed=framed)) > 2 * context:
+            raise self._too_long(f"more than {2 * context}", param)
+        return encode(text, framed=framed)
 
     def _too_long(self, got: int | str, param: str) -> OpenAIError:
         return OpenAIError(400, "the prompt", expected=f"at most {self.model.context} tokens", got=got,

@@ -27,3 +27,27 @@ def test_weights_of_a_call(channels: int, taps: int, stride: int, padding: int, 
     found = CompiledModel(build_native(graph, 1)).run([image, weights])
     for value, expected in zip(found, interpret(graph, [image, weights]), strict=True):
         np.testing.assert_allclose(np.asarray(value), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kernel_layout", ["OIHW", "HWIO"])
+@pytest.mark.parametrize(
+    ("sizes", "group_in", "group_out", "groups", "taps", "stride"),
+    [((13, 11), 8, 8, 4, 3, 1), ((9, 17), 2, 4, 3, 3, 2), ((7, 5), 1, 2, 9, 2, 1), ((4, 1), 4, 4, 5, 3, 1)],
+)
+def test_weights_of_narrow_groups(
+    sizes: tuple[int, int], group_in: int, group_out: int, groups: int, taps: int, stride: int, kernel_layout: str
+) -> None:
+    """Vectors of several groups, whole ones and less."""
+    rng = np.random.default_rng(groups)
+    shape = dict(zip("OIHW", (groups * group_out, group_in, taps, taps), strict=True))
+    x = Input("x", TensorType(f32, (2, *sizes, groups * group_in)))()
+    w = Input("w", TensorType(f32, tuple(shape[c] for c in kernel_layout)))()
+    places = ((taps // 2, taps // 2),) * 2
+    op = ops.Convolution((stride,) * 2, places, (1, 1), (1, 1), "NHWC", kernel_layout, "NHWC", groups)
+    graph = Graph((x, w), (op(x, w),))
+    image, weights = (rng.normal(size=n.shape).astype(np.float32) for n in (x, w))
+    image[1, 2, 0, 1], image[0, 0, 0, 0] = np.nan, np.inf
+    program = build_native(graph, 1)
+    (result,) = CompiledModel(program).run([image, weights])
+    (expected,) = interpret(graph, [image, weights])
+    np.testing.assert_allclose(np.asarray(result), expected, rtol=2e-5, atol=2e-5)

@@ -29,6 +29,7 @@ COORDINATE_MODES = (
     "tf_crop_and_resize",
 )
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_MIN_STRETCH = 2.0**-14  # of a kernel by a scale: each of the elements that it reaches is a tap
 
 
 def _cubic(distance: Value, a: float) -> Value:
@@ -41,9 +42,6 @@ def _cubic(distance: Value, a: float) -> Value:
 
 def _triangle(distance: Value) -> Value:
     return t.maximum(1 - t.absolute(distance), 0)
-
-
-_MIN_STRETCH = 2.0**-14  # of a kernel by a scale: each of the elements that it reaches is a tap
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,9 @@ class Resize(Op):
                 not self.antialias or is_supported or x.shape[axis] == size,
                 f"axis {axis}: antialias with edge taps expects static sizes or scales, got {x.shape[axis]} to {size}",
             )
-            if self.scales is not None:
-                self.expect(self.scales[i] > 0, f"scales: expected positive ones, got {self.scales}")
+            self.expect(self.scales is None or self.scales[i] > 0, f"scales: expected positive ones, got {self.scales}")
             stretch = self._stretch(i, x.shape[axis])
-            message = f"antialias: expected scales of at least {_MIN_STRETCH:g}, got {stretch}"
-            self.expect(stretch is None or stretch >= _MIN_STRETCH, message)
+            self.expect(stretch is None or stretch >= _MIN_STRETCH, f"antialias: expected scales >= {_MIN_STRETCH:g}")
             shape[axis] = size
         return x.with_shape(tuple(shape))
 

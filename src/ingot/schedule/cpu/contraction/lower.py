@@ -51,7 +51,7 @@ def lower_contraction(
         lowered = lower_pointwise(_zero_contraction(first_result, anchor), ins, first_out, machine)
         return append_pools(lowered, body, ins, outs, machine)
     is_a_computed = is_computed(body, anchor.inputs[0])
-    if ops.is_depthwise(anchor) or (not is_a_computed and _has_narrow_groups(body, anchor, constant, machine)):
+    if ops.is_depthwise(anchor) or (not is_a_computed and _has_narrow_groups(body, anchor, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
     has_weight_form = isinstance(anchor.inputs[1].op, ops.WEIGHT_FORMS)
     is_shared = any(x.panel for x in ins)
@@ -94,12 +94,12 @@ def _zero_contraction(body: Graph, anchor: Node) -> Graph:
     return body.with_outputs(rebuild(body.outputs, {anchor: zeros}))
 
 
-def _has_narrow_groups(body: Graph, anchor: Node, constant: tuple[bool, ...], machine: Machine) -> bool:
-    """Whether a convolution with constant weights has groups so narrow that a vector holds several of them."""
+def _has_narrow_groups(body: Graph, anchor: Node, machine: Machine) -> bool:
+    """Whether a convolution has groups so narrow that a vector holds several of them."""
     op, (x, w) = anchor.op, anchor.inputs
     if not isinstance(op, ops.Convolution) or op.feature_groups == 1 or op.batch_groups != 1:
         return False
-    if w not in body.inputs or not constant[body.inputs.index(w)]:
+    if w not in body.inputs:
         return False
     in_channels, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(accumulator_of(anchor))
     out_channels, remainder = divmod(*static_shape((w.shape[op.rhs_layout.index("O")], op.feature_groups)))

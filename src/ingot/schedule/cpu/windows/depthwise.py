@@ -294,7 +294,7 @@ class Depthwise:
     def _weight_index(self, tap: tuple[Expr, ...], i: int, c: Expr) -> Expr:
         """Return the offset of the weights of a tap and a group's i-th input channel, for the output channels `c`."""
         if not self.packed:
-            return ix.linear((*tap, ZERO, c), self.w_layout.strides, self.w_layout.offset)
+            return ix.linear((*tap, integer(i), c), self.w_layout.strides, self.w_layout.offset)
         lanes = integer(self.lanes)
         first = c.base if isinstance(c, k.Ramp) else ix.mul(k.binary("div", c, lanes), lanes)
         vector = ix.mul(first, integer(self.products))
