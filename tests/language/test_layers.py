@@ -13,7 +13,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import DType, TensorType, bf16, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i64
-from ingot.language.cache import CacheForm, Position, written
+from ingot.language.cache import CacheForm, Position, with_rows
 from ingot.language.layers import Network
 from ingot.language.programs import chunk
 from ingot.language.weights import ArrayWeights
@@ -76,7 +76,7 @@ def test_large_values_are_finite_in_8_bit_floats() -> None:
     x = Input("x", TensorType(f32, (1, 1, 2, 2)))()
     for dtype, largest in ((f8e4m3fn, 448), (f8e5m2, 57344)):
         cache, at = Input("cache", TensorType(dtype, (1, 1, 2, 2)))(), ops.scalar(0, i64)
-        graph = Graph((x, cache), written([cache], x, Position(0, at)))
+        graph = Graph((x, cache), with_rows([cache], x, Position(0, at)))
         values = np.array([[[[1e6, -1e6], [448.0, 0.5]]]], np.float32)
         (got,) = interpret(graph, [values, np.zeros((1, 1, 2, 2), dtype.numpy)])
         assert np.asarray(got, np.float32).tolist() == [[[[largest, -largest], [448, 0.5]]]]
