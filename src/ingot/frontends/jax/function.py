@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax import export, tree_util
 
+from ingot.frontends.shared.dynamic import Bound
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_apart, text_of
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
@@ -31,7 +32,6 @@ from ingot.support.log import warn_if_untested
 
 warn_if_untested("jax", jax.__version__)
 
-Bound = int | tuple[int, int | None]
 # custom calls of JAX's lowering for TPUs: linear algebra, marks on values, cumulative sums of open size
 _CUSTOM_CALLS = (
     "LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding",
@@ -303,18 +303,20 @@ def _specs(
     if unknown := [k for k in axes if k not in used]:
         raise InputError("dynamic", expected=f"arguments of {[path for path, _ in arrays]}", got=unknown)
     words = frozenset(w for t in texts if t is not None for w in re.findall(r"[A-Za-z_]\w*", t)) - {"max", "min", "mod"}
-    constraints: list[str] = []
-    for name in sorted(words):
-        bound = dynamic.get(name)
-        low, high = _bounds(name, None if isinstance(bound, Mapping) else bound)  # a mapping is an argument's axes
-        constraints += [f"{name} >= {low}"] if low > 1 else []
-        constraints += [f"{name} <= {high}"] if high is not None else []
-    scope = export.SymbolicScope(tuple(constraints))
+    given = {name: dynamic.get(name) for name in sorted(words)}  # a mapping is an argument's axes
+    scope = scope_of({name: _bounds(name, None if isinstance(b, Mapping) else b) for name, b in given.items()})
     specs = [
         jax.ShapeDtypeStruct(leaf.shape if t is None else export.symbolic_shape(t, scope=scope), leaf.dtype)
         for t, (_, leaf) in zip(texts, arrays, strict=True)
     ]
     return words, specs
+
+
+def scope_of(bounds: Mapping[str, tuple[int, int | None]]) -> export.SymbolicScope:
+    """Symbols between bounds; JAX takes each as 1 at least."""
+    limits = [f"{name} >= {low}" for name, (low, _) in bounds.items() if low > 1]
+    limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
+    return export.SymbolicScope(tuple(limits))
 
 
 def _bounds(name: str, bound: Any) -> tuple[int, int | None]:

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax import export
 
-from ingot.frontends.jax.function import export_function, size_of
+from ingot.frontends.jax.function import export_function, scope_of, size_of
+from ingot.frontends.shared.dynamic import check_static
 from ingot.frontends.stablehlo.model import text_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
@@ -131,11 +132,8 @@ def sizes_of(
         texts.append(", ".join(str(sizes_by_input[d]) if isinstance(sizes_by_input.get(d), int) else d for d in open_))
     if unknown := [k for k in sizes_by_input if k not in {*names, *symbols}]:
         raise InputError("dynamic (--dim)", expected=f"inputs of {names}, symbols of {sorted(symbols)}", got=unknown)
-    if dynamic is False and symbols:
-        raise InputError("the model has dynamic dimensions", got=sorted(symbols), fix="give their sizes")
+    check_static(sorted(symbols), dynamic)
     spans = {k: v for k, v in sizes_by_input.items() if isinstance(v, tuple | list)}
     bounds = {k: (int(low), None if high is None else int(high)) for k, (low, high) in spans.items()}
-    limits = [f"{k} >= {low}" for k, (low, _) in bounds.items() if low > 1]
-    limits += [f"{k} <= {high}" for k, (_, high) in bounds.items() if high is not None]
-    scope = export.SymbolicScope(tuple(limits))
+    scope = scope_of(bounds)
     return [export.symbolic_shape(t, scope=scope) if t else () for t in texts], bounds

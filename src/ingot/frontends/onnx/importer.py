@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
-from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
+from ingot.frontends.onnx.inputs import Dynamic, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
@@ -27,7 +27,7 @@ from ingot.support.limits import limited
 def import_onnx(
     source: str | os.PathLike[str] | ModelProto,
     *,
-    dynamic: Mapping[str, Bound | Mapping[int, Bound]] | bool | None = None,
+    dynamic: Dynamic = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
     example: Mapping[str, Sequence[int]] | None = None,

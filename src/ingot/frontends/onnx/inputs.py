@@ -13,6 +13,7 @@ from ingot.frontends.onnx.protos import GraphProto, TensorShapeProto, ValueInfoP
 from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
+from ingot.frontends.shared.dynamic import Bound, check_static
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, symbols_of
 from ingot.ir.interp import bind_symbols
@@ -21,7 +22,6 @@ from ingot.ir.types import DType, Shape, TensorType, dtype_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOp
 
-Bound = int | tuple[int, int | None]
 Dynamic = Mapping[str, Bound | Mapping[int, Bound]] | bool | None
 
 
@@ -102,11 +102,7 @@ def bind_inputs(
             items[:] = elements
             sym = Sym.of(kind.dtype, items.reshape([int(d) for d in kind.shape]))
         scope.values[name] = Value(nodes[-1], sym)
-    dynamic = sorted({s for n in nodes for d in n.shape for s in symbols_of(d)})
-    if requests.dynamic is False and dynamic:
-        raise InputError(
-            "the model has dynamic dimensions", got=dynamic, fix=f"give their sizes: dynamic={{{dynamic[0]!r}: 1, ...}}"
-        )
+    check_static(sorted({s for n in nodes for d in n.shape for s in symbols_of(d)}), requests.dynamic)
     if requests.example is not None:
         plain = Graph(tuple(Input(n.op.label, n.type)() for n in nodes if isinstance(n.op, Input)), ())
         walk.example = bind_symbols(plain, [tuple(requests.example[name]) for name in types])

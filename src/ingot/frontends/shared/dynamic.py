@@ -21,6 +21,13 @@ Bound = int | tuple[int, int | None]
 Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
 
 
+def check_static(symbols: Sequence[str], dynamic: object) -> None:
+    """Raise InputError where `dynamic` is False and sizes are open."""
+    if dynamic is False and symbols:
+        fix = f"give their sizes: dynamic={{{symbols[0]!r}: 1, ...}}"
+        raise InputError("the model has dynamic dimensions", got=list(symbols), fix=fix)
+
+
 @dataclass(frozen=True)
 class Requests:
     """shapes: of the inputs by name, with symbols for open sizes. fixed: the replacements of symbols: a size, or a
@@ -34,9 +41,7 @@ class Requests:
     def limits(self, graph: Graph) -> tuple[tuple[str, int, int | None], ...]:
         """Bounds of the graph's symbols. Raises InputError where `dynamic` is False and it has symbols."""
         symbols = graph.symbols()
-        if self.dynamic is False and symbols:
-            fix = f"give their sizes: dynamic={{{symbols[0]!r}: 1, ...}}"
-            raise InputError("the model has dynamic dimensions", got=list(symbols), fix=fix)
+        check_static(symbols, self.dynamic)
         return tuple((k, *self.spans[k]) for k in sorted(self.spans) if k in symbols)
 
 

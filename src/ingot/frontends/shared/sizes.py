@@ -258,8 +258,7 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
     r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
     """
-    is_select = isinstance(node.op, ops.Select) and not node.shape
-    if not is_select or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
+    if not isinstance(node.op, ops.Select) or node.shape or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
     truncated = node.inputs[2]
     a, b = truncated.inputs

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
+from ingot.frontends.shared.dynamic import Bound
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.program import import_exported
 from ingot.support.errors import ImportModelError, InputError
 
-Bound = int | tuple[int, int | None]
 # the exceptions of torch.export.load for archives that are damaged or hold something else
 _UNREADABLE = (
     RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError, EOFError,
