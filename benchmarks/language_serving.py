@@ -6,6 +6,9 @@
 First clients that ask again at once find out how many requests a second the server can do. Then requests come at random
 (Poisson) at each share of that rate: percentiles of the time to the first token and between tokens, refusals, whether
 each answer is the one that its prompt has alone (temperature 0), and the server's resident memory over time.
+
+`--faults 0.2` adds a fault to each fifth request: clients that are killed, malformed bodies, too long prompts, and more
+requests at once than the queue holds. Each must get its error in OpenAI's form, or the run fails.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -30,6 +34,13 @@ WORDS = ("a", "the", "of", "in", "model", "compiler", "kernel", "memory", "light
 PROMPTS = 24  # different ones
 WARM_SECONDS = 10.0
 PERCENTILES = (50, 90, 99)
+QUEUE = 8  # waiting requests, where it is to be full
+# the status, type and code of each fault's error
+ERRORS = {
+    "malformed body": (400, "invalid_request_error", None), "wrong type": (400, "invalid_request_error", None),
+    "too long prompt": (400, "invalid_request_error", "context_length_exceeded"),
+    "full queue": (503, "server_error", "overloaded"),
+}  # fmt: skip
 
 
 @dataclass
@@ -79,6 +90,40 @@ class Load:
         same = self._alone.setdefault(prompt, text) == text
         figures.outcomes["as alone" if same else "other than alone"] += 1
 
+    async def fault(self, kind: str, prompt: str, figures: Figures) -> None:
+        create: Any = self._api.completions.create
+        how: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": self._tokens,
+            "extra_body": {"ignore_eos": True},
+        }
+        try:
+            if kind == "killed client":
+                stream = await create(**how, stream=True)
+                await anext(aiter(stream))
+                await stream.close()
+            elif kind == "malformed body":
+                await self._api.post("/completions", content=b"{", cast_to=object)
+            elif kind == "wrong type":
+                await create(**how | {"extra_body": {"temperature": "hot"}})
+            elif kind == "too long prompt":
+                await create(**how | {"prompt": " ".join(WORDS) * 10_000})
+            else:
+                waiting = [create(**how) for _ in range(4 * QUEUE)]
+                errors = [e for e in await asyncio.gather(*waiting, return_exceptions=True) if e is not None]
+                for error in errors:
+                    if isinstance(error, BaseException):
+                        raise error
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {}
+            got = error.status_code, body.get("type"), body.get("code")
+            is_full = kind == "killed client" and got == ERRORS["full queue"]
+            is_right = (is_full or got == ERRORS.get(kind)) and {*body} == {"message", "type", "param", "code"}
+            figures.outcomes[f"{kind}: {error.status_code}" if is_right else f"{kind}: WRONG {got}"] += 1
+            return
+        figures.outcomes[f"{kind}: {'no error' if kind in ('killed client', 'full queue') else 'WRONG none'}"] += 1
+
     async def alone(self) -> None:
         figures = Figures()
         for prompt in self.prompts:
@@ -99,7 +144,8 @@ class Load:
         await asyncio.gather(*(client(i) for i in range(clients)))
         return sum(figures.outcomes.values()) / (time.monotonic() - start)
 
-    async def at_rate(self, rate: float, seconds: float, server: int) -> Figures:
+    async def at_rate(self, rate: float, seconds: float, server: int, faults: float = 0.0) -> Figures:
+        """faults: their number for each request."""
         figures, chance = Figures(), random.Random(1)
         end, tasks = time.monotonic() + seconds, set[asyncio.Task[None]]()
 
@@ -110,9 +156,14 @@ class Load:
 
         watching = asyncio.create_task(watch())
         while time.monotonic() < end:
-            task = asyncio.create_task(self.ask(chance.choice(self.prompts), figures))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            prompt = chance.choice(self.prompts)
+            calls = [self.ask(prompt, figures)]
+            if chance.random() < faults:
+                calls.append(self.fault(chance.choice(["killed client", *ERRORS]), prompt, figures))
+            for call in calls:
+                task = asyncio.create_task(call)
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
             await asyncio.sleep(chance.expovariate(rate))
         await asyncio.gather(*tasks)
         watching.cancel()
@@ -139,13 +190,15 @@ def show(share: float, rate: float, figures: Figures, seconds: float) -> None:
     print(f"  memory          {mib[0]:.0f} MiB at first, then {min(middle):.0f} to {max(middle):.0f} MiB", flush=True)
 
 
-async def measure(load: Load, server: int, shares: list[float], clients: int, seconds: float) -> None:
+async def measure(load: Load, server: int, shares: list[float], clients: int, seconds: float, faults: float) -> None:
     await load.alone()
     capacity = await load.capacity(clients, WARM_SECONDS)
     print(f"{clients} clients that ask again at once: {capacity:.2f} requests/s")
     for share in shares:
-        figures = await load.at_rate(share * capacity, seconds, server)
+        figures = await load.at_rate(share * capacity, seconds, server, faults)
         show(share, share * capacity, figures, seconds)
+        if wrong := [outcome for outcome in figures.outcomes if "WRONG" in outcome or outcome == "other than alone"]:
+            raise SystemExit(f"wrong: {wrong}")
 
 
 def main() -> None:
@@ -157,6 +210,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--words", type=int, default=16, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=32, help="of an answer")
+    parser.add_argument("--faults", type=float, default=0.0, help="for each request")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
@@ -166,6 +220,7 @@ def main() -> None:
             model = tiny.write(Path(folder) / "tiny.gguf")
         words = [sys.executable, "-m", "ingot", "serve", str(model), "--name", "model", "--port", "0", "--json"]
         words += ["--sequences", str(arguments.sequences)]
+        words += ["--queue", str(QUEUE)] if arguments.faults else []
         words += [] if arguments.threads is None else ["--threads", str(arguments.threads)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
@@ -173,7 +228,8 @@ def main() -> None:
                 url = json.loads(server.stdout.readline())["url"]
                 load = Load(url, "model", arguments.words, arguments.tokens)
                 shares = [float(text) for text in arguments.shares.split(",")]
-                asyncio.run(measure(load, server.pid, shares, arguments.sequences, arguments.seconds))
+                seconds, faults = arguments.seconds, arguments.faults
+                asyncio.run(measure(load, server.pid, shares, arguments.sequences, seconds, faults))
             finally:
                 server.terminate()
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 import ingot
-from ingot.transform.bounds.certify import PROVED, REFUTED, Verdict
-from ingot.transform.bounds.vnnlib import Property, read_property
+from ingot.transform.bounds.search.certify import PROVED, REFUTED, Verdict
+from ingot.transform.bounds.search.vnnlib import Property, read_property
 
 SAMPLES = 100_000
 

@@ -106,6 +106,21 @@ def test_size_of_a_size_and_conditions() -> None:
         agree(model, g, fine)
 
 
+def test_a_size_is_compared_with_one_that_is_computed_later() -> None:
+    """$b is at most $a, of which the run knows later: what is $b long waits for both."""
+    x, y = Input("x", TensorType(f32, (N,)))(), Input("y", TensorType(f32, (symbol("m"),)))()
+    a, b = symbol("$a"), symbol("$b")
+    late = positive(ops.Sqrt()(ops.Exp()(ops.cumulative("sum", x, 0))))
+    results = (ops.Sqrt()(ops.Exp()(first(y, b))), first(x, a), late, positive(y))
+    g = Graph((x, y), results, bounds=(("m", 0, None),), sizes=(("$a", N), ("$b", dim_min(a, symbol("m")))))
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
+    for n, m in ((5, 3), (3, 3), (1, 0)):
+        agree(model, g, np.ones(n, np.float32), np.ones(m, np.float32))
+    for run in (model, lambda *xs: interpret(g, xs)):
+        with pytest.raises(InputError):
+            run(np.ones(2, np.float32), np.ones(4, np.float32))
+
+
 def test_a_halo_does_not_lie_behind_a_size() -> None:
     """Borders are written once, so what has some has one place in all runs."""
     x, w = Input("x", TensorType(f32, (N, 8)))(), const(np.eye(8, dtype=np.float32) * 3)

@@ -31,9 +31,10 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Bounds": (
         "See [bounds.md](../how-to/bounds.md).",
-        ("ingot.bounds", "ingot.transform.bounds.run.Bounds", "ingot.certify", "ingot.transform.bounds.certify.Verdict",
-         "ingot.transform.bounds.vnnlib.Property", "ingot.transform.bounds.vnnlib.Alternative", "ingot.attack",
-         "ingot.transform.bounds.attack.Adversarial"),
+        ("ingot.bounds", "ingot.transform.bounds.run.Bounds", "ingot.certify",
+         "ingot.transform.bounds.search.certify.Verdict", "ingot.transform.bounds.search.vnnlib.Property",
+         "ingot.transform.bounds.search.vnnlib.Alternative", "ingot.attack",
+         "ingot.transform.bounds.search.attack.Adversarial"),
     ),
     "Train": (
         "See [training.md](training.md).",

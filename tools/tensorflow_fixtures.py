@@ -222,6 +222,9 @@ def main(folder: Path) -> None:
     areas(folder)
     training(folder)
     ragged(folder)
+    from tensorflow_empty import empty_graph
+
+    write(folder / "empty.zip", *empty_graph(data))
 
 
 def areas(folder: Path) -> None:

@@ -408,3 +408,23 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path, file: Path, lm: in
     (tmp_path / "m.gguf").write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ImportModelError):
         ingot.LanguageModel(tmp_path / "m.gguf")
+
+
+def test_what_is_no_prompt(lm: ingot.LanguageModel) -> None:
+    for prompt in (None, b"Hello", 5, ["a", None], [1.5], {"a": 1}):
+        with pytest.raises(InputError, match=r"the prompt|prompts"):
+            lm.generate(prompt, max_tokens=2)  # type: ignore[arg-type]
+    for call in (lm.score, lm.generate, lambda ids: lm.embed([ids])):
+        with pytest.raises(InputError, match="token ids: expected 0 to 259"):
+            call([72, 260])
+    with pytest.raises(InputError, match=rf"2 to {CONTEXT + 1} tokens.*context=999"):
+        lm.score([72] * 1000)
+    assert repr(lm) == f"LanguageModel('tiny', context={CONTEXT}, vocabulary={VOCABULARY})"
+
+
+def test_what_is_no_language_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a folder without them"):
+        ingot.LanguageModel(tmp_path)
+    (tmp_path / "m.ingot").write_bytes(b"\x8eINGOT\r\n" + bytes(64))
+    with pytest.raises(InputError, match=r"ingot\.load"):
+        ingot.LanguageModel(tmp_path / "m.ingot")

@@ -412,6 +412,21 @@ def test_inspect_compiles_nothing(model: Path, tmp_path: Path):
     assert "66 parameters" in result.output and "1 Gather, 1 ReduceMean" in result.output
 
 
+def test_sizes_that_decide_the_program(tmp_path: Path):
+    """A rank that n == 1 decides: inspect tells it, and run takes sizes for one program."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[b,n] x) => (float[c] y)
+        <int64[1] axis = {1}, int64 one = {1}> { s = Shape(x) n = Gather(s, one) p = Equal(n, one)
+        y = If(p) <then_branch = t () => (float[d] u) {u = Squeeze(x, axis)}, else_branch = e () => (float[d,f] v)
+        {v = Neg(x)}> }"""
+    file = models.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert told(call("inspect", file, "--json"))["deciders"] == ["sizes"]
+    assert "--dim NAME=SIZE" in call("inspect", file).output
+    assert "--dim" in refused(2, "run", file, "--random")
+    for n, shape in ((1, [3]), (2, [3, 2])):
+        facts = told(call("run", file, "--random", "--size", f"b=3,n={n}", "--json"))
+        assert facts["outputs"][0]["shape"] == shape
+
+
 def test_inspect_tells_what_is_not_supported(tmp_path: Path):
     node = onnx.helper.make_node("Mystery", ["x"], ["y"], "odd", domain="example")
     info = onnx.helper.make_tensor_value_info

@@ -15,7 +15,7 @@ from ingot.runtime.cuda.device import DEVICE
 from ingot.runtime.executor import CompiledModel
 from ingot.support.native import Features
 from ingot.targets.cpu.workers import host_features
-from ingot.targets.cuda.narrow import NARROW
+from ingot.targets.cuda.narrow import NARROW_FORMATS
 from ingot.targets.cuda.triton import TYPES, print_kernel
 from tests.conformance.c import run_c
 from tests.conformance.checked import planned, run_checked
@@ -116,7 +116,7 @@ def _no_gpu() -> str:
     return "" if refused is None else str(refused)
 
 
-NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {d.name for d in NARROW}}
+NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {d.name for d in NARROW_FORMATS}}
 assert not set(NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.driver.open import Request, open_model
-from ingot.frontends.shared.weights import bound
+from ingot.frontends.shared.weights import bind_weights
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32
@@ -54,13 +54,13 @@ def test_inputs_become_constants(tmp_path: Path):
     graph = Graph((x, w), (Mul()(Add()(x, w), w),), ("y",))
     safetensors.write(tmp_path / "w.safetensors", {"w": W, "other": X})
     for weights in ({"w": W}, {1: W}, tmp_path / "w.safetensors"):
-        made = bound(graph, weights)
+        made = bind_weights(graph, weights)
         assert made.inputs == (x,)
         np.testing.assert_array_equal(interpret(made, [X])[0], (X + W) * W)
     with pytest.raises(InputError, match=r"indices or names of \['x', 'w'\]"):
-        bound(graph, {"v": W})
+        bind_weights(graph, {"v": W})
     with pytest.raises(InputError, match="weights of 'w'"):
-        bound(graph, {"w": W.astype(np.float64)})
+        bind_weights(graph, {"w": W.astype(np.float64)})
 
 
 def test_what_pytorch_does_not_take():

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto as T
 from onnx import helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import ingot
 import ingot.integrations.onnxruntime as ort
@@ -211,3 +212,48 @@ def test_what_cannot_be_asked_is_refused(path: Path):
         ort.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
     with pytest.raises(InputError, match="float32"):
         ort.OrtValue.ortvalue_from_numpy(X).update_inplace(X.astype(np.float64))
+
+
+def turns() -> onnx.ModelProto:
+    """x, n -> x after n turns of a loop, each of which adds 1."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["go"], ["on"])],
+        "turn",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in (("i", (T.INT64, [])), ("go", (T.BOOL, [])))]
+        + [helper.make_tensor_value_info("v", T.FLOAT, [3])],
+        [helper.make_tensor_value_info("on", T.BOOL, []), helper.make_tensor_value_info("w", T.FLOAT, [3])],
+    )
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    return proto(
+        [loop], [("x", T.FLOAT, [3]), ("n", T.INT64, [])], [("y", T.FLOAT, [3])], [("one", np.ones(1, np.float32))]
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_terminate_ends_a_run_and_the_session_goes_on(module):
+    session, options = module.InferenceSession(turns().SerializeToString()), module.RunOptions()
+    feed = {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}
+    error = ort.RunTerminated if module is ort else Fail
+    timer = threading.Timer(0.2, setattr, (options, "terminate", True))
+    timer.start()
+    with pytest.raises(error, match="terminate"):
+        session.run(None, feed, options)
+    few = feed | {"n": np.array(5)}
+    with pytest.raises(error, match="terminate"):
+        session.run(None, few, options)
+    options.terminate = False
+    for known in (options, None):
+        assert session.run(None, few, known)[0].tolist() == [5, 5, 5]
+
+
+def test_terminate_ends_runs_of_other_threads_and_of_onnx_runtimes_options():
+    session, options = ort.InferenceSession(turns().SerializeToString()), onnxruntime.RunOptions()
+    told, done = [], threading.Event()
+
+    def tell(results, data, error):
+        told.append((results, error))
+        done.set()
+
+    session.run_async(None, {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}, tell, None, options)
+    options.terminate = True
+    assert done.wait(30) and told[0][0] == [] and "terminate" in told[0][1]

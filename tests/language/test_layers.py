@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.ir.types import DType, bf16, f16, f32, f64, i8
-from ingot.language.cache import CacheForm
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import DType, TensorType, bf16, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i64
+from ingot.language.cache import CacheForm, Position, written
 from ingot.language.layers import Network
 from ingot.language.programs import chunk
 from ingot.language.weights import ArrayWeights
@@ -52,13 +55,13 @@ def logits(net: Any, ids: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(ids)).logits.numpy()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(f16, 2e-3), (bf16, 2e-2), (i8, 2e-2)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f16, 2e-3), (bf16, 2e-2), (i8, 2e-2), (f8e4m3fn, 0.1)], ids=str)
 def test_narrow_caches(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     net = model(*MODELS["llama 3"])
     agrees(network(net, tmp_path, 32), net, 1, tolerance, dtype)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(f32, 1e-4), (i8, 2e-2)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f32, 1e-4), (i8, 2e-2), (f8e5m2, 0.2)], ids=str)
 def test_rings(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     """Layers with a window keep no more than it: chunks longer and shorter than it, then steps."""
     net = model(*MODELS["gemma 3"])
@@ -68,9 +71,20 @@ def test_rings(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     agrees(language, net, 2, tolerance, dtype, has_rings=True)
 
 
+def test_large_values_are_finite_in_8_bit_floats() -> None:
+    """They are stored as the largest that there is."""
+    x = Input("x", TensorType(f32, (1, 1, 2, 2)))()
+    for dtype, largest in ((f8e4m3fn, 448), (f8e5m2, 57344)):
+        cache, at = Input("cache", TensorType(dtype, (1, 1, 2, 2)))(), ops.scalar(0, i64)
+        graph = Graph((x, cache), written([cache], x, Position(0, at)))
+        values = np.array([[[[1e6, -1e6], [448.0, 0.5]]]], np.float32)
+        (got,) = interpret(graph, [values, np.zeros((1, 1, 2, 2), dtype.numpy)])
+        assert np.asarray(got, np.float32).tolist() == [[[[largest, -largest], [448, 0.5]]]]
+
+
 def test_other_caches_are_refused(tmp_path: Path) -> None:
     language = network(model(*MODELS["llama 3"]), tmp_path, 32)
-    with pytest.raises(InputError, match="caches: expected one of f32, f16, bf16, i8, got f64"):
+    with pytest.raises(InputError, match="caches: expected one of f32, f16, bf16, i8, f8e4m3fn, f8e5m2, got f64"):
         CacheForm.of(language.architecture, 1, 32, f64)
 
 

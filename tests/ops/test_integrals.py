@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32, f64
 from ingot.ops import integrals
-from ingot.ops.incomplete_beta import betainc
+from ingot.ops.incomplete import betainc
 
 scipy = pytest.importorskip("scipy.special")
 

@@ -113,7 +113,7 @@ def test_arrays_of_types_that_numpy_does_not_have():
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(memory, "MMAP_BYTES", 1)
     model = CompiledModel(models.dynamic(), threads=2)
     x, z = vector(1000), vector(1000, 1)
     given = (x, z) if kind == "numpy" else tuple(map(pytest.importorskip("torch").from_numpy, (x, z)))
@@ -133,7 +133,7 @@ def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: py
 
 def test_large_tensors_are_resized_and_held_by_any_means(monkeypatch: pytest.MonkeyPatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(memory, "MMAP_BYTES", 1)
     model = CompiledModel(models.dynamic(), threads=2)
     with torch.inference_mode():
         model(torch.ones(1000), torch.ones(1000))

@@ -136,7 +136,7 @@ def test_an_array_is_written_before_its_head(tmp_path: Path):
         assert current_draft() is draft
         piece = np.full(100, 7, np.uint8)
         array = draft.write(300, [(100, piece), (7, piece[:3])])
-        assert array is not None and not array.flags.writeable and not cache.holds(key)
+        assert array is not None and not array.flags.writeable and not cache.has(key)
         assert draft.write(300, [(0, piece)]) is None, "it has an array already"
         expected = np.zeros(300, np.uint8)
         expected[100:200] = expected[7:10] = 7

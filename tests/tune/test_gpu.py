@@ -105,7 +105,7 @@ def test_every_candidate_computes_what_the_models_choice_does(graph, kind, monke
     trials = bench(graph, monkeypatch)
     (spot,) = trials.spots
     assert isinstance(spot.site.untuned, kind)
-    candidates = [*dict.fromkeys([*trials.others(spot.site), *trials.refine(spot.site, spot.site.untuned)])]
+    candidates = [*dict.fromkeys([*trials.candidates(spot.site), *trials.refine(spot.site, spot.site.untuned)])]
     assert len(candidates) >= 3
     assert all(spot.site.admits(c) for c in (spot.site.untuned, *candidates))
     wrong = {str(c): found for c in candidates if (found := trials.disagreeing({spot.site.key: c}))}

@@ -37,7 +37,7 @@ class FakeBench:
     def clock(self) -> float:
         return self.now
 
-    def others(self, site: Site) -> list[Choice]:
+    def candidates(self, site: Site) -> list[Choice]:
         return site.candidates()
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:

@@ -103,7 +103,7 @@ def test_every_choice_gives_the_same_results():
         for i in range(30):
             choices = {}
             for spot in work.spots:
-                ranked = work.others(spot.site)
+                ranked = work.candidates(spot.site)
                 found = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
                 if i < len(found):
                     choices[spot.site.key] = found[i]
@@ -212,7 +212,7 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
 def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: pytest.MonkeyPatch):
     class Finds(Search):
         def run(self, budget: float) -> list[Finding]:
-            found = [Finding(s, self.bench.others(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
+            found = [Finding(s, self.bench.candidates(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
             self.write(found)
             return found
 
@@ -249,11 +249,11 @@ def test_kept_values_last_two_turns_or_forever():
 
     kept: Generations[None] = Generations()
     get("ab")
-    kept.turn(pin=True)
+    kept.advance(pin=True)
     get("c")
-    kept.turn()
+    kept.advance()
     get("ac")
-    kept.turn()
-    kept.turn()
+    kept.advance()
+    kept.advance()
     get("abc")
     assert made == ["a", "b", "c", "c"]

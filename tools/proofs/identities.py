@@ -20,7 +20,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op, const
 from ingot.ir.types import DTYPES, DType, TensorType, boolean
-from ingot.passes.core.identities import WHEN, Identity, build, variables
+from ingot.passes.core.identities import DTYPE_KINDS, Identity, build, variables
 from ingot.support.errors import ShapeError
 from tools.proofs.terms import IEEE, Terms, Theory, UnsupportedError, differs, sort
 from tools.proofs.verdict import STEPS, Verdict, solve, state_of, timed, value_in
@@ -45,7 +45,7 @@ def sides(identity: Identity, dtype: DType, shape: tuple[int, ...] = ()) -> tupl
     names = list(dict.fromkeys(variables(left)))
     if all(n in "pq" for n in names) and dtype != boolean:
         return None
-    if not names or (boolean if names[0] in "pq" else dtype).kind not in WHEN[identity.when]:
+    if not names or (boolean if names[0] in "pq" else dtype).kind not in DTYPE_KINDS[identity.when]:
         return None
     bound: dict[str, Node] = {}
     for i, name in enumerate(names):

@@ -8,7 +8,7 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.support.garbage import no_collection
 
 if TYPE_CHECKING:
-    from ingot.transform.bounds.attack import Adversarial
+    from ingot.transform.bounds.search.attack import Adversarial
 
 
 def attack(
@@ -49,7 +49,7 @@ def attack(
     """
     with no_collection():
         from ingot.driver.compile import Options  # as in `compile`
-        from ingot.transform.bounds.attack import attack_model
+        from ingot.transform.bounds.search.attack import attack_model
 
         return attack_model(
             model, x, label=label, spec=spec, eps=eps, lower=lower, upper=upper, steps=steps, points=points, seed=seed,

@@ -39,8 +39,9 @@ def bounds(
             each input of floats.
         lower, upper: the ends of the box, instead of eps: numbers, or as x.
         method: "crown": linear bounds of the results and of all values that a relaxation needs; "auto": the same, but
-            for values whose coefficients take more than 4 GiB, which keep intervals; "crown-ibp": linear bounds of the
-            results, from intervals of all values; "ibp": intervals alone.
+            for values from which a walk costs too much: they get affine forms where the inputs are few, as with
+            "forward", and else intervals; "crown-ibp": linear bounds of the results, from intervals of all values;
+            "forward": affine forms of all values, computed in one pass; "ibp": intervals alone.
         spec: [rows, elements] factors of the elements of the only result, such as differences of two classes, whose
             sums are bounded instead.
         numerics: include the rounding of the compiled program, in any order of its sums. Without, the bounds hold for

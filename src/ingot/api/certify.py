@@ -9,8 +9,8 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.support.garbage import no_collection
 
 if TYPE_CHECKING:
-    from ingot.transform.bounds.certify import Verdict
-    from ingot.transform.bounds.vnnlib import Property
+    from ingot.transform.bounds.search.certify import Verdict
+    from ingot.transform.bounds.search.vnnlib import Property
 
 
 def certify(
@@ -49,8 +49,8 @@ def certify(
     """
     with no_collection():
         from ingot.driver.compile import Options  # as in `compile`
-        from ingot.transform.bounds.certify import certify_model
-        from ingot.transform.bounds.vnnlib import read_property
+        from ingot.transform.bounds.search.certify import certify_model
+        from ingot.transform.bounds.search.vnnlib import read_property
 
         read = read_property(property) if isinstance(property, (str, os.PathLike)) else property
         options = Options(threads=thread_count(threads), precision=precision)

@@ -16,8 +16,8 @@ import numpy as np
 from ingot.language.engine import Answer, Engine, Stepper, open_engine
 from ingot.language.engine.paging import Steps, page_count
 from ingot.language.session import SAMPLING, Sampling, Session
-from ingot.language.text.arguments import is_several, stop_texts, token_ids
-from ingot.language.text.generation import Request, generate, parts, whole
+from ingot.language.text.arguments import check_ids, is_several, stop_texts, token_ids
+from ingot.language.text.generation import Request, generate, joined_answer, parts
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
 from ingot.language.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ _UNLIMITED = 1 << 62  # more than there can be
 
 @dataclass(frozen=True)
 class Score:
-    """ids: of the text. logprobs: f64, of each id but the first the logarithm of its probability."""
+    """ids: the tokens of the text. logprobs: f64, the logarithm of the probability of each token except the first."""
 
     ids: list[int]
     logprobs: np.ndarray
@@ -62,11 +62,11 @@ class LanguageModel:
         lm.generate("The capital of France is", max_tokens=16)
         lm.chat([{"role": "user", "content": "Hello"}])
 
-    What a call shares with the one before is not computed again. Calls may come from any thread; they run one after
-    another, token by token. Ctrl-C ends a call.
+    The prefix that a call shares with the previous one is not computed again. Calls may come from any thread; they run
+    one after another. Ctrl-C ends a call.
 
-    context: the most tokens of a sequence. name: of the file. tokenizer: text to ids and back. template: the source of
-    the chat template, which may be set.
+    context: the maximum number of tokens of a sequence. name: of the file. tokenizer: converts texts to ids and back.
+    template: the source of the chat template, which may be set.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class LanguageModel:
             model: a GGUF file, the first of its parts, or a folder of Hugging Face with config.json and safetensors.
             context: the most tokens of a sequence, prompt and answer; by default 4096, or what the model has if that is
                 less. Memory for it is taken at once.
-            cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
+            cache: the type of cached keys and values: "float32", "float16", "bfloat16", "int8", "float8_e4m3fn" or
+                "float8_e5m2".
             adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
                 with scales as a mapping. The matrices that they change are stored in float32.
             target, precision, activations, threads: as in `ingot.compile`.
@@ -198,24 +199,23 @@ class LanguageModel:
         speculate: str | None = None,
         draft: LanguageModel | None = None,
     ) -> Any:
-        """What follows a prompt: a text for a text, a list of token ids for a list of token ids.
+        """Generate the continuation of a prompt: a text for a text, a list of token ids for a list of token ids.
 
         Args:
             prompt: a text, in which special tokens may stand, or token ids as they are; or a list of such prompts,
                 which are computed together, for a list of results.
             max_tokens: the most tokens of the answer; None: until the model ends it or the context is full.
-            temperature: 0 takes the most likely token each time. What is None is what the file recommends, else
-                temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; values of 1, 0, 1 and 0 leave them off.
-            repetition_penalty, presence_penalty, frequency_penalty: see docs/inside/language.md.
-            seed: the same seed gives the same tokens; None: another one each time.
-            stop: texts that end the answer and are no part of it.
+            temperature: 0 takes the most likely token each time. None stands for the value that the file recommends,
+            else temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; the values 1, 0, 1 and 0 disable them.
+            repetition_penalty, presence_penalty, frequency_penalty: see docs/inside/language.md. seed: the same seed
+            gives the same tokens; None: another one each time. stop: texts that end the answer and are no part of it.
             schema: a JSON schema (a dict, a text, a class of pydantic, or True for any JSON) that the answer keeps to;
                 regex: a regular expression; grammar: one of Lark. An answer that `max_tokens` ends is a beginning.
             logit_bias: what is added to the logits of token ids.
             logprobs: so many alternatives of each token, with logprobs by the model itself. The result is then a
                 `Generation`: its tokens, text and why it ended; 0: logprobs without alternatives.
             ignore_ends: go on behind tokens that end an answer.
-            stream: return an iterator of the parts of the answer: of texts, ids, or `Piece`s with `logprobs`.
+            stream: return an iterator of the parts of the answer: texts, ids, or with `logprobs` `AnswerPart`s.
             speculate, draft: as in `engine`: the same tokens, several at a time where they can be guessed.
 
         Raises InputError for arguments that do not fit, and for a prompt longer than the context.
@@ -270,7 +270,7 @@ class LanguageModel:
             self._session.check(ids)  # now, not when the first part of a stream is asked for
             pieces = generate(self._session, tokenizer, ids, request)
         kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
-        return parts(pieces, kind) if stream else whole(pieces, kind, len(ids))
+        return parts(pieces, kind) if stream else joined_answer(pieces, kind, len(ids))
 
     def _answers(
         self,
@@ -291,7 +291,7 @@ class LanguageModel:
             for ids in prompts:
                 answers.append(engine.submit(ids, self.request(logprobs=logprobs, **options)))
             kind = "pieces" if logprobs is not None else "text" if is_text else "ids"
-            return [whole(answer, kind, answer.prompt_tokens) for answer in answers]
+            return [joined_answer(answer, kind, answer.prompt_tokens) for answer in answers]
         finally:
             for answer in answers:
                 answer.cancel()
@@ -328,8 +328,8 @@ class LanguageModel:
     def _stepper(
         self, sequences: int | None, cache_bytes: int | None, *, is_whole: bool = False
     ) -> tuple[Stepper, Mapping[str, Any]]:
-        """(a program of steps with caches of its own, what it says of itself). is_whole: with pages for all sequences
-        at full length."""
+        """(a program of steps with its own caches, its metadata). is_whole: with pages for all sequences at full
+        length."""
         self._check_generates()
         facts = self._facts
         own = int(facts["sequences"]) if self._kind == "steps" else None
@@ -340,9 +340,8 @@ class LanguageModel:
             fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"
             raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
         else:
-            program = self._program_of(
-                Steps(own or _SEQUENCES if sequences is None else sequences, _UNLIMITED if is_whole else cache_bytes)
-            )
+            count = own or _SEQUENCES if sequences is None else sequences
+            program = self._program_of(Steps(count, _UNLIMITED if is_whole else cache_bytes))
             facts = json.loads(program.meta[artifact.LANGUAGE])
         return Stepper(CompiledModel(program, threads=self._threads)), facts
 
@@ -369,11 +368,10 @@ class LanguageModel:
         **sampling: Any,
     ) -> Request:
         """For an engine: the options of `generate`, checked. A request with a schema or a grammar is of one answer."""
-        constraint = None
-        if sum(given is not None for given in (schema, regex, grammar)) > 1:
+        constraints = [given for given in (schema, regex, grammar) if given is not None]
+        if len(constraints) > 1:
             raise InputError("schema, regex, grammar", expected="one of them", got="several")
-        if schema is not None or regex is not None or grammar is not None:
-            constraint = self._grammars.constraint(schema, regex, grammar)
+        constraint = self._grammars.constraint(schema, regex, grammar) if constraints else None
         return Request(
             self.context if max_tokens is None else max_tokens, self._sampling(sampling),
             () if ignore_ends else self._ends,
@@ -381,14 +379,12 @@ class LanguageModel:
         )  # fmt: skip
 
     def _sampling(self, given: Mapping[str, Any]) -> Sampling:
-        """What is asked for, else what the file recommends."""
+        """The requested options; for the others, the values that the file recommends."""
         if unknown := given.keys() - {*SAMPLING}:
-            raise InputError(
-                "options", expected=f"those of generate, such as {', '.join(SAMPLING)}", got=sorted(unknown)
-            )
+            expected = f"those of generate, such as {', '.join(SAMPLING)}"
+            raise InputError("options", expected=expected, got=sorted(unknown))
         asked = {name: value for name, value in given.items() if value is not None}
-        seed = {"seed": entropy() >> 1}
-        return Sampling(**{**seed, **(self._defaults or _SAMPLING), **asked})
+        return Sampling(**{"seed": entropy() >> 1, **(self._defaults or _SAMPLING), **asked})
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -407,23 +403,24 @@ class LanguageModel:
             ids = self._prompt_ids(text)
             if not 1 <= len(ids) <= self.context:
                 raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
-            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-                raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+            check_ids(ids, self.vocabulary)
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
-        width = model.outputs[0].shape[-1]
-        return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
+        width = cast(int, model.outputs[0].shape[-1])
+        return np.stack(rows) if rows else np.empty((0, width), np.float32)
 
     def score(self, text: str | Sequence[int]) -> Score:
-        """How likely a text is, token by token."""
+        """The log-probability of each token of a text."""
         self._check_generates()
         ids = self._prompt_ids(text)
         if not 2 <= len(ids) <= self.context + 1:
-            raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids))
+            fix = f"LanguageModel(..., context={len(ids) - 1}), or score its parts" if len(ids) > 2 else None
+            raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids), fix=fix)
+        check_ids(ids, self.vocabulary)
         parts: list[np.ndarray] = []
         for start in range(0, len(ids) - 1, _SCORE_TOKENS):
             end = min(start + _SCORE_TOKENS, len(ids) - 1)
-            inputs = [ids[start:end]], [start], [ids[start + 1 : end + 1]]
-            parts.append(np.asarray(self._scorer.run([np.array(x) for x in inputs])[0])[0])
+            inputs = [np.array(x) for x in ([ids[start:end]], [start], [ids[start + 1 : end + 1]])]
+            parts.append(np.asarray(self._scorer.run(inputs)[0])[0])
         return Score(ids, np.concatenate(parts).astype(np.float64))
 
     def save(self, path: str | os.PathLike[str], *, embeds: bool = True, scores: bool = True) -> None:
@@ -441,9 +438,12 @@ class LanguageModel:
             program = artifact.with_others(program, {name: programs(name) for name in names})
         artifact.save(program, Path(path))
 
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.name!r}, context={self.context}, vocabulary={self._vocabulary})"
+
     @property
     def program(self) -> CompiledModel:
-        """What runs: the program that generates, or of an encoder the one that embeds."""
+        """The program that generates, or for an encoder the program that embeds."""
         return self._model
 
     @property
@@ -452,25 +452,25 @@ class LanguageModel:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it embeds texts and generates none."""
+        """Whether the model only embeds texts."""
         return self._kind == "embed"
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """The number of token ids."""
         return self._vocabulary
 
     def reset(self) -> None:
-        """Forget what was computed for the last call."""
+        """Discard the cached keys and values of the last call."""
         if self._session is not None:
             self._session.reset()
 
     # --- inside
 
     def _check_generates(self) -> None:
-        if self._kind == "embed" or self._model.refused is not None:
-            if self._model.refused is not None:  # it is for another machine, and can be saved
-                raise self._model.refused
+        if self._model.refused is not None:  # it is for another machine, and can be saved
+            raise self._model.refused
+        if self._kind == "embed":
             raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
 
     @cached_property

@@ -10,8 +10,10 @@ from ingot.autodiff.reverse import gradients
 from ingot.autodiff.rules import RULES
 from ingot.autodiff.rules.loops import with_history
 from ingot.ir.node import Graph, Input, Node, rebuild
+from ingot.ir.rewrite import replace_nodes
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
+from ingot.support.errors import ShapeError
 
 
 def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
@@ -22,21 +24,27 @@ def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
     for n in core.nodes():
         if isinstance(n.op, ops.While) and (with_saved := with_history(n, keep_products)) is not n:
             replacements |= dict(zip(n.results, with_saved.results, strict=False))
-    return core.replace_nodes(replacements)
+    return replace_nodes(core, replacements)
 
 
-def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node, result: Node | None = None) -> Node:
-    """The cotangent of `x` from that of `of(x)`, a MODEL-level computation. result: its value, where it is at hand."""
-    return pullbacks(of, (x,), cotangent, result)[0]
+def pullback(function: Callable[[Node], Node], x: Node, cotangent: Node, result: Node | None = None) -> Node:
+    """The cotangent of `x` from that of `function(x)`, a MODEL-level computation. result: its value, where it is at
+    hand."""
+    return pullbacks(function, (x,), cotangent, result)[0]
 
 
 def pullbacks(
-    of: Callable[..., Node], operands: Sequence[Node], cotangent: Node, result: Node | None = None
+    function: Callable[..., Node], operands: Sequence[Node], cotangent: Node, result: Node | None = None
 ) -> list[Node]:
-    """The cotangent of each operand from that of `of(*operands)`, a MODEL-level computation. result: its value, where
-    it is at hand."""
+    """The cotangent of each operand from that of `function(*operands)`, a MODEL-level computation. result: its value,
+    where it is at hand."""
     inputs = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
-    core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
+    y = function(*inputs[:-1])
+    if y.type != cotangent.type:
+        error = ShapeError("a gradient of another type than the result", expected=y.type, got=cotangent.type)
+        unequal = ((a, b) for a, b in zip(y.shape, cotangent.shape, strict=False) if a != b)
+        raise error.between(next(unequal, None))
+    core = differentiable(Graph(inputs, (y,)))
     *variables, seed = core.inputs
     grads = gradients(core.outputs[0], variables, seed)
     known = {} if result is None else {core.outputs[0]: result}

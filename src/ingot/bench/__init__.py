@@ -1,1 +1,1 @@
-"""Ingot beside other engines, each in a process of its own, in short bursts that take turns."""
+"""Comparison of Ingot with other engines, each in its own process, in short bursts in alternation."""

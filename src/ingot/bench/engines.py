@@ -2,10 +2,11 @@
 
     python -m ingot.bench.engines '{"engine": ..., "model": ..., "feeds": ..., "job": {...}}'
 
-Commands come on stdin then: {"seconds": 0.2}.
+It then reads commands from stdin: {"seconds": 0.2}.
 
-The first answer tells how starting went, each further one a burst of calls: the median of their seconds, those of each
-in nanoseconds, and how long all took; with "count" only how many there were, those that warm up included.
+The first answer reports whether the engine started. Each further one reports a burst of calls: the median of their
+seconds, the nanoseconds of each, and the seconds of the burst; with "count" only their number, including those of the
+warm-up.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Job:
-    """What each engine is to do. threads: of all streams together. streams: calls at a time. warm_up: seconds of calls
-    before the first burst. words: of the model's sizes and values."""
+    """The task of each engine. threads: of all streams in total. streams: the number of concurrent calls. warm_up:
+    seconds of calls before the first burst. words: the requests for the sizes and values of the model."""
 
     threads: int
     precision: str = "float32"
@@ -59,8 +60,8 @@ class Job:
 
 
 class Engine(ABC):
-    """One engine with its model ready to run on fixed inputs, for the machine that Ingot's `target` names. An engine
-    that has no `precision` but f32 runs that."""
+    """An engine with a model that is ready to run on fixed inputs, on the machine of Ingot's `target`. An engine
+    without support for `precision` runs in f32."""
 
     @abstractmethod
     def __init__(
@@ -71,16 +72,17 @@ class Engine(ABC):
     def run(self) -> list[np.ndarray]: ...
 
     def call(self) -> object:
-        """What is timed: a run until its results are there, on the GPU if it is one's."""
+        """The timed call: a run until its results are available (on the GPU, if the target is one)."""
         return self.run()
 
     def stream(self) -> Callable[[], object]:
-        """A call that runs beside those of other streams."""
+        """A call that may run concurrently with those of other streams."""
         return self.call
 
 
 class Ingot(Engine):
-    """Compiled without the disk cache, sizes as the model has them. On a GPU inputs are PyTorch's, and lie there."""
+    """Compiled without the disk cache, with the open sizes of the model. On a GPU the inputs are PyTorch tensors in its
+    memory."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -111,7 +113,8 @@ class Ingot(Engine):
 
 
 class OnnxRuntime(Engine):
-    """All optimizations, one pool of `threads` threads, sizes fixed at the inputs' as its tuning guide advises."""
+    """All optimizations, one pool of `threads` threads, and sizes fixed to those of the inputs, as its tuning guide
+    advises."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -166,7 +169,7 @@ class OpenVino(Engine):
 
 
 class Eager(Engine):
-    """PyTorch as it is."""
+    """PyTorch in eager mode."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -224,7 +227,7 @@ class Inductor(Eager):
 
 
 class LiteRt(Engine):
-    """LiteRT with its fast kernels (XNNPACK), sizes fixed. An interpreter of its own for each stream."""
+    """LiteRT with its fast kernels (XNNPACK) and fixed sizes. Each stream has its own interpreter."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -262,7 +265,7 @@ class LiteRt(Engine):
 
 
 class Xla(Engine):
-    """XLA's CPU client on StableHLO, as JAX calls it, sizes fixed. It has one pool of threads, of all cores."""
+    """XLA's CPU client on StableHLO, as JAX calls it, with fixed sizes. It has one thread pool for all cores."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -291,8 +294,8 @@ class Xla(Engine):
 
 
 class TensorRt(Engine):
-    """TensorRT on an ONNX file, sizes fixed at the inputs'. float32 is multiplied as such (no TF32), as in Ingot.
-    Inputs and results are PyTorch's, on the GPU."""
+    """TensorRT on an ONNX file, with sizes fixed to those of the inputs. Products of float32 do not use TF32, as in
+    Ingot. Inputs and results are PyTorch tensors on the GPU."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -341,7 +344,7 @@ class TensorRt(Engine):
         return getattr(self.torch, names.get(kind, kind.lower()))
 
     def _context(self) -> tuple[Callable[[], object], dict[str, Any]]:
-        """A call that has its memory and its stream for itself, and where it writes the results."""
+        """A call with its own memory and CUDA stream, and the tensors that it writes the results to."""
         context, stream = self.engine.create_execution_context(), self.torch.cuda.Stream()
         for name, x in self.inputs.items():
             context.set_input_shape(name, tuple(x.shape))
@@ -413,7 +416,7 @@ def _needs_onnx(source: Source, engine: str) -> None:
 
 
 def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
-    """The sizes of the model's named dimensions in these inputs."""
+    """The sizes of the named dimensions of the model for these inputs."""
     onnx = _extra("onnx", "ort")
     sizes: dict[str, int] = {}
     for value in onnx.load(source.path, load_external_data=False).graph.input:
@@ -425,7 +428,7 @@ def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """In an .npz file; of types that numpy knows by name alone, such as bfloat16, the bits."""
+    """Write arrays to an .npz file; types that numpy knows only by name, such as bfloat16, are written as bits."""
     np.savez(path, **{f"{a.dtype.name}:{name}": _bits(a) for name, a in arrays.items()})  # type: ignore[arg-type]
 
 
@@ -457,7 +460,7 @@ def burst(calls: list[Callable[[], object]], seconds: float) -> tuple[np.ndarray
 
 
 def serve(name: str, model: Path, feeds: Path, job: Job) -> None:
-    """Answer on what is standard output now; whatever engines print goes to standard error instead."""
+    """Answer on the present standard output, and redirect what engines print to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""How fast a language model reads and writes."""
+"""The speed of a language model: prefill and decoding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ingot.support.energy.measure import Clock, Energy, Window, calls_for, measu
 
 @dataclass(frozen=True)
 class Pace:
-    """read: tokens a second of a prompt of `prompt` tokens. written: of `tokens` that follow, one by one in a loop. The
-    best of several rounds."""
+    """read: tokens per second of the prefill of `prompt` tokens. written: tokens per second of decoding `tokens` tokens
+    after it. The best of several rounds."""
 
     prompt: int
     tokens: int
@@ -26,7 +26,7 @@ class Pace:
 
 
 class Generating(Protocol):
-    """What is measured: an `ingot.LanguageModel`."""
+    """The interface of the measured model: an `ingot.LanguageModel`."""
 
     context: int
 
@@ -41,7 +41,7 @@ class Generating(Protocol):
 
 
 def pace(lm: Generating, prompt: int, tokens: int, rounds: int) -> Pace:
-    """Of random ids, which take as long as any others."""
+    """The pace for random ids, which take as long as any others."""
     ids = _ids(lm, prompt, tokens)
     best = [min(_seconds(partial(run, lm, ids, tokens)) for _ in range(rounds)) for run in (_read, _write)]
     return Pace(len(ids), tokens, len(ids) / best[0], tokens / best[1])
@@ -58,7 +58,7 @@ def _read(lm: Generating, ids: Sequence[int], tokens: int) -> None:
 
 
 def _write(lm: Generating, ids: Sequence[int], tokens: int) -> None:
-    """Behind what was read, whose last token alone is read again."""
+    """Decode after the prompt, of which only the last token is evaluated again."""
     lm.generate(ids, max_tokens=tokens, temperature=0, ignore_ends=True)
 
 
@@ -66,11 +66,11 @@ def energy_of_tokens(
     lm: Generating,
     prompt: int,
     tokens: int,
-    found: EnergyCounters,
+    counters: EnergyCounters,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Energy, Energy]:
-    """The energy of a token that is read, of a prompt of so many, and of one that is written, of so many behind it."""
+    """The energy of one token of the prefill of `prompt` tokens, and of one decoded token of `tokens` after it."""
     ids = _ids(lm, prompt, tokens)
     counts = (_read, len(ids)), (_write, tokens)
 
@@ -78,18 +78,19 @@ def energy_of_tokens(
         calls = calls_for(partial(run, lm, ids, tokens), clock)
         return lambda seconds: calls(seconds) * count
 
-    read, written = (measure(window(*c), found, clock=clock, sleep=sleep, unit="token") for c in counts)
+    read, written = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
     return read, written
 
 
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:
-    """The same of so many answers at once, all tokens of them together. lm: an `ingot.LanguageModel` with sequences."""
+    """The pace of several concurrent answers: the tokens per second of all of them. lm: an `ingot.LanguageModel` with
+    sequences."""
     prompt = max(1, min(prompt, lm.context - tokens))
     chance = np.random.default_rng(0)
     engine = lm.engine(queue=streams)
 
     def ask(most: int) -> float:
-        """Seconds for new prompts, of which nothing is computed yet, and answers of `most` tokens."""
+        """Seconds for new prompts, no prefix of which is cached, and answers of `most` tokens."""
         prompts = [chance.integers(0, lm.vocabulary, prompt).tolist() for _ in range(streams)]
         requests = [lm.request(max_tokens=most, temperature=0, ignore_ends=True, stream=False) for _ in prompts]
         start = time.perf_counter()

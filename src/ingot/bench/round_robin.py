@@ -1,7 +1,7 @@
-"""Engines in processes of their own, which take short bursts in turns.
+"""Engines in separate processes, which run short bursts in alternation.
 
-A worker is asked, and answers, in lines of JSON. The order of the turns rotates each round, so that a slow minute of
-the machine hits all workers alike.
+Commands and answers of a worker are lines of JSON. The order rotates in each round, so that a slow phase of the machine
+affects all workers equally.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TIMEOUT_SECONDS = 3600.0
 
 
 class WorkerFailed(Exception):
-    """A worker said why it failed, or ended."""
+    """A worker reported an error, or ended."""
 
 
 class Worker:
-    """A process that runs `python -m module arguments`; what it tells of errors goes to the file `log`.
+    """A process that runs `python -m module arguments`; its standard error goes to the file `log`.
 
-    threads: of the engine's libraries. limit: seconds that an answer may take.
+    threads: of the engine's libraries. limit: the maximum seconds of an answer.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Worker:
             )  # fmt: skip
 
     def answer(self) -> dict[str, Any]:
-        """The next answer. Raises WorkerFailed."""
+        """Wait for the next answer. Raises WorkerFailed."""
         assert self.process.stdout is not None
         alarm = threading.Timer(self.limit, self.process.kill)
         alarm.start()
@@ -73,7 +73,7 @@ class Worker:
         return value
 
     def ask(self, **command: str | float) -> dict[str, Any]:
-        """The answer to a command. Raises WorkerFailed."""
+        """Send a command and wait for its answer. Raises WorkerFailed."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(command) + "\n")
@@ -110,9 +110,10 @@ def round_robin(
     burst: Callable[[Worker], R],
     failed: Callable[[K, WorkerFailed], None] | None = None,
 ) -> dict[K, list[R]]:
-    """What `burst` finds of each worker in each round. One that fails is told to `failed`, and leaves `workers`.
+    """The results of `burst` for each worker in each round. A worker that fails is passed to `failed` and removed from
+    `workers`.
 
-    Raises WorkerFailed where there is no `failed`.
+    Raises WorkerFailed if `failed` is None.
     """
     times: dict[K, list[R]] = {name: [] for name in workers}
     for turn in range(rounds):

@@ -1,7 +1,8 @@
-"""Ingot beside other engines on one model: all started first, then short bursts in turns.
+"""Compare Ingot with other engines on one model: all are started first, then they run short bursts in alternation.
 
-Each engine has a process of its own. The order rotates each round, so that a slow minute of the machine hits all alike.
-A figure is the median of an engine's bursts, a ratio the median over rounds of the two bursts of one round.
+Each engine has its own process. The order rotates in each round, so that a slow phase of the machine affects all
+engines equally. A time is the median over the bursts of an engine; a ratio is the median over rounds of the ratio of
+two bursts of the same round.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from ingot.support.errors import InputError
 
 @dataclass(frozen=True)
 class Result:
-    """One engine. seconds: of a call, the median over bursts of their medians; p50, p90, p99: percentiles of all calls.
-    calls_per_second: of all streams together. ratio: its pace over Ingot's, above 1 where Ingot is faster; None for
-    Ingot.
+    """The figures of one engine. seconds: of a call, the median over bursts of their medians; p50, p90, p99:
+    percentiles of all calls. calls_per_second: of all streams. ratio: its seconds per call over Ingot's, above 1 if
+    Ingot is faster; None for Ingot.
 
-    error: its results' largest deviation from Ingot's over their largest magnitude. failed: why it has no figures.
-    energy: of a call, where it was asked for.
+    error: the largest deviation of its results from Ingot's, over their largest magnitude. failed: the reason why it
+    has no figures. energy: of a call, if requested.
     """
 
     engine: str
@@ -57,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Burst:
-    """times: seconds of each call. wall: of all of them together, of so many at a time."""
+    """times: the seconds of each call. wall: the seconds of the whole burst, whose streams run concurrently."""
 
     times: np.ndarray
     wall: float
@@ -65,7 +66,7 @@ class Burst:
 
     @property
     def pace(self) -> float:
-        """Seconds from one answer to the next; of one stream the median."""
+        """Seconds between two results of all streams; for one stream the median of its calls."""
         return float(np.median(self.times)) if self.streams == 1 else self.wall / len(self.times)
 
 
@@ -98,10 +99,12 @@ def bench(
     seconds: float = timing.BURST_SECONDS,
     energy: bool = False,
 ) -> list[Result]:
-    """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
+    """Measure Ingot and each engine of `against` (see `engines`). The result of an engine that fails has the reason;
+    the others continue.
 
-    job.precision: of Ingot and of OpenVINO; the other engines run in float32. job.target: Ingot's; on a GPU inputs and
-    results lie there, and the engines beside it are PyTorch's. energy: also measure each engine's, one after the other.
+    job.precision: of Ingot and OpenVINO; the other engines run in float32. job.target: of Ingot; for a GPU, inputs and
+    results are in its memory, and the other engines are PyTorch's. energy: also measure the energy of each engine, one
+    after another.
     """
     names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
@@ -162,7 +165,7 @@ def _summary(result: Result, bursts: list[Burst], own: list[Burst]) -> Result:
 
 
 def _deviation(folder: Path, engine: str) -> float | None:
-    """How far an engine's outputs are from Ingot's; None for Ingot itself."""
+    """The deviation of an engine's outputs from Ingot's; None for Ingot itself."""
     if engine == "ingot":
         return None
     ours, theirs = (read_arrays(folder / f"{name}.npz").values() for name in ("ingot", engine))

@@ -45,7 +45,7 @@ def list_(
 
 @cache.command()
 def size(as_json: Json = False) -> None:
-    """Tell how much the cache holds, and how much it may."""
+    """Print the size of the cache and its limit."""
     with command_context(as_json):
         disk = DiskCache()
         entries = disk.entries()

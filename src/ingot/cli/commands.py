@@ -1,4 +1,5 @@
-"""The commands by need, each imported when it is asked for: `ingot run` does not wait for what `ingot tune` imports."""
+"""The commands by purpose. Each is imported when it is used: `ingot run` does not wait for the imports of `ingot
+tune`."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ class _Commands(TyperGroup):
 
 
 def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with --quiet, which all have: `console.command_context` asks for it."""
+    """The command with the option --quiet, which `console.command_context` reads."""
 
     @wraps(command)
     def call(*, quiet: bool, **arguments: Any) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from ingot.api.language_model import LanguageModel
 from ingot.cli.console import check_writable, command_context, err, escape, machine_line, out, print_json
-from ingot.cli.language.options import CACHE_OPTION, CacheMemory, Context, Sequences
+from ingot.cli.language.options import CACHE_OPTION, Adapters, CacheMemory, Context, Sequences, scaled_adapters
 from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.drawing import bytes_text, time_text
@@ -54,6 +54,7 @@ def compile_(
             help="For target c: write a main.c with a sample, and a Makefile that runs it (QEMU, for a core).",
         ),
     ] = False,
+    adapter: Adapters = None,
     context: Context = None,
     sequences: Sequences = None,
     cache_memory: CacheMemory = None,
@@ -86,10 +87,10 @@ def compile_(
         if source.kind == "artifact" and (output is None or output.suffix not in LIBRARY_SUFFIXES):
             fix = f"ingot run; it may become a native library: -o FILE{LIBRARY_SUFFIXES[0]}"
             raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix=fix)
-        of_language = (context, cache_type, sequences, cache_memory)
-        if of_language != (None,) * 4 and source.kind not in LANGUAGE:
+        of_language = (adapter or None, context, cache_type, sequences, cache_memory)
+        if any(value is not None for value in of_language) and source.kind not in LANGUAGE:
             raise InputError(
-                "--context, --cache-type, --sequences, --cache-memory",
+                "--adapter, --context, --cache-type, --sequences, --cache-memory",
                 expected="none, but for language models",
                 got="a value",
             )
@@ -114,7 +115,7 @@ def compile_(
                 raise InputError("--threads", expected="1 for a native library", got=settings.threads)
             settings = replace(settings, threads=1)
         if source.kind in LANGUAGE:
-            compiled = _language_model(model, context, cache_type, sequences, cache_memory, settings)
+            compiled = _language_model(model, adapter, context, cache_type, sequences, cache_memory, settings)
         else:
             compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
@@ -191,6 +192,7 @@ def _file_bytes(path: Path) -> int:
 
 def _language_model(
     model: Path,
+    adapters: list[str] | None,
     context: int | None,
     cache: str | None,
     sequences: int | None,
@@ -201,7 +203,8 @@ def _language_model(
     if settings.fast_math:
         raise InputError("--fast-math", expected="none for a language model", got="it")
     lm = LanguageModel(
-        model, context=context, cache=cache or "float16", target=settings.target, precision=settings.precision,
+        model, adapters=scaled_adapters(adapters), context=context, cache=cache or "float16",
+        target=settings.target, precision=settings.precision,
         activations=settings.activations, threads=settings.threads, sequences=sequences,
         cache_bytes=None if cache_memory is None else int(cache_memory * (1 << 20)),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ingot.cli.options import AllValues, CompileOptions, Feeds, Json, Limit, Mod
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds, write_archive
-from ingot.debug.source import compile_source, open_source, runnable, with_all_values
+from ingot.debug.source import compile_source, open_source, runnable, with_all_values, with_dims
 from ingot.driver.compile import check_runs
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -57,6 +57,9 @@ def run(
         if random and not compiled.is_one_program:  # the given inputs select the program
             source, feeds = replace(source, weights={**source.weights, **feeds}), {}
             compiled = runnable(compile_source(source, cache=True, **vars(settings)))
+            if size and not compiled.is_one_program:  # and so do its sizes
+                source = with_dims(source, size)
+                compiled, size = runnable(compile_source(source, cache=True, **vars(settings))), None
         names = {spec.name for spec in compiled.inputs}
         feeds |= {name: value for name, value in source.weights.items() if name in names}
         if random:

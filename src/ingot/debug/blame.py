@@ -128,7 +128,7 @@ def _blame_passes(
     before, options = build.graph, Options(build.threads, build.fast_math, build.precision, build.activations)
     for name, run in target_of(build.features).passes(build.features, options):
         progress.report(f"check pass {name}")
-        after = build.after(name)
+        after = build.graph_after(name)
         difference = judge.worst(interpret(after, arrays), meaning)
         if not difference.ok:
             return _blame_pass(build, name, run, before, arrays, meaning, tolerance, difference)

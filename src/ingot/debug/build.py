@@ -37,7 +37,7 @@ class Build:
     def model(self, device_memory: int | None = None) -> CompiledModel:
         return CompiledModel(self.program, threads=self.threads, device_memory=device_memory)
 
-    def after(self, stage: str) -> Graph:
+    def graph_after(self, stage: str) -> Graph:
         """The graph after a pass, or "model" for the imported one. Raises InputError that lists the passes."""
         graphs = {"model": self.graph} | {name: graph for name, _, graph in self.trace.stages}
         if stage not in graphs:

@@ -1,10 +1,11 @@
-"""Where a compiled model's time goes: per kernel its time, work, share of the machine's limits, and what was fused why.
+"""Explain the time of a compiled model: for each kernel its time, its work, its share of the machine's limits, and the
+reasons for its fusion.
 
 A row is one fused group (one kernel, or a few). FLOPs are those of sums of products, 2 per multiply-add, as benchmarks
-count them. Bytes are what the group must read and write once: operands, weights and results; of a value that is updated
-where it lies, the updates alone. The floor is the longer
-of both at the rates that this machine reached in the same run, on as many bytes as the model's weights and arena have.
-What the group before has just written is nearer than that, so that a small group can beat its floor.
+count them. Bytes are those that the group must read and write once: operands, weights and results; for a value that is
+updated in place, only the updates. The floor is the larger of the two times that this work takes at the rates that the
+machine reached in the same run, on as many bytes as the weights and the arena of the model have. The results of the
+preceding group are still in a cache, so a small group can be faster than its floor.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One group. label: its ops as the model has them. seconds: median over runs. begin: where it starts on the
-    timeline of one call. fused: its primitives, with their places.
+    """One group. label: its ops as named in the model. seconds: median over runs. begin: seconds from the start of a
+    call. fused: its primitives, with their places.
 
-    flops_share, bytes_share: of this machine's measured rates while it ran. floor: seconds that these rates allow.
-    reads: rows whose results it reads. apart: why it is not part of the kernel that reads it.
+    flops_share, bytes_share: of the machine's measured rates while it ran. floor: the fewest seconds that these rates
+    allow. reads: the rows whose results it reads. apart: the reason why it is not fused into the kernel that reads it.
     """
 
     index: int
@@ -88,11 +89,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`support.timing`).
-    seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
-    from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
-    what a GPU's steps are launched as. advice: what to try next. rewrites: those of the tuning database that were
-    applied. notes: which weights are copied to the GPU in each call."""
+    """The explanation of a model's run. call_seconds: of a whole call with arrays in host memory (`support.timing`).
+    seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: for each state the reason why
+    its new value is not written in place; "" if it is. graphs: the CUDA graphs that the steps are launched as. advice:
+    what to try next. rewrites: those of the tuning database that were applied. notes: the weights that are copied to
+    the GPU in each call."""
 
     model: str
     sizes: dict[str, int]
@@ -123,7 +124,7 @@ def explain(
     name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None,
     device_memory: int | None = None,
 ) -> Explanation:  # fmt: skip
-    """Run the model on `feeds` `repeats` times with a clock on each step, then without; measure the machine before and
+    """Run the model on `feeds` `repeats` times with a timer for each step, then without; measure the machine before and
     after."""
     progress.report("measure the machine")
     model = build.model(device_memory)
@@ -144,7 +145,7 @@ def explain(
 
 
 def _called(model: CompiledModel, feeds: Feeds) -> float:
-    """Seconds of a call. State is afterwards what it was."""
+    """Seconds of a call. The state is restored afterwards."""
     kept = model.state()
     try:
         return timing.median(partial(model, **feeds))
@@ -153,14 +154,14 @@ def _called(model: CompiledModel, feeds: Feeds) -> float:
 
 
 def _measured(build: Build, moved: int) -> Rates:
-    """What the machine can do of what the model asks for."""
+    """The measured rates of the machine for the kinds of work that the model has."""
     if build.program.is_on_gpu:
         return gpu_probe.measure(build.features, _multiplied(build))
     return measure(build.threads, moved)
 
 
 def _multiplied(build: Build) -> DType:
-    """The type of the operands of most products."""
+    """The operand type of the majority of the products."""
     sizes = size_hints(build.graph)
     flops: dict[DType, int] = {}
     for launch in build.launches:
@@ -208,7 +209,7 @@ _MAX_ADVICES = 4
 
 
 def _advice(e: Explanation, build: Build) -> tuple[str, ...]:
-    """What to try next, the most useful first; nothing where nothing stands out."""
+    """Suggestions, the most useful first; empty if no part of the model stands out."""
     found: list[str] = []
     on_cpu = not build.program.is_on_gpu
     products = [r for r in e.rows if r.flops]
@@ -271,7 +272,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
 
 
 def reasons(build: Build) -> dict[Node, str]:
-    """Why each group is not part of the one that reads it: fusion is run again, and asked."""
+    """For each group the reason why it is not fused into its reader. Runs fusion again, which reports the reasons."""
     names = [name for name, _, _ in build.trace.stages]
     at = names.index("fuse")
     before = build.trace.stages[at - 1][2] if at else build.graph
@@ -298,7 +299,8 @@ _MAX_NAMES = 4  # of a group's title
 
 
 def model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """By place, the names of the model's ops there: the main one alone, as a convolution with its bias, or else all."""
+    """The names of the model's ops by place: only the main one, such as a convolution with its bias, or all if there is
+    none."""
     found: dict[str, list[Node]] = {}
     for n in graph.nodes():
         if n.loc and not isinstance(n.op, _QUIET):
@@ -315,7 +317,7 @@ def _op_name(n: Node) -> str:
 
 
 def title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
-    """A group's ops as the model has them; its primitives, each kind once, where their places are not the model's."""
+    """The ops of a group as named in the model; if their places are unknown there, its primitives, each kind once."""
     nodes = [n for n in body.nodes() if not isinstance(n.op, _QUIET)]
     names: list[str] = []
     for place in dict.fromkeys(n.loc for n in nodes):
@@ -328,7 +330,7 @@ def title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def fused_ops(body: Graph) -> tuple[str, ...]:
-    """The ops of a group in order, with their places; views and constants left out."""
+    """The ops of a group in order, with their places, without views and constants."""
     kept = (n for n in body.nodes() if not isinstance(n.op, _QUIET))
     return tuple(f"{n.op.name} @ {n.loc}" if n.loc else n.op.name for n in kept)
 

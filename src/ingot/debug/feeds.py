@@ -122,7 +122,7 @@ def _placed(program: Program, name: str, size: int, steps: Mapping[str, int]) ->
 
 
 def _steps(program: Program) -> dict[str, int]:
-    """What one of each symbol stands for in the inputs: 32 where they have 32*h alone."""
+    """The factor of each symbol in the inputs: 32 if it occurs only as 32*h."""
     steps: dict[str, int] = {}
     for dim in (dim for spec in program.inputs for dim in spec.shape):
         line = linear_in(dim)
@@ -139,7 +139,7 @@ def as_given(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _pixels(program: Program) -> set[str]:
-    """Symbols of the height and width of images: both open, beside one, three or four channels."""
+    """The symbols of the height and width of images: two open axes, next to one of 1, 3 or 4 channels."""
     symbols: set[str] = set()
     for spec in program.inputs:
         if len(spec.shape) != 4 or not (spec.dtype.startswith(("f", "bf")) or spec.dtype == "u8"):

@@ -1,4 +1,4 @@
-"""What is in a model's file, without compiling it."""
+"""The contents of a model file, without compiling it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.debug.drawing import node_graph
 from ingot.debug.source import Source, read_graph
 from ingot.ir.node import Const, Graph, Input, Node, topological
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import NeedsValues, UnsupportedOp, UnsupportedOpError
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Layer:
 @dataclass(frozen=True)
 class Inspection:
     """kind: of the file. ops: how many of each the graph has, as Ingot reads it; file_ops: as an ONNX file names them.
-    layers: those with constants, the largest first. unsupported: what Ingot has no op for; then there is no graph."""
+    layers: those with constants, the largest first. unsupported: what Ingot has no op for; then there is no graph.
+    deciders: the inputs whose values decide the program, and "sizes" where comparisons of sizes do; then there is a
+    graph for each call only."""
 
     kind: str
     inputs: Sequence[str] = ()
@@ -37,6 +39,7 @@ class Inspection:
     file_ops: Mapping[str, int] = field(default_factory=dict[str, int])
     layers: Sequence[Layer] = ()
     unsupported: Sequence[UnsupportedOp] = ()
+    deciders: Sequence[str] = ()
 
     @property
     def parameters(self) -> int:
@@ -48,11 +51,15 @@ class Inspection:
 
 
 def inspect(source: Source) -> tuple[Inspection, Graph | None]:
-    """(what is in the file, its graph; None where some ops are not supported). Raises what `read_graph` raises of other
-    causes."""
+    """(what is in the file, its graph; None where some ops are not supported, or calls decide it). Raises what
+    `read_graph` raises of other causes."""
     file_ops, inputs, outputs = _in_file(source)
     try:
         graph = read_graph(source)
+    except NeedsValues as error:
+        inputs = [f"{name}: {node.type}" for name, node in error.signature.items()]
+        deciders = (*error.inputs, *(["sizes"] if error.sizes else []))
+        return Inspection(source.kind, inputs, outputs, {}, file_ops, (), (), deciders), None
     except UnsupportedOpError as error:
         return Inspection(source.kind, inputs, outputs, {}, file_ops, (), error.ops), None
     nodes = [n for n in topological(graph.outputs) if not isinstance(n.op, Const | Input)]

@@ -1,4 +1,5 @@
-"""What Vela, Arm's compiler for Ethos-U NPUs, makes of a TFLite file: memory, an estimate, what stays on the CPU."""
+"""The report of Vela, Arm's compiler for Ethos-U NPUs, on a TFLite file: memory, estimated time, operators on the
+CPU."""
 
 from __future__ import annotations
 

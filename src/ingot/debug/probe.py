@@ -45,7 +45,7 @@ class Rates:
 
 
 def cpu_name() -> str:
-    """The processor's name as the kernel tells it."""
+    """The processor's name according to the kernel."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

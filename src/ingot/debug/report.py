@@ -51,7 +51,7 @@ def page(title: str, command: str, about: str, body: str, data: object, style: s
 
 
 def tiles(facts: Iterable[tuple[str, str]]) -> str:
-    """Facts as tiles: a figure and what it is of."""
+    """Facts as tiles: a number and its label."""
     shown = "".join(f"<div><b>{escape(figure)}</b><small>{escape(of)}</small></div>" for figure, of in facts)
     return f'<div class="tiles">{shown}</div>'
 

@@ -1,4 +1,4 @@
-"""A model file, whatever it holds: ONNX, an ExportedProgram, StableHLO, TFLite, Keras, or a compiled artifact."""
+"""A model file of any kind: ONNX, an ExportedProgram, StableHLO, TFLite, Keras, or a compiled artifact."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Bound = int | tuple[int, int | None]
 
 @dataclass(frozen=True)
 class Source:
-    """A readable model file and what was asked of its sizes, by symbol and by input and axis; and of the rest, in the
-    words of `ingot.compile`."""
+    """A readable model file and the user's requests: for its sizes, by symbol or by input and axis, and for the other
+    arguments of `ingot.compile`, by their names."""
 
     path: Path
     kind: Kind
@@ -48,7 +48,7 @@ class Source:
 
     @property
     def dynamic(self) -> dict[str, Bound | Mapping[int, Bound]] | None:
-        """What was asked of the sizes, as frontends take it."""
+        """The requests for sizes, in the form that frontends take."""
         return {**self.dims, **self.axes} or None
 
     @property
@@ -58,8 +58,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Words:
-    """What the command line says of a model, as it is written. weights: as in `read_weights`. inputs: NAME, or
-    NAME=[TYPE:]SIZES, with ? for open ones."""
+    """The command line's words about a model, unparsed. weights: as in `read_weights`. inputs: NAME, or
+    NAME=[TYPE:]SIZES, with ? for open sizes."""
 
     dims: Sequence[str] = ()
     weights: Sequence[str] = ()
@@ -69,7 +69,8 @@ class Words:
 
 
 def open_source(path: Path, words: Words | None = None) -> Source:
-    """Raises ImportModelError for a path that is no readable file, InputError for what cannot be asked of its kind."""
+    """Raises ImportModelError if the path is not a readable file, InputError for requests that its format does not
+    support."""
     words = words or Words()
     try:
         kind = kind_of(path)
@@ -105,6 +106,14 @@ def with_all_values(source: Source) -> Source:
     from ingot.frontends.onnx import inner_values  # an extra
 
     return replace(source, outputs=tuple(inner_values(source.path)))
+
+
+def with_dims(source: Source, texts: Sequence[str]) -> Source:
+    """The source with these sizes ("batch=4,x:2=48") in place of open ones."""
+    dims = parse_dims([part for text in texts for part in text.split(",")])
+    axes = {name: bound for name, bound in dims.items() if isinstance(bound, Mapping)}
+    sizes = {name: bound for name, bound in dims.items() if not isinstance(bound, Mapping)}
+    return replace(source, dims={**source.dims, **sizes}, axes={**source.axes, **axes})
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
@@ -143,7 +152,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
 
 def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
     """["axes=[1]", "rate=16000", "table=table.npy", "model.safetensors"] -> arrays in the types of the model's inputs.
-    Raises InputError for what is no input, no value, or a value that the type does not hold."""
+    Raises InputError for unknown inputs, malformed values, and values out of the range of the type."""
     check_once("--constant", [text.partition("=")[0] for text in texts])
     if source.kind == "torchscript":  # its arguments have no types before they are given
         return {name: _number(name, value) for name, _, value in (text.partition("=") for text in texts)}
@@ -197,9 +206,9 @@ def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
 
 
 def read_graph(source: Source) -> Graph:
-    """The MODEL graph of the file of a model.
+    """The MODEL graph of a model file.
 
-    Raises what the frontends raise, and InputError for an artifact.
+    Raises the errors of the frontends, and InputError for an artifact.
     """
     if source.kind == "artifact":
         raise InputError(
@@ -220,7 +229,7 @@ def compile_source(
     precision: str = "float32",
     activations: str = "float32",
 ) -> CompiledModel:
-    """The compiled model, called with flat inputs; for an artifact the loaded one.
+    """The compiled model, called with flat inputs; an artifact is loaded instead.
 
     Raises what `ingot.compile` and `ingot.load` raise.
     """
@@ -238,7 +247,7 @@ def compile_source(
 
 
 def runnable(compiled: CompiledModel) -> CompiledModel:
-    """The same model. Raises ArtifactError where this machine is not the one that it was compiled for."""
+    """The same model. Raises ArtifactError if it was compiled for another machine."""
     if compiled.refused is not None:
         raise compiled.refused
     return compiled

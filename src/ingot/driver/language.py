@@ -25,7 +25,7 @@ What = Literal["generate", "embed", "score"] | Steps
 def language_programs(
     path: Path, context: int | None, cache: str, adapters: Any, options: Options
 ) -> Callable[[What], Program]:
-    """The programs of a file, by what they do. adapters: of low rank: one, several, or scales by adapters."""
+    """The programs of a file, by their purpose. adapters: LoRA adapters: one, several, or scales by adapter."""
     if isinstance(adapters, str | os.PathLike):
         adapters = [adapters]
     pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]
@@ -52,7 +52,10 @@ def language_program(
         raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
     if kind is None:
         expected = "a GGUF file, or a folder with config.json and safetensors"
-        raise InputError(f"model {path}", expected=expected, got="another file", fix="ingot.compile reads other models")
+        if path.is_dir():
+            raise InputError(f"model {path}", expected=expected, got="a folder without them")
+        fix = "ingot.load, for what Ingot compiled; ingot.compile reads other models"
+        raise InputError(f"model {path}", expected=expected, got="another file", fix=fix)
 
     def build() -> tuple[Graph, dict[str, str]]:
         from ingot.frontends.language import language_graph

@@ -249,7 +249,7 @@ def open_jax(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: A
 
 
 def _tensorflow(source: Any, request: Request) -> Opened:
-    from ingot.frontends.shared.weights import bound
+    from ingot.frontends.shared.weights import bind_weights
     from ingot.frontends.tensorflow import import_tensorflow, of_function
 
     function = None if isinstance(source, Path) else of_function(source, request.example_inputs)
@@ -259,18 +259,18 @@ def _tensorflow(source: Any, request: Request) -> Opened:
     imported = import_tensorflow(
         program, signature=request.signature, inputs=request.inputs, outputs=request.outputs, dynamic=request.dynamic
     )
-    graph = _add_state(bound(imported.graph, request.weights), request)
+    graph = _add_state(bind_weights(imported.graph, request.weights), request)
     if function is None or {"inputs", "outputs", "weights", "state"}.intersection(request.set_options):
         return Opened(graph, state=imported.state)
     return _with_convention(graph, function, imported.state)
 
 
 def _tflite(source: Any, request: Request) -> Opened:
-    from ingot.frontends.shared.weights import bound
+    from ingot.frontends.shared.weights import bind_weights
     from ingot.frontends.tflite import import_tflite
 
     imported = import_tflite(source, dynamic=request.dynamic, signature=request.signature)
-    graph = _select_outputs(bound(imported.graph, request.weights), request)
+    graph = _select_outputs(bind_weights(imported.graph, request.weights), request)
     return Opened(graph, state=imported.state)
 
 
@@ -294,10 +294,10 @@ def _language(kind: Literal["gguf", "huggingface"]) -> Callable[[Any, Request], 
 
 def _keras(source: Any, request: Request) -> Opened:
     from ingot.frontends.keras import import_keras
-    from ingot.frontends.shared.weights import bound
+    from ingot.frontends.shared.weights import bind_weights
 
     graph = import_keras(source, dynamic=request.dynamic, example_inputs=request.example_inputs)
-    return Opened(_select_outputs(bound(graph, request.weights), request))
+    return Opened(_select_outputs(bind_weights(graph, request.weights), request))
 
 
 def _torch(source: Any, request: Request) -> Opened:
@@ -334,9 +334,9 @@ def script_evaluator(source: Any, request: Request) -> tuple[Any, Request]:
 
     program, inputs, dynamic = script_program(source, request)
     plain = Evaluator(program, program.attributes)
-    if program.written and not plain.is_steady(inputs):
+    if program.written_paths and not plain.is_steady(inputs):
         raise InputError("the model", expected="a single program", got="one for each state of its attributes")
-    evaluator = Evaluator(program, program.attributes, buffers=True) if program.written else plain
+    evaluator = Evaluator(program, program.attributes, buffers=True) if program.written_paths else plain
     return evaluator, Request(inputs, dynamic)
 
 

@@ -94,8 +94,8 @@ def language_model(path: Path) -> Literal["gguf", "huggingface"] | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a model at `path`: for a SavedModel's folder its graph and its variables, for a language model all
-    that say what it is, and the parts of its weights."""
+    """The files of a model at `path`: for a SavedModel's folder its graph and its variables, for a language model its
+    configuration files and the parts of its weights."""
     if path.is_dir() and not (path / _SAVED_MODEL).is_file():
         return sorted(file for file in path.rglob("*") if file.suffix in _FOLDER_FILES and file.is_file())
     if part := _GGUF_PART.search(path.name):

@@ -59,7 +59,7 @@ class StateSpecialization(Executable):
         self.threads = threads
         self._program = program
         self._build = build
-        self._attributes: dict[str, Any] = {p: program.attributes[p] for p in program.written}
+        self._attributes: dict[str, Any] = {p: program.attributes[p] for p in program.written_paths}
         # the compiled program and its evaluator by state
         self._programs: LruCache[Any, tuple[Any, Evaluator]] = LruCache(_MAX_PROGRAMS, "programs for states", _log)
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import TensorSpec
 from ingot.runtime.state import Seeds
 from ingot.runtime.tensors import host_array
-from ingot.support.errors import InputError, NeedsValues
+from ingot.support.errors import InputError, NeedsValues, ShapeError
 from ingot.support.log import Log
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ class ValueSpecialization(Executable):
         description = [f"{name} = {np.array2string(a, threshold=8)}" for name, a in values.items()]
         description += [f"{name}: {list(shape)}" for name, shape in (example or {}).items()]
         _log.info("compiling for %s", ", ".join(description))
-        model = self._build(values, example)
+        try:
+            model = self._build(values, example)
+        except ShapeError as error:
+            raise InputError(f"the model has no program for {', '.join(description)}", got=str(error)) from error
         if model.refused is None:
             model.seed(self._seeds.take())
         return model

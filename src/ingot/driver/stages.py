@@ -72,7 +72,7 @@ class StagedExecution(Executable):
 
     def _advance(self, inputs: Sequence[Any], compute: Callable[..., dict[str, Any]]) -> list[Any]:
         inputs_by_name = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
-        values = self._stages.bound(self._weights | inputs_by_name)
+        values = self._stages.with_constants(self._weights | inputs_by_name)
         for stage in self._stages.stages:
             stage.advance(values, compute)
         return [values[spec.name] for spec in self.outputs]

@@ -42,7 +42,7 @@ from ingot.frontends.torch.tracing.layouts import (
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_resizes
-from ingot.frontends.torch.tracing.writes import Writes
+from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
 from ingot.integrations.torch_flat import hooks, import_flat, ints, placeholders
@@ -233,7 +233,7 @@ class _Specialized:
     ):
         """saved: the slice of results that only a backward graph reads."""
         gpu = gpu_of(graph.graph)
-        self._writes = Writes(graph.graph)
+        self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
         self.results = cut_results(graph.graph, saved, self._writes.count)
         self._graph, self._constants = graph, Constants(fixed)

@@ -180,14 +180,10 @@ def _graph_fields(cls: type[Op]) -> tuple[str, ...]:
 def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
     if isinstance(value, Dim):
         return substitute(value, values)
-    if isinstance(value, TensorType):
-        return TensorType(value.dtype, tuple(substitute(d, values) for d in value.shape))
     if isinstance(value, tuple):
         new = tuple(_substitute_attr(v, values) for v in value)
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
-    if isinstance(value, Graph):
-        return value.substitute(values)
-    return value
+    return value.substitute(values) if isinstance(value, TensorType | Graph) else value
 
 
 class Node:
@@ -392,23 +388,29 @@ class Graph:
         """The nodes that compute the values of computed sizes, by symbol."""
         return dict(zip((name for name, _ in self.sizes), self.outputs[len(self.results) :], strict=True))
 
+    @cached_property
+    def size_requirements(self) -> dict[str, tuple[Node, ...]]:
+        """By computed size, what comes before values of it: its node, and those of the sizes that bound it."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for (name, most), node in zip(self.sizes, self.size_nodes.values(), strict=True):
+            found[name] = (node, *(n for s in sorted(symbols_of(most)) for n in found.get(s, ())))
+        return found
+
     def nodes(self) -> list[Node]:
-        """Every input and every node that the outputs need, operands before users, computed sizes before values of
-        their size."""
+        """The inputs and all nodes that the outputs need, operands before users, sizes before values of their size."""
         return list(self._order)
 
     @cached_property
     def _order(self) -> tuple[Node, ...]:
         # cached: passes, their checks and their traces all use it
         roots = (*self.inputs, *self.outputs)
-        if not self.sizes:
-            return tuple(topological(roots))
-        size_values = self.size_nodes
-        return tuple(
-            topological(
-                roots, lambda n: (*n.inputs, *(size_values[s] for s in sorted(free_symbols(n)) if s in size_values))
-            )
-        )
+        required = self.size_requirements
+
+        def operands(n: Node) -> tuple[Node, ...]:
+            sizes = free_symbols(n) & required.keys()
+            return (*n.inputs, *(r for s in sorted(sizes) for r in required[s])) if sizes else n.inputs
+
+        return tuple(topological(roots, operands) if required else topological(roots))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Return node -> the nodes that read it, in order. Outputs do not count as users."""
@@ -438,21 +440,8 @@ class Graph:
         outputs = tuple(outputs)
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
-    def replace_nodes(self, by: Mapping[Node, Node]) -> Graph:
-        """Return this graph with nodes replaced. The replacements may use nodes of this graph, which are replaced in
-        them too.
-        """
-        if not by:
-            return self
-        images: dict[Node, Node] = {}
-        for n in topological(self.outputs, lambda n: (by[n],) if n in by else n.inputs):
-            images[n] = images[by[n]] if n in by else n.with_inputs([images[i] for i in n.inputs])
-        return self.with_outputs(images[o] for o in self.outputs)
-
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """Return this graph with symbols in types and attributes replaced. Raises ShapeError for sizes that violate a
-        condition.
-        """
+        """Return this graph with symbols replaced. Raises ShapeError for sizes that violate a condition."""
 
         def substituted(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
@@ -460,7 +449,6 @@ class Graph:
 
         nodes = rebuild((*self.inputs, *self.outputs), rule=substituted)
         conditions = [substitute(c, values) for c in self.conditions]
-        sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
@@ -470,7 +458,7 @@ class Graph:
             outputs=nodes[len(self.inputs) :],
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
-            sizes=sizes,
+            sizes=tuple((name, substitute(most, values)) for name, most in self.sizes),
         )
 
 
@@ -482,7 +470,7 @@ def size_elements(node: Node) -> Shape:
 def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     symbols = n.op.free_symbols if n.op.computes else frozenset[str]()
-    return symbols.union(*(symbols_of(d) for t in n.types for d in t.shape if isinstance(d, Dim)))
+    return symbols.union(*[t.symbols for t in n.types])
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:
@@ -491,7 +479,7 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
         if isinstance(value, Dim):
             symbols |= symbols_of(value)
         elif isinstance(value, TensorType):
-            symbols |= _symbols_in(value.shape)
+            symbols |= value.symbols
         elif isinstance(value, tuple):
             symbols |= _symbols_in(value)
         elif isinstance(value, Graph):

@@ -453,7 +453,7 @@ class _Parser:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that stand outside parentheses: max(a,b) is one size."""
+    """Split at the commas outside of parentheses: max(a,b) is one size."""
     parts, depth, last = [], 0, 0
     for i, c in enumerate(text):
         depth += (c == "(") - (c == ")")

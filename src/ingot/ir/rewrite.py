@@ -9,13 +9,14 @@ mutated; nodes are interned, so a memo from node to normal form is the only stat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field
 
 from ingot.ir.node import Graph, Node, Op, Project
 from ingot.ir.show import show_node
+from ingot.ir.walk import topological
 from ingot.support import flags
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
@@ -270,3 +271,14 @@ def _set_location(new: Node, old: Node) -> None:
         if not n.loc and n.inputs and n.id > old.id:
             n.loc = old.loc
             stack += n.inputs
+
+
+def replace_nodes(graph: Graph, by: Mapping[Node, Node]) -> Graph:
+    """Return the graph with nodes replaced. The replacements may use nodes of the graph, which are replaced in them
+    too."""
+    if not by:
+        return graph
+    images: dict[Node, Node] = {}
+    for n in topological(graph.outputs, lambda n: (by[n],) if n in by else n.inputs):
+        images[n] = images[by[n]] if n in by else n.with_inputs([images[i] for i in n.inputs])
+    return graph.with_outputs(images[o] for o in graph.outputs)

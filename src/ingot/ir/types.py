@@ -5,13 +5,13 @@ A shape is a tuple of dimensions; each is an `int` or a symbolic `Dim` (see `ing
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product
+from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product, substitute, symbols_of
 from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
@@ -167,6 +167,15 @@ class TensorType:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The symbols in the shape."""
+        return frozenset[str]().union(*(symbols_of(d) for d in self.shape if isinstance(d, Dim)))
+
+    def substitute(self, values: Mapping[str, int | Dim]) -> TensorType:
+        """Return this type with the symbols in its shape replaced."""
+        return TensorType(self.dtype, tuple(substitute(d, values) for d in self.shape))
 
     @cached_property
     def size(self) -> DimLike:

@@ -42,16 +42,16 @@ def topological(roots: Iterable[N], operands: Callable[[N], Sequence[N]] = _inpu
     """`roots` and all their transitive operands, each once, operands before users, in a deterministic order."""
     order: list[N] = []
     done: set[N] = set()
-    stack: list[tuple[N, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack: list[N | None] = [*reversed(list(roots))]  # None is above a node whose operands are done
     while stack:
-        node, expanded = stack.pop()
-        if node in done:
+        node = stack.pop()
+        if node is None:
+            node = stack.pop()
+            assert node is not None
+        elif node not in done and (pending := [i for i in operands(node) if i not in done]):
+            stack += (node, None, *pending[::-1])
             continue
-        needs = () if expanded else operands(node)
-        if not needs:
+        if node not in done:
             done.add(node)
             order.append(node)
-            continue
-        stack.append((node, True))
-        stack.extend((i, False) for i in reversed(needs) if i not in done)
     return order

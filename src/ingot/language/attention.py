@@ -23,7 +23,7 @@ from ingot.language.cache import (
     recent,
     ring_positions,
     through_ring,
-    written,
+    with_rows,
 )
 from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
@@ -72,7 +72,7 @@ class Chunk(Position):
             ), (*keys, *values)
         if not caches:
             return _attention(a, self, window, q, k, v, 0, mask, is_cut=False), ()
-        keys, values = written(caches[:half], k, self), written(caches[half:], v, self)
+        keys, values = with_rows(caches[:half], k, self), with_rows(caches[half:], v, self)
         (visible_keys, first), (visible_values, _) = (read(cache, self, tokens, window) for cache in (keys, values))
         return _attention(a, self, window, q, visible_keys, visible_values, first, mask), (*keys, *values)
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Input, Node
-from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8, i64
+from ingot.ir.types import DType, TensorType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8, i64
 from ingot.language.architecture import Architecture
 from ingot.language.engine.paging import PAGE
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-DTYPES = (f32, f16, bf16, i8)
+DTYPES = (f32, f16, bf16, i8, f8e4m3fn, f8e5m2)
+_LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}  # larger values are stored as this: they are NaN or infinite otherwise
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Position:
 class CacheForm:
     """The cache tensors of all layers in order, by name.
 
-    Attention has keys and values, [batch, heads, context, width] of f32, f16, bf16 or i8; those of i8 are each followed
+    Attention has keys and values, [batch, heads, context, width] of one of `DTYPES`; those of i8 are each followed
     by scales for each position of each head. Positions that were not written have arbitrary values, as no token reads
     them. With a window they may be ring buffers, [batch, heads, window, width], with position p at p modulo the window.
     A convolution over n tokens has the last n - 1: f32[batch, n - 1, width].
@@ -90,7 +91,7 @@ class CacheForm:
         return [tuple(next(rest) for _ in layer) for layer in self.layers]
 
 
-def written(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
+def with_rows(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
     """The tensors of keys or of values, with `chunk`, f32[batch, heads, tokens, width], written from `at` on."""
     return _updated(cache, _stored(cache, chunk), at.value)
 
@@ -102,7 +103,11 @@ def _updated(cache: Sequence[Node], parts: Sequence[Node], start: Node) -> tuple
 
 def _stored(cache: Sequence[Node], chunk: Node) -> tuple[Node, ...]:
     """A chunk in the format of a cache's tensors."""
-    return _levels(chunk) if len(cache) > 1 else (ops.cast(chunk, cache[0].dtype),)
+    if len(cache) > 1:
+        return _levels(chunk)
+    largest = _LARGEST.get(cache[0].dtype)
+    chunk = chunk if largest is None else ops.clip(chunk, -largest, largest)
+    return (ops.cast(chunk, cache[0].dtype),)
 
 
 def _wide(parts: Sequence[Node]) -> Node:

@@ -45,12 +45,12 @@ def generate(network: Network, form: CacheForm, max_tokens: int = 16) -> Graph:
 
     x, after = network.hidden(ids, Chunk(START, start), form, caches)
     logits = network.logits(last(x))
-    sampler = sampler_inputs.counted(ids, ops.scalar(False, boolean), is_prompt)
+    sampler = sampler_inputs.with_counted(ids, ops.scalar(False, boolean), is_prompt)
     limit = ops.minimum(count, max_tokens)
     position = ops.add(start, ops.scalar(TOKENS, i64))
     token = sampler.tokens(logits, position)
     has_tokens = ops.compare("GT", limit, 0)
-    sampler = sampler.counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), has_tokens)
+    sampler = sampler.with_counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), has_tokens)
     tokens = _with_token(ops.full((form.batch, max_tokens), 0, i64), token, ops.scalar(0, i64))
 
     first = _Loop(
@@ -130,7 +130,7 @@ def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
         _with_token(v.tokens, token, v.turns),
         ops.or_(v.is_done, _is_stop(token, v.stops)),
         v.stops,
-        v.sampler.counted(ops.expand_dims(token, 1), true_node, true_node),
+        v.sampler.with_counted(ops.expand_dims(token, 1), true_node, true_node),
         tuple(caches),
     )
     return Graph(v.values, (*after.values, position), sizes=((str(END_POSITION), form.context),))

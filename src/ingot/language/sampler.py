@@ -54,13 +54,13 @@ class Sampler:
 
     def tokens(self, logits: Node, position: Node) -> Node:
         """(logits: f32[batch, vocabulary], position of the new tokens: i64[]) -> i64[batch]."""
-        return self.drawn(self.weighed(logits), position)
+        return self.draw(self.weighed(logits), position)
 
     def weighed(self, logits: Node) -> Node:
         """The logits with bias and penalties."""
         return self._penalized(ops.add(logits, self.bias))
 
-    def drawn(self, scores: Node, position: Node) -> Node:
+    def draw(self, scores: Node, position: Node) -> Node:
         """The tokens that are drawn from weighed logits."""
         best = ops.arg_reduce("max", scores, 1)
         is_greedy = ops.compare("LE", self["temperature"], 0.0)
@@ -73,7 +73,7 @@ class Sampler:
         branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(scores)))
         return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands, best)
 
-    def counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
+    def with_counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
         """The sampler with counts that include `tokens`, i64[batch, n]. is_generated: bool[]; otherwise they belong to
         the prompt. is_counted: bool[]; otherwise nothing changes."""
         row = ops.broadcast_to(ops.expand_dims(ops.arange(tokens.shape[0]), 1), tokens.shape)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ingot.language.text.arguments import check_ids
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -147,8 +148,7 @@ class Session:
         """Raise InputError for an invalid prompt."""
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        check_ids(ids, self.vocabulary)
         if len(ids) > self.context:
             fix = f"LanguageModel(..., context={len(ids) + 1024}), or a shorter prompt"
             raise InputError("the prompt", expected=f"at most {self.context} tokens", got=len(ids), fix=fix)

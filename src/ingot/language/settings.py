@@ -60,7 +60,7 @@ class Settings:
         return default if value is None else bool(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of numbers; () if there is none."""
+        """A list of numbers; () if it is absent."""
         value = self.get(key)
         if value is None:
             return ()

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401 - re-exports the names of the package
 
+from ingot.ops.bitcast import bitcast
 from ingot.ops.build import (
     add,
     and_,
@@ -9,7 +10,6 @@ from ingot.ops.build import (
     arange,
     arg_reduce,
     atan2,
-    bitcast,
     broadcast_shapes,
     broadcast_to,
     cast,
@@ -18,6 +18,7 @@ from ingot.ops.build import (
     concat,
     cumulative,
     div,
+    exact_slice,
     expand_dims,
     flatten,
     flip,
@@ -156,7 +157,8 @@ from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.image.gridsample import GridSample
-from ingot.ops.nn.image.resize import PadMode, Resize
+from ingot.ops.nn.image.pad_mode import PadMode
+from ingot.ops.nn.image.resize import Resize
 from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
 from ingot.ops.nn.matmul import Einsum, MatMul
 from ingot.ops.nn.norm import (

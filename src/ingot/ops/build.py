@@ -7,21 +7,19 @@ fit.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, exact_quotient, is_negative, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64, u8
+from ingot.ir.types import DType, Shape, TensorType, f32, i64
 from ingot.ops.core.base import show_shape
 from ingot.ops.core.binary import (
     Add,
     And,
     Atan2,
-    BitcastConvert,
     Clamp,
     Compare,
     Convert,
@@ -33,8 +31,6 @@ from ingot.ops.core.binary import (
     Pow,
     Rem,
     Select,
-    ShiftLeft,
-    ShiftRightLogical,
     Sub,
     Xor,
 )
@@ -83,50 +79,6 @@ def iota(shape: Sequence[DimLike], axis: int, dtype: DType = i64) -> Node:
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     """x in `dtype`; see `Convert`."""
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
-
-
-def bitcast(x: Node, dtype: DType, loc: str = "") -> Node:
-    """The bits of x as another dtype; a bool is a byte of 0 or 1.
-
-    If the widths differ, the last axis of the narrower type is the parts of a wider element, the lowest first: f32[3]
-    -> u8[3,4] -> f32[3]. Raise ShapeError if the last axis of x is not the parts of one element.
-    """
-    if x.dtype == dtype:
-        return x
-    if boolean in (x.dtype, dtype):
-        return cast(bitcast(x, u8, loc), dtype, loc) if dtype == boolean else bitcast(cast(x, u8, loc), dtype, loc)
-    if x.dtype.bits > dtype.bits:
-        return _same_width(_split_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
-    if x.dtype.bits < dtype.bits:
-        return _same_width(_join_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
-    return _same_width(x, dtype, loc)
-
-
-def _unsigned(dtype: DType) -> DType:
-    return DTYPES[f"u{dtype.bits}"]
-
-
-def _same_width(x: Node, dtype: DType, loc: str) -> Node:
-    if x.dtype == dtype:
-        return x
-    # sub-byte elements have no bitcast, but integer conversions wrap
-    return cast(x, dtype, loc) if dtype.bits < 8 else BitcastConvert(dtype)(x, loc=loc)
-
-
-def _split_elements(x: Node, part_dtype: DType, loc: str) -> Node:
-    shifts = range(0, x.dtype.bits, part_dtype.bits)
-    pieces = [ShiftRightLogical()(x, full(x.shape, shift, x.dtype), loc=loc) for shift in shifts]
-    return stack([cast(and_(p, (1 << part_dtype.bits) - 1, loc), part_dtype, loc) for p in pieces], -1, loc)
-
-
-def _join_elements(x: Node, dtype: DType, loc: str) -> Node:
-    count = dtype.bits // x.dtype.bits
-    if x.shape[-1:] != (count,):
-        raise ShapeError(f"bitcast to {dtype}", expected=f"a last axis of {count}", got=x.type, where=loc or None)
-    pieces = [cast(index_axis(x, -1, i, loc), dtype, loc) for i in range(count)]
-    shift = ShiftLeft()
-    shifted = [shift(p, full(p.shape, i * x.dtype.bits, dtype), loc=loc) for i, p in enumerate(pieces)]
-    return functools.reduce(lambda a, b: Or()(a, b, loc=loc), shifted)
 
 
 # --- broadcasting
@@ -379,9 +331,17 @@ def slice_axis(
         last = None if stop is None else size - 1 - _wrap_index(stop, size)
         flipped = Reverse((a,))(x, loc=loc)
         return _slice(flipped, a, 0 if first is None else first, size if last is None else last, -step, loc)
-    low = 0 if start is None else _wrap_index(start, size)
-    high = size if stop is None else _wrap_index(stop, size)
-    return _slice(x, a, low, high, step, loc)
+    ends = 0 if start is None else _wrap_index(start, size), size if stop is None else _wrap_index(stop, size)
+    return _slice(x, a, *ends, step, loc)
+
+
+def exact_slice(x: Node, axis: int, start: DimLike, stop: DimLike, step: int = 1, loc: str = "") -> Node:
+    """x[start:stop:step] along an axis that has these elements, which is a condition where sizes are open."""
+    if start == 0 and stop == x.shape[axis] and step == 1:
+        return x
+    starts = tuple(start if i == axis else 0 for i in range(len(x.shape)))
+    stops = tuple(stop if i == axis else d for i, d in enumerate(x.shape))
+    return Slice(starts, stops, tuple(step if i == axis else 1 for i in range(len(x.shape))))(x, loc=loc)
 
 
 def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
@@ -392,12 +352,7 @@ def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str)
     size = x.shape[axis]
     low = dim_min(dim_max(low, 0), size)
     high = dim_max(dim_min(dim_max(high, 0), size), low)
-    if low == 0 and high == size and step == 1:
-        return x
-    rank = len(x.shape)
-    start = tuple(low if i == axis else 0 for i in range(rank))
-    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
-    return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
+    return exact_slice(x, axis, low, high, step, loc)
 
 
 def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
@@ -408,14 +363,12 @@ def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
 
 
 def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tuple[Node, ...]:
-    """x split into pieces of `sizes` along `axis`. Raise ShapeError unless the sizes add up to the axis."""
+    """x split into pieces of `sizes`, none negative, along `axis`. Raise ShapeError unless the sizes add up to it."""
     a = _axis(axis, len(x.shape))
-    ends: list[DimLike] = [0]
-    for n in sizes:
-        ends.append(ends[-1] + n)
+    ends: list[DimLike] = [0, *accumulate(sizes)]
     if ends[-1] != x.shape[a]:
         raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
-    return tuple(_slice(x, a, lo, hi, 1, loc) for lo, hi in pairwise(ends))
+    return tuple(exact_slice(x, a, lo, hi, loc=loc) for lo, hi in pairwise(ends))
 
 
 def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:

@@ -103,7 +103,7 @@ class CTarget:
     def write_example(
         program: Program, path: Path, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> None:
-        """Write files beside `path` that run it on `inputs` and expect `outputs`."""
+        """Write files next to `path` that run it on `inputs` and expect `outputs`."""
         firmware.write_example(program.features, _plan(program), path, inputs, outputs)
 
 

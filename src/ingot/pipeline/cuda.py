@@ -86,7 +86,7 @@ class GpuTarget:
     has_fixed_sizes = False
     overlaps_exchanges = True
     lower = staticmethod(lower)
-    beside = staticmethod(merge_launches)
+    merge_launches = staticmethod(merge_launches)
 
     def __init__(
         self, name: str, machines: Mapping[str, Machine], default_arch: str, kept_ops: frozenset[type[Op]],

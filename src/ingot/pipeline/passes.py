@@ -90,7 +90,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
         depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
-        rounds=rounds, stays=choices.faster_in_floats, least_weight=choices.least_weight,
+        rounds=rounds, is_kept=choices.faster_in_floats, least_weight=choices.least_weight,
     )  # fmt: skip
     rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)

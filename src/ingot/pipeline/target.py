@@ -93,7 +93,7 @@ class Target(Protocol[M]):
         ...
 
     def prepare(self, nodes: int) -> None:
-        """Start what compiling a graph of so many nodes needs, such as workers; 0 before the model is read."""
+        """Start the workers and other resources for compiling a graph of `nodes` nodes; 0 before the model is read."""
         ...
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> M:

@@ -50,8 +50,8 @@ class Variants:
         return None if merge is None else lambda lows: merge(lows, machine)
 
     def refuse(self, error: KernelError, kernels: Mapping[str, Kernel]) -> None:
-        """Exclude the choice behind a kernel that did not compile. kernels: by name. Raises `error` if no choice is
-        left to try."""
+        """Exclude the choice of a kernel that did not compile. kernels: by name. Raises `error` if no choice is left to
+        try."""
         site = self._site_of(kernels.get(error.kernel))
         if site is None:
             raise error

@@ -1,1 +1,1 @@
-"""The plan of a program: where values lie, control flow, kernels in order, weights."""
+"""The plan of a program: the placement of values, control flow, kernels in order, weights."""

@@ -21,8 +21,8 @@ Join = Callable[[Sequence[Lowered]], Lowered | None]
 
 @dataclass(frozen=True)
 class PendingGroup:
-    """A lowered group that is not launched yet, so that others can join it. key: what it was lowered from. reads,
-    writes: numbers of buffers."""
+    """A lowered group that is not launched yet, so that other groups can join it. key: of its lowering. reads, writes:
+    numbers of buffers."""
 
     node: Node
     key: object

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, default_bounds, estimate, is_computed
-from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
@@ -19,13 +18,12 @@ from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
-from ingot.plan.sizes import RuntimeSizes, expression
+from ingot.plan.sizes import RuntimeSizes, expression, kernel_dim
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.plan.weights import Fill, Weights, fill
 from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
-from ingot.schedule.index import dim_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -124,12 +122,10 @@ class _Linker:
         self.sizes.finish(self)
 
     def _launch_all(self) -> None:
-        """Append the steps of all groups of the graph, and a `sizes` step after each group that computes sizes."""
+        """Append the steps of all groups, and a `sizes` step after each with which sizes and their maxima are known."""
         self.sizes.declare(self, self.graph)
-        names: dict[Node, list[str]] = {}
-        for name, n in self.graph.size_nodes.items():
-            self.buffer_of_value[n] = self.sizes.buffers[name]
-            names.setdefault(n, []).append(name)
+        self.buffer_of_value.update((n, self.sizes.buffers[name]) for name, n in self.graph.size_nodes.items())
+        missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         self._choose_panels(groups)
         for i, n in enumerate(groups):
@@ -137,7 +133,9 @@ class _Linker:
                 progress.report("schedule", i, len(groups))
             check_time("schedule")
             self._launch(n)
-            if known_sizes := [name for r in n.results for name in names.get(r, ())]:
+            missing = {name: nodes.difference(n.results) for name, nodes in missing.items()}
+            if known_sizes := [name for name, nodes in missing.items() if not nodes]:
+                missing = {name: nodes for name, nodes in missing.items() if nodes}
                 self._launch_pending()
                 self.sizes.add_sizes_step(self, known_sizes)
         self._launch_pending()
@@ -347,7 +345,7 @@ class _Linker:
         return results
 
     def _lower(self, node: Node) -> tuple[object, Lowered]:
-        """The kernels of a group, and what they are a function of: equal groups share them."""
+        """The kernels of a group, and the key of their lowering, by which equal groups share them."""
         group = node.op
         assert isinstance(group, Group)
         if isinstance(group, Recomputed):
@@ -397,14 +395,6 @@ def kind_of(node: Node) -> str:
 def input_label(node: Node) -> str:
     op = node.op
     return op.label if isinstance(op, Input) else op.name
-
-
-def kernel_dim(e: KernelExpr) -> DimLike:
-    """An expression over a kernel's dims (chunks, rounds) as a dimension."""
-    dim = dim_of(e)
-    if dim is None:
-        raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=repr(e))
-    return dim
 
 
 class _NoCode:

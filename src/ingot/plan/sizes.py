@@ -12,17 +12,28 @@ from dataclasses import field, replace
 from typing import Protocol
 
 from ingot.ir.dims import MAX_INTEGER, DimLike, default_bounds, postfix, symbol
+from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
+from ingot.schedule.index import dim_of
 from ingot.schedule.runtime_sizes import size_names, sizes_kernel
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import CompileError
 
 
 def expression(d: DimLike) -> Expr:
     """A dimension as the runtime evaluates it."""
     return d if isinstance(d, int) else tuple(postfix(d))
+
+
+def kernel_dim(e: KernelExpr) -> DimLike:
+    """An expression over a kernel's dims (chunks, rounds) as a dimension."""
+    dim = dim_of(e)
+    if dim is None:
+        raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=repr(e))
+    return dim
 
 
 class Plan(Protocol):

@@ -93,9 +93,7 @@ class _Assignment:
         self.places = {n: Place(old, Layout.contiguous(old.shape)) for n, old in self.in_place.memory_of.items()}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
-        self.size_nodes = {
-            s: frozenset(topological((n,))) for s, n in graph.size_nodes.items()
-        }  # the ancestors of sizes
+        self.size_ancestors = {s: frozenset(topological(nodes)) for s, nodes in graph.size_requirements.items()}
 
     def run(self) -> dict[Node, set[int]]:
         """Fill `places`; return the positions of the operands of storage ops that need a copy."""
@@ -117,7 +115,7 @@ class _Assignment:
                 # the halo would be at a different offset in each run
                 has_moving_halo = bool(sizes) and isinstance(operand.op, ops.Pad)
                 # an ancestor of a size cannot be stored at an offset that depends on the size
-                if is_unfit or has_moving_halo or any(operand in self.size_nodes.get(s, ()) for s in sizes):
+                if is_unfit or has_moving_halo or any(operand in self.size_ancestors.get(s, ()) for s in sizes):
                     misfits.setdefault(node, set()).add(i)
                 else:
                     self.places[operand] = Place(place.owner, inner)
@@ -136,16 +134,17 @@ class _Assignment:
         return misfits
 
     def _execution_order(self) -> tuple[Node, ...]:
-        size_nodes, predecessors = self.graph.size_nodes, self.in_place.predecessors
+        requirements, predecessors = self.graph.size_requirements, self.in_place.predecessors
         roots = (*self.graph.inputs, *self.graph.outputs)
 
         def needs(n: Node) -> tuple[Node, ...]:
             names = free_symbols(n).union(
                 *(_runtime_sizes(self.places[r].layout) for r in n.results if r in self.places)
             )
-            return (*n.inputs, *(size_nodes[s] for s in sorted(names) if s in size_nodes), *predecessors.get(n, ()))
+            required = (r for s in sorted(names) for r in requirements.get(s, ()))
+            return (*n.inputs, *required, *predecessors.get(n, ()))
 
-        if size_nodes or predecessors:
+        if requirements or predecessors:
             order = shortest_lifetimes(roots, needs)
         elif len(self.graph.outputs) > 1:
             order = min((self.graph.nodes(), shortest_lifetimes(roots, needs)), key=self._peak_bytes)

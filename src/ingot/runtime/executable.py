@@ -214,7 +214,7 @@ class LoadedProgram(Executable):
                 pointers += self._state_tensors.pointers if state_pointers is None else state_pointers
             results: list[np.ndarray | Tensor] = []
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
-                is_large = nbytes >= memory.LARGE and signature.device is None
+                is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
                     adapter.check_out(result, shape, [*_values, *results])
                     pointers.append(address(result))

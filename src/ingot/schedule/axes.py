@@ -92,7 +92,7 @@ class Contraction:
     rounded: int = 0
     of_signs: bool = False
 
-    def swapped(self) -> Contraction:
+    def transposed(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
 
         def turn(axes_: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -1,4 +1,5 @@
-"""The kernel that runs once a size is known at run time, and writes what depends on it into later steps' tables."""
+"""The kernel that runs when a computed size is known, and writes the values that depend on it into tables of later
+steps."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ingot.schedule.index import ZERO, dim_expr
 
 
 def size_names(dims: Sequence[DimLike]) -> tuple[str, ...]:
-    """The sizes among the symbols of `dims` that are found at run time, in the order of the kernel's operands."""
+    """The computed sizes among the symbols of `dims`, in the order of the kernel's operands."""
     return tuple(sorted(s for s in frozenset().union(*map(symbols_of, dims)) if is_computed(s)))
 
 
@@ -88,12 +89,12 @@ _BITS_OF_INTEGERS, _BITS_OF_SIZES = MAX_INTEGER.bit_length() - 1, MAX_SIZE.bit_l
 
 
 def _can_overflow(d: DimLike) -> bool:
-    """Whether a sum or a product on the way to a value may exceed 64 bits, by the bits of its symbols."""
+    """Whether a sum or product in the evaluation of a value may exceed 64 bits, given the bits of its symbols."""
     return _bits(d) > _BITS_OF_INTEGERS
 
 
 def _bits(d: DimLike) -> int:
-    """The bits of the largest magnitude on the way to a value, at most."""
+    """An upper bound of the bits of the magnitudes in the evaluation of a value."""
     if isinstance(d, int):
         return d.bit_length()
     terms = [sum(map(_atom_bits, mono)) + abs(coefficient).bit_length() - 1 for mono, coefficient in d.terms]

@@ -1,1 +1,2 @@
-"""Models behind a URL: the application for one machine, and what Triton and Ray Serve need. Adapters, no server."""
+"""Serving of models: the application for one machine, and adapters for Triton and Ray Serve. The servers are
+libraries."""

@@ -260,7 +260,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _goodbye(request: Request, error: Exception) -> Response:
-    """The response to a client that has disconnected, which nobody reads."""
+    """The response to a client that has disconnected, which is never read."""
     return Response(status_code=499)
 
 

@@ -176,7 +176,7 @@ class DiskCache:
         finally:
             os.close(descriptor)
 
-    def holds(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether there is an entry, valid or not."""
         return os.path.lexists(self.path(key))
 
@@ -309,7 +309,7 @@ def _content(folder: int, name: str, key: str) -> memoryview | None:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether it is a regular file of this user that nobody else may write."""
+    """Whether it is a regular file of this user that no other user may write."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
@@ -345,5 +345,5 @@ def sharing(disk: DiskCache | None) -> Iterator[None]:
 
 
 def shared() -> DiskCache | None:
-    """The cache for parts of programs; None: there is none."""
+    """The cache for parts of programs; None if they are not cached."""
     return _shared_cache.get()

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; mapped parts that leave memory once they were read."""
+"""Atomic writes of files; mapped files whose pages are released after they were read."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Part: TypeAlias = bytes | bytearray | memoryview
 def atomic_write(path: Path, parts: Iterable[Part], *, durable: bool = True) -> None:
     """Write `parts` to a temporary file in the same folder, sync it and move it over `path`, whose mode it keeps.
 
-    A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
-    ArtifactError, with nothing left behind, when the system refuses. What a killed process left behind goes with the
-    next write to `path`. `durable` False leaves the syncing to the system: after a loss of power the file may be
-    damaged, which suits files that are checked when read and can be made again.
+    Readers see the old file or the new one, never a part of it, even if the disk is full or the process is killed.
+    Raises ArtifactError, and removes the temporary file, if the system refuses. The next write to `path` removes the
+    temporary files of killed processes. durable=False does not sync: after a power loss the file may be damaged, which
+    is acceptable for files that are checked when they are read and can be rebuilt.
 
-    What a link points to is written, not the link. Devices and pipes are written through, as nothing can replace them.
+    For a link, its target is written. Devices and pipes are written directly, as they cannot be replaced.
     """
     path = Path(os.path.realpath(path)) if path.is_symlink() and _kind(path) in (None, stat.S_IFREG) else path
     if _kind(path) not in (None, stat.S_IFREG):
@@ -65,7 +65,7 @@ _MAX_LINKS = 40
 
 
 def folders_of(path: Path) -> Iterator[Path]:
-    """The folder of a file; where the file is a link, those that it leads to, one after another."""
+    """The folder of a file, and if the file is a link, the folders of its targets, one after another."""
     for _ in range(_MAX_LINKS):
         yield path.parent
         if not path.is_symlink():
@@ -74,9 +74,9 @@ def folders_of(path: Path) -> Iterator[Path]:
 
 
 def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, private: bool = False) -> None:
-    """Put a file of `parts` in the place of `name` in an open folder, whole or not at all. private: see `NewFile`.
+    """Atomically replace the file `name` in an open folder by one with the content `parts`. private: see `NewFile`.
 
-    Raises OSError, with nothing left behind.
+    Raises OSError, and removes the temporary file.
     """
     new = NewFile(folder, name, private=private)
     try:
@@ -89,11 +89,10 @@ def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, 
 
 
 class NewFile:
-    """A file under construction in an open folder, until `replace` puts it in the place of `name` or `discard` removes
-    it.
+    """A temporary file in an open folder, until `replace` moves it to `name` or `discard` removes it.
 
-    private: for this user alone. Else it keeps the mode of the file before, and its owner as far as the system allows.
-    Raises OSError, with nothing left behind.
+    private: readable by this user only. Otherwise the new file gets the mode of the old one, and its owner if the
+    system allows that. Raises OSError, and removes the temporary file.
     """
 
     def __init__(self, folder: int, name: str, *, private: bool) -> None:
@@ -133,7 +132,7 @@ def _status(folder: int, name: str) -> os.stat_result | None:
 
 
 def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
-    """A new file and its name. Its lock is held for as long as it is open: `_sweep` removes those without."""
+    """A new file and its name. It is locked as long as it is open: `_sweep` removes files that are not locked."""
     while True:
         temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         # O_EXCL: a link that somebody else put there is not followed
@@ -156,7 +155,7 @@ def _take_mode(descriptor: int, before: os.stat_result) -> None:
 
 
 def _sweep(folder: int, name: str) -> None:
-    """Remove temporary files that killed processes left of earlier writes to `name`: those without a lock."""
+    """Remove the temporary files of killed processes from earlier writes to `name`: those that are not locked."""
     pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]{{8}}\.tmp")
     for temporary in filter(pattern.fullmatch, os.listdir(folder)):
         with suppress(OSError):  # it is gone, or being written
@@ -188,7 +187,7 @@ def _write_through(path: Path, parts: Iterable[Part]) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file open for reading. Raises OSError, also for pipes and devices: one could wait for them forever."""
+    """Open a regular file for reading. Raises OSError, also for pipes and devices, as a read could block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -196,6 +195,14 @@ def open_regular(path: Path) -> BinaryIO:
     os.close(descriptor)
     code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
     raise OSError(code, "Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file", str(path))
+
+
+def map_file(path: Path) -> np.ndarray:
+    """uint8: the bytes of a file, mapped read-only. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return np.zeros(0, np.uint8)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def make_private(folder: Path) -> None:
@@ -230,10 +237,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def release(array: np.ndarray) -> None:
-    """Let the pages of the mapped file that `array` is a view of leave memory; reading it again brings them back.
+    """Release the pages of the mapped file that `array` is a view of; reading the array again loads them again.
 
-    Left alone are arrays that are not views of a read-only mapping, and those that use less than half of the memory
-    between their first and last element: others may still be reading what lies between.
+    Does nothing for arrays that are not views of a read-only mapping, and for those that use less than half of the
+    memory between their first and last element, as others may still read the rest.
     """
     base, inner = array, array.base
     while inner is not None and not isinstance(inner, memoryview | mmap.mmap):

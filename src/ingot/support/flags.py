@@ -1,4 +1,4 @@
-"""Environment flags, read when they are asked for, so that tests and notebooks can change them at run time."""
+"""Environment flags. Each use reads them again, so that tests and notebooks can change them at run time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verify() -> bool:
 
 
 def perf_map() -> bool:
-    """INGOT_PERF_MAP=1: tell Linux' perf the names of kernels, in /tmp/perf-PID.map."""
+    """INGOT_PERF_MAP=1: write the names of kernels for Linux perf to /tmp/perf-PID.map."""
     return _integer("INGOT_PERF_MAP", 0, 0, 1) == 1
 
 

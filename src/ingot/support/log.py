@@ -1,5 +1,5 @@
-"""Loggers of the standard library, which are imported with the first message: that takes a tenth of what loading a
-program imports, and next to no process has anything to say. Also what is said of versions that nobody has tried."""
+"""Loggers of the standard library. `logging` is imported with the first message, as it takes a tenth of the imports for
+loading a program and few processes log anything. Also the message for untested versions of packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TESTED = {"jax": "0.12", "keras": "3.15", "llvmlite": "0.50", "torch": "2.15", "
 
 @cache
 def warn_if_untested(package: str, version: str) -> None:
-    """Tell in the log, once, that `package` is newer than what the tests have run with. It is used all the same."""
+    """Log once that `package` is newer than the tested versions. It is used anyway."""
     if _release(version) > _release(TESTED[package]):
         Log("ingot").warning("%s %s is newer than %s, with which Ingot is tested", package, version, TESTED[package])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import TypeGuard
 import numpy as np
 
 from ingot.support.errors import ImportModelError
-from ingot.support.files import atomic_write, open_regular
+from ingot.support.files import atomic_write, map_file
 
 # the format's names of dtypes -> those of numpy, and of the package ml_dtypes
 _NUMPYS = {
@@ -80,10 +79,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 def _mapped(path: str | os.PathLike[str]) -> np.ndarray:
     try:
-        with open_regular(Path(path)) as file:
-            if not os.fstat(file.fileno()).st_size:
-                return np.zeros(0, np.uint8)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        return map_file(Path(path))
     except (OSError, ValueError) as e:
         raise ImportModelError(f"cannot read weights: {e}", where=str(path)) from e
 

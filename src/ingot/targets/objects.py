@@ -47,7 +47,7 @@ def store(objects: Iterable[Object]) -> None:
     """Write objects to the disk, unless they are there already. Waits for pending ones."""
     disk = shared()
     if disk is not None:
-        missing = {o.key: o.code.result() for o in objects if o.key and not disk.holds(o.key)}
+        missing = {o.key: o.code.result() for o in objects if o.key and not disk.has(o.key)}
         disk.store_all({key: (_digest(code), code) for key, code in missing.items()})
 
 

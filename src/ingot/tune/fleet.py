@@ -1,6 +1,6 @@
 """Measurements by several workers: processes of this machine, or Ray actors, one on each node.
 
-A worker that dies loses nothing: its request goes to a new one. A request that no worker survives is left out.
+The request of a worker that dies is repeated by a new one. A request that no worker survives is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = Log("ingot.tune")
 
 
 class RemoteWorker(Protocol):
-    """A worker: answers a request, or raises DeviceError; the next request has a new process then."""
+    """A worker. It answers a request or raises DeviceError, after which the next request starts a new process."""
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -36,8 +36,9 @@ class RemoteWorker(Protocol):
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers that measure for one model. task: what they open, as `worker.Worker` reads it. machine: the name that
-    theirs must have, as the entries are written for it. lost: told what was left out, and why."""
+    """Workers that measure for one model. task: the request for the model that they open (see `worker.Worker`).
+    machine: the required name of their machines, for which entries are written. lost: called with dropped requests and
+    the reasons."""
 
     workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
@@ -76,7 +77,8 @@ class Fleet:
 
 
 def persistent_ask(worker: RemoteWorker, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer, of a new process where one has died. Raises DeviceError for a request that no process survives."""
+    """The answer to a request, which is repeated if a process dies. Raises DeviceError if no process survives the
+    request."""
     for attempt in range(1, MAX_TRIES + 1):
         try:
             return worker.ask(request)
@@ -119,7 +121,7 @@ def _ray_actors(address: str | None, module: str) -> list[RemoteWorker]:
 
 
 class _Actor:
-    """A worker on a node of Ray's. start: makes an actor."""
+    """A worker on a node of Ray. start: creates an actor."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start, self._actor = start, None

@@ -1,4 +1,4 @@
-"""A cache that holds what the last build used, and what is pinned."""
+"""A cache of the values that the last build used, and of pinned ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Generations(Generic[V]):
-    """Values by key. `turn` ends a build; a value that was not used since the last turn is dropped, unless pinned."""
+    """Values by key. `advance` ends a build; a value that was not used since the last one is dropped, unless pinned."""
 
     def __init__(self) -> None:
         self._pinned: dict[Hashable, V] = {}
@@ -25,10 +25,10 @@ class Generations(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V) -> None:
-        """In the place of an older one."""
+        """Replace the value of a key."""
         self._used[key] = value
 
-    def turn(self, pin: bool = False) -> None:
+    def advance(self, pin: bool = False) -> None:
         if pin:
             self._pinned |= self._used
         self._last, self._used = self._used, {}

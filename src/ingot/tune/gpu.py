@@ -81,7 +81,7 @@ class GpuBench:
 
     # -- what a search asks
 
-    def others(self, site: Site) -> list[Choice]:
+    def candidates(self, site: Site) -> list[Choice]:
         with likely_sizes(size_hints(self.graph)):
             choices = site.candidates()
             for choice in (site.untuned, *choices):
@@ -127,7 +127,7 @@ class GpuBench:
         return wrong
 
     def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
-        """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, by turns."""
+        """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, in alternation."""
         changed = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
         changed = {key: m for key, m in changed.items() if m.choice != m.baseline}
         name = "untuned"

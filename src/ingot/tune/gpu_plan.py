@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.layout import Layout
 from ingot.ir.types import DType
 from ingot.ops.group import Group
-from ingot.plan.link import kernel_dim
+from ingot.plan.sizes import kernel_dim
 from ingot.runtime import program as rt
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
@@ -28,7 +28,7 @@ _CACHE = 64 << 20  # bytes that fill the second-level cache of any current GPU
 
 @dataclass(frozen=True)
 class Place:
-    """Where a site's group stands: what lowering it takes."""
+    """A site's group, with the arguments for lowering it."""
 
     group: Group
     ins: tuple[Layout, ...]
@@ -96,7 +96,7 @@ class TrialPlan:
         return nbytes
 
     def _operand(self, arg: Arg, low: Lowered, which: int) -> int:
-        """The buffer of an operand: one for what both variants read, one for each of what they write."""
+        """The buffer of an operand: shared by both variants if they read it, separate if they write it."""
         place = self._place
         match arg.kind:
             case "in":

@@ -1,4 +1,4 @@
-"""Tune a model: search, write what holds to a database, and measure the model before and after."""
+"""Tune a model: search, write confirmed choices to a database, and measure the model before and after."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """machine: as the database names it. untuned_seconds, seconds: of a call, measured by turns; gain: the median of
-    the turns' ratios. wrong: candidates that computed something else, which is a bug. withdrawn: findings that made
-    calls slower all the same, and were taken back. lost: candidates that did not compile or return, and why."""
+    """machine: its name in the database. untuned_seconds, seconds: of a call, measured in alternation; gain: the median
+    ratio of the pairs. wrong: candidates with other results, which is a bug. withdrawn: findings that made calls slower
+    and were removed. lost: candidates that did not compile or return, and the reasons."""
 
     machine: str
     database: str
@@ -76,14 +76,14 @@ def tune(
     task: Mapping[str, Any] | None = None,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
-    """Search for about `budget` seconds, at the sizes of `feeds`, and add what was found to `database` as it is found.
+    """Search for about `budget` seconds, at the sizes of `feeds`, and add findings to `database` as they are made.
 
-    again: also search sites of which the database knows. workers: who measures the search's rounds, with `task`, which
-    tells them what (see `worker.Worker`); the guard measures here. watch: told what is going on and how many seconds
-    have gone.
+    again: also search sites with entries in the database. workers: the processes that measure the rounds of the search,
+    with the request `task` (see `worker.Worker`); the guard measures in this process. watch: called with a description
+    and the seconds so far.
 
-    Raises what compiling raises, ArtifactError for a database that cannot be written or is something else, and
-    InputError or ArtifactError for a target that is not this machine's.
+    Raises the errors of compiling, ArtifactError for a database that cannot be written or is malformed, and InputError
+    or ArtifactError for a target that is not this machine's.
     """
     tuning.add(database, ())  # said before minutes of work and not after them
     start = time.monotonic()

@@ -1,11 +1,12 @@
-"""The search: which candidates are tried at which site, what is believed, and when it is written down.
+"""The search: the candidates that are tried at each site, the statistics of their times, and the entries that are
+written.
 
     rounds:  one candidate at each of the sites that are due, the largest share of the model's time first
              the untuned program and the one with the candidates run by turns
     guard:   what looked faster is measured again, longer; its results are checked; what holds is written at once
 
-A site tries what the model ranks behind its own choice, then the neighbours of the best so far, for as long as these
-help.
+A site tries the candidates that the cost model ranks next to its own choice, then the neighbours of the best choice so
+far, as long as these improve it.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ MIN_GAIN = 1.03  # the untuned choice's time over a candidate's from which on th
 ROUNDS, GUARD_ROUNDS = 4, 15
 LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
 MAX_TRIES = 60
-_DUE_RATIO = 8  # a round holds the sites whose `due` is at least an eighth of the first one's
+_DUE_RATIO = 8  # a round holds the sites whose `urgency` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
 _GUARD_INTERVAL = 0.15  # of the budget, between two guards
 _LAST_GUARD_SHARE = 0.12  # of the budget, kept for the last guard
 
 
 class Bench(Protocol):
-    """What a search measures on: `trial.Workbench`."""
+    """The interface to the measured program: `trial.Workbench`."""
 
     @property
     def spots(self) -> Sequence[Spot]: ...
 
-    def others(self, site: Site) -> list[Choice]: ...
+    def candidates(self, site: Site) -> list[Choice]: ...
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]: ...
 
@@ -49,7 +50,7 @@ class Bench(Protocol):
 
 
 class Measurers(Protocol):
-    """Who measures the rounds of a search: `fleet.Fleet`. count: batches at a time."""
+    """The processes that measure the rounds of a search: `fleet.Fleet`. count: of concurrent batches."""
 
     @property
     def count(self) -> int: ...
@@ -59,7 +60,7 @@ class Measurers(Protocol):
 
 @dataclass(frozen=True)
 class _SingleMeasurer:
-    """The bench itself."""
+    """Measures on the bench itself."""
 
     bench: Bench
     count: int = 1
@@ -88,9 +89,9 @@ class Finding:
 
 @dataclass
 class _Site:
-    """A site while it is searched. gains: the untuned time over each tried choice's. refused: by the guard. wrong: of
-    these, how their results differed. accepted: the choice that the guard confirmed, or the untuned one once
-    `finished`.
+    """The state of a site during the search. gains: the untuned time over that of each tried choice. refused: choices
+    that the guard refused. wrong: how the results of some of these differed. accepted: the choice that the guard
+    confirmed, or the untuned one once `finished`.
     """
 
     spot: Spot
@@ -107,7 +108,7 @@ class _Site:
         return self.spot.site.untuned
 
     @property
-    def due(self) -> float:
+    def urgency(self) -> float:
         """The site's share of the time per choice tried: the largest comes first."""
         return self.spot.share / (1 + len(self.gains))
 
@@ -117,14 +118,15 @@ class _Site:
         return max(candidates, key=lambda x: x[1], default=(self.untuned, 1.0))
 
     def candidate(self) -> Choice | None:
-        """The choice that the guard should check: the best one, if it is better than what passed before."""
+        """The choice for the guard to check: the best one, if it is better than the accepted one."""
         choice, gain = self.best()
         min_gain = self.accepted.gain if self.accepted is not None else 1.0
         return choice if gain > max(min_gain, _min_gain(self.untuned, choice)) else None
 
 
 def _min_gain(untuned: Choice, choice: Choice) -> float:
-    """Winograd's rounding errors must be worth it, as the model asks too."""
+    """The gain that a choice needs. For Winograd's it is larger, as in the cost model, because of its rounding
+    errors."""
     return MIN_SPEEDUP if choice.kind == "winograd" and untuned.kind != "winograd" else MIN_GAIN
 
 
@@ -151,7 +153,8 @@ class Search:
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
         self.sites = [
-            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.others(s.site)))]) for s in open_spots
+            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.candidates(s.site)))])
+            for s in open_spots
         ]
 
     def run(self, budget: float) -> list[Finding]:
@@ -175,11 +178,11 @@ class Search:
         """The sites of the next round, those with the most time per candidate tried first."""
         for site in self.sites:
             self._refill(site)
-        queued = sorted((s for s in self.sites if s.queue), key=lambda s: -s.due)
-        return [s for s in queued if s.due * _DUE_RATIO >= queued[0].due]
+        queued = sorted((s for s in self.sites if s.queue), key=lambda s: -s.urgency)
+        return [s for s in queued if s.urgency * _DUE_RATIO >= queued[0].urgency]
 
     def _refill(self, site: _Site) -> None:
-        """New candidates once all have been tried: neighbours of the best, while these still find something better."""
+        """Add candidates if all have been tried: the neighbours of the best choice, as long as it improves."""
         while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MAX_TRIES:
             site.generation += 1
             best, _ = site.best()
@@ -206,7 +209,8 @@ class Search:
                     site.gains[choices[key]] = float(untuned / candidate)
 
     def _guard(self) -> bool:
-        """Measure again what looked faster, check its results, and write down what holds. True if any was refused."""
+        """Measure the fastest choices again, check their results, and write those that are confirmed. True if any was
+        refused."""
         candidates = [(s, c) for s in self.sites if (c := s.candidate()) is not None]
         findings: list[Finding] = []
         if candidates:
@@ -240,12 +244,12 @@ class Search:
 
     @property
     def wrong(self) -> list[str]:
-        """Candidates whose results were not those of the untuned kernels."""
+        """The candidates whose results differ from those of the untuned kernels."""
         return [text for site in self.sites for text in site.wrong]
 
 
 def _is_valid(measured: Measured | None, site: Site) -> bool:
-    """Whether what was measured before still says something about the site."""
+    """Whether an earlier measurement is still valid for the site."""
     return measured is not None and measured.baseline == site.untuned
 
 
@@ -255,8 +259,9 @@ def _earlier_choices(earlier: Mapping[str, Measured], site: Site) -> list[Choice
 
 
 def _gain(pairs: NDArray[np.float64]) -> float:
-    """The untuned time over the other one, by medians of pairs and by the best of all, whichever says less: a neighbour
-    on the machine disturbs one of them, not both. A time of zero is none: it lay within what the clock takes."""
+    """The untuned time over the candidate's: the smaller of the median ratio of pairs and the ratio of the best times,
+    as other load on the machine disturbs only one of them. Times of zero are below the resolution of the clock and do
+    not count."""
     pairs = pairs[(pairs > 0).all(axis=1)]
     if not len(pairs):
         return 1.0

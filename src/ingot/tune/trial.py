@@ -105,7 +105,7 @@ class Workbench:
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 
-    def others(self, site: Site) -> list[Choice]:
+    def candidates(self, site: Site) -> list[Choice]:
         """The candidates that the cost model ranks next after its choice."""
         with likely_sizes(size_hints(self.graph)):
             return site.candidates()
@@ -121,7 +121,8 @@ class Workbench:
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
-        """Run the untuned program and one with `choices` by turns. turn: what is held while they run."""
+        """Run the untuned program and one with `choices` in alternation. turn: the context manager that is entered
+        meanwhile."""
         candidate = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         with turn or nullcontext():
@@ -207,7 +208,7 @@ class Workbench:
                 fill=self._fill,
             )  # fmt: skip
         for cache in (self._lowered, self._objects, self._weights):
-            cache.turn(pin)
+            cache.advance(pin)
         return _Variant(program, CompiledModel(program, threads=self.threads), launches)
 
     def _fill(self, constant: Array, pack: Pack | None, out: NDArray[np.uint8]) -> None:

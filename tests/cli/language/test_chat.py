@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -17,6 +18,7 @@ from ingot import cli
 from ingot.cli.language.chat import Conversation
 from ingot.cli.language.options import SamplingOptions
 from ingot.language.session import SAMPLING
+from tests.frontends.gguf.builder import F32, STRING, key, of_tensors, scalar, text
 from tests.language.tiny import write
 
 pytest.importorskip("tokenizers")
@@ -63,6 +65,33 @@ def test_speculation(file: Path, lm: ingot.LanguageModel) -> None:
         result = call("generate", file, "Hello", "--threads", 1, *ENDS, *options)
         assert (result.exit_code, result.stdout) == (0, expected), result.output
     assert "expected 'prompt'" in call("generate", file, "Hi", "--threads", 1, "--speculate", "luck").stderr
+
+
+def test_adapters_and_grammars(file: Path, tmp_path: Path) -> None:
+    """Adapters with a scale, at generate and at compile; a regular expression and a grammar."""
+    rng = np.random.default_rng(0)
+    name = "blk.0.attn_output.weight.lora_"
+    arrays = {
+        f"{name}{part}": rng.normal(size=shape).astype(np.float32) for part, shape in (("a", (4, 32)), ("b", (32, 4)))
+    }
+    kinds = {"general.type": "adapter", "adapter.type": "lora"}
+    keys = [key(k, STRING, text(v)) for k, v in kinds.items()] + [key("adapter.lora.alpha", F32, scalar(F32, 8.0))]
+    adapter = tmp_path / "a=b.gguf"
+    adapter.write_bytes(of_tensors({k: ("F32", a.shape, a) for k, a in arrays.items()}, keys))
+    expected = ingot.LanguageModel(file, adapters={adapter: 0.5}, threads=1).generate("Hello", max_tokens=8, seed=1)
+    options = ("--adapter", f"{adapter}=0.5", "--threads", 1)
+    result = call("generate", file, "Hello", *ENDS, *options)
+    assert result.stdout == expected + "\n" != call("generate", file, "Hello", *ENDS, "--threads", 1).stdout
+    assert call("compile", file, "-o", tmp_path / "m.ingot", *options).exit_code == 0
+    compiled = call("generate", tmp_path / "m.ingot", "Hello", *ENDS)
+    assert compiled.stdout == result.stdout
+    refused = call("generate", tmp_path / "m.ingot", "Hello", "--adapter", adapter)
+    assert "compile the model again" in refused.stderr
+    assert "FILE=SCALE" in call("generate", file, "Hello", "--adapter", "a=b").stderr
+    pytest.importorskip("llguidance")
+    (tmp_path / "g.lark").write_text('start: "x" "y"+')
+    assert call("generate", file, "Hello", "--regex", "[ab]{3}", "-n", 9).stdout.strip("ab") == "\n"
+    assert call("generate", file, "Hello", "--grammar", tmp_path / "g.lark", "-n", 9).stdout.startswith("xy")
 
 
 def test_a_schema_in_a_file(file: Path, tmp_path: Path) -> None:

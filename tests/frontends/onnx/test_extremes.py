@@ -71,6 +71,7 @@ def test_an_answer(name: str):
 
 
 IMAGE = np.ones((1, 9, 4), np.float32)
+LONG = np.ones((1, 1, 40000, 2), np.float32)
 I64 = np.int64
 REFUSALS: dict[str, tuple[str, Callable[[], object]]] = {
     "keepdims": ("expected 0 or 1", lambda: run("ReduceSum", X, keepdims=-1)),
@@ -84,6 +85,10 @@ REFUSALS: dict[str, tuple[str, Callable[[], object]]] = {
     "block of no size": ("sizes of 1 or more", lambda: run("Col2Im", IMAGE, [np.array([4, 4]), np.array([0, 3])])),
     "elements": ("too large", lambda: run("Expand", X, [np.array([FAR, 1, 5, 5])])),
     "a size of Resize": ("expected 0 or more", lambda: run("Resize", X, [None, None, np.array([-1, 1, 5, 5])])),
+    "scales of an antialiased Resize": (
+        "expected scales >= ",
+        lambda: run("Resize", LONG, [None, None, np.array([1, 1, 1, 2])], mode="cubic", antialias=1),
+    ),
     "scales": ("expected positive", lambda: run("Resize", X, [None, np.array([1, 1, np.inf, 1], np.float32)])),
     "an output of ConvTranspose": (
         "too large",
@@ -107,6 +112,25 @@ def test_a_refusal(name: str):
     with pytest.raises(ingot.IngotError, match=REFUSALS[name][0]) as e:
         REFUSALS[name][1]()
     assert "report" not in str(e.value)
+
+
+UNARY = {
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Neg": np.negative,
+    "Abs": np.abs,
+}
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_infinities_that_are_known(op: str):
+    values = np.array([-np.inf, np.inf, np.nan, 0, -0.0, 1.5], np.float32)
+    with np.errstate(all="ignore"):
+        want = UNARY[op](values)
+    compiled = ingot.compile(model(op, values), weights={"x": values}, cache=False, threads=1)
+    np.testing.assert_array_equal(np.asarray(compiled()), want)
 
 
 @pytest.mark.parametrize(("start", "limit"), [(0, np.inf), (-np.inf, 0), (0, np.nan)])

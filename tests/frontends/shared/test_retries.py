@@ -7,6 +7,7 @@ import pytest
 from ingot import ops
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.retries import Known, with_retries
+from ingot.frontends.shared.sizes import SizeInput
 from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, i64
@@ -51,3 +52,15 @@ def test_no_input_waits_for_what_the_run_finds(other: DimLike) -> None:
 
     with pytest.raises(ImportModelError, match="sizes differ"):
         with_retries(attempt, {})
+
+
+def test_sizes_that_an_input_cannot_give_end_the_import() -> None:
+    attempts: list[Known] = []
+
+    def attempt(known: Known) -> Graph:
+        attempts.append(known)
+        raise SizeInput("x")
+
+    with pytest.raises(ImportModelError, match="'x'"):
+        with_retries(attempt, {})
+    assert len(attempts) == 2

@@ -17,6 +17,7 @@ from ingot.language.engine import Answer, BusyError, Engine, Stepper
 from ingot.language.engine.engine import Limits
 from ingot.language.session import Sampling
 from ingot.language.text.generation import Request
+from ingot.language.text.grammar import Grammars
 from ingot.support.errors import IngotError, InputError
 from tests.language.tiny import write
 
@@ -313,6 +314,71 @@ def test_speculation(lm: ingot.LanguageModel, kind: str, tmp_path: Path) -> None
             assert s.accepted_tokens == s.proposed_tokens
     with pytest.raises(InputError, match="speculate, draft"):
         lm.engine(speculate="prompt", draft=other)
+
+
+def schema_of(n: int) -> dict[str, Any]:
+    words = {"enum": ["a" * 12, "a" * 11 + "b", "b" * 9]}
+    properties = {key: words for key in "xyz"[:n]}
+    closed = {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    return {"type": "object", "properties": properties, "required": [*properties], **closed}
+
+
+@pytest.mark.parametrize("kind", ["prompt", "draft"])
+def test_speculation_with_grammars(lm: ingot.LanguageModel, kind: str) -> None:
+    """The same tokens as without proposals, with penalties too; what a grammar does not allow is not proposed."""
+    pytest.importorskip("llguidance")
+    ids = lm.tokenizer.encode('{"x":"aaaaaaaaaaaa","y":"aaa')
+    hows: list[dict[str, Any]] = [
+        {"temperature": t, "seed": n, "max_tokens": 70 if n else 20, "frequency_penalty": 0.3 * n}
+        for n, t in enumerate((0, 1.0, 0.7))
+    ]
+
+    def texts(engine: Engine) -> list[str]:
+        requests = [lm.request(schema=schema_of(n + 1), **how) for n, how in enumerate(hows)]
+        requests += [lm.request(regex="(ab|ac)*", **how) for how in hows]
+        return ["".join(piece.text for piece in a) for a in [engine.submit(ids, r) for r in requests]]
+
+    options: dict[str, Any] = {"speculate": "prompt"} if kind == "prompt" else {"draft": lm}
+    with lm.engine(sequences=3) as plain, lm.engine(sequences=3, proposals=5, **options) as engine:
+        expected = texts(plain)
+        assert json.loads(expected[2]).keys() == {"x", "y", "z"}
+        assert texts(engine) == expected
+        s, without = engine.statistics(), plain.statistics()
+    assert s.accepted_tokens > 20 and s.steps < without.steps and s.pages_used == 0
+    if kind == "draft":  # it is the model itself
+        assert s.accepted_tokens == s.proposed_tokens
+
+
+def test_what_a_grammar_forces_is_proposed(lm: ingot.LanguageModel) -> None:
+    """There is one token for each byte here, so that all of it is right."""
+    pytest.importorskip("llguidance")
+    with lm.engine(sequences=1, speculate="prompt", proposals=8) as engine:
+        answer = engine.submit([1], lm.request(regex="an answer without a choice[ab]", max_tokens=40))
+        assert "".join(piece.text for piece in answer)[:-1] == "an answer without a choice"
+        s = engine.statistics()
+    assert s.accepted_tokens == s.proposed_tokens > 12 and s.steps < 13
+
+
+def test_masks_of_proposals(lm: ingot.LanguageModel) -> None:
+    """The masks that the answer has after each of them; then the state is that of before."""
+    pytest.importorskip("llguidance")
+    words = lm.tokenizer
+    constraint = Grammars(words, 260).constraint(regex="abc?")
+    a, b, c = words.encode("abc", framed=False)
+    for proposed, count in (
+        ([], 1),
+        ([a, b], 3),
+        ([a, b, c, a], 3),
+        ([b], 1),
+        ([a, c], 2),
+        ([a, b, words.end_ids[0]], 3),
+    ):
+        masks = constraint.biases(proposed)
+        assert len(masks) == count and not constraint.is_done
+        allowed = [{*np.flatnonzero(mask == 0).tolist()} for mask in masks]
+        assert allowed == [{a}, {b}, {c, *words.end_ids}][:count]
+    constraint.accept(a)
+    assert len(constraint.biases([b])) == 2 and not constraint.is_done
 
 
 def test_repeated_text_is_looked_up(lm: ingot.LanguageModel) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.ir.types import DType, bf16, f16, f32, i8
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8
 from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
 from ingot.language.engine.answer import Answer
@@ -31,7 +31,7 @@ from tests.language.test_targets import CONFIG, InBlocks
 
 CONTEXT, SEQUENCES, PAGES = 48, 4, 12
 GREEDY = Request(1, Sampling(temperature=0.0))
-TOLERANCE: dict[DType, float] = {f32: 1e-5, f16: 4e-3, bf16: 3e-2, i8: 6e-2}
+TOLERANCE: dict[DType, float] = {f32: 1e-5, f16: 4e-3, bf16: 3e-2, i8: 6e-2, f8e4m3fn: 0.2, f8e5m2: 0.4}
 
 
 class Trial:
@@ -48,7 +48,7 @@ class Trial:
 
     def part(self, slot: int, ids: list[int], start: int, *, is_chunk: bool, sampled: int = 1) -> SequencePart:
         transcript = Transcript(None, ids, GREEDY, CONTEXT, self.vocabulary)
-        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, sampled, transcript)
+        return SequencePart(slot, self.pages[slot], start, ids[start:], is_chunk, transcript, [None] * sampled)
 
     def companions(self, slots: list[int]) -> list[SequencePart]:
         parts: list[SequencePart] = []
@@ -136,7 +136,9 @@ def test_bits_of_blocks_of_levels(activations: str) -> None:
     check_bits(CompiledModel(program, threads=1), 96)
 
 
-@pytest.mark.parametrize("dtype", [f16, i8, pytest.param(bf16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [f16, i8, f8e4m3fn, *(pytest.param(t, marks=pytest.mark.slow) for t in (bf16, f8e5m2))]
+)
 def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     net = model(*MODELS["gemma 3"])
     language = network(net, tmp_path, CONTEXT)
@@ -147,7 +149,7 @@ def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     near(got.logits, reference(net, ids)[-10:], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8])
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8, f8e4m3fn])
 def test_single_rows_read_pages_in_place(dtype: DType) -> None:
     """Chunks read copies. Pages that there are not are no memory outside of the pool."""
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)

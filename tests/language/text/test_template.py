@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -86,7 +88,9 @@ def compare(source: str) -> int:
             expected = render(
                 [present], tools=tools, chat_template=source, add_generation_prompt=True, **SPECIAL
             )[0][0]  # fmt: skip
-        except Exception:
+        except Exception as error:
+            if re.search("unsafe|generator|'functions' is undefined", str(error)):
+                continue  # `transformers` refuses more
             with pytest.raises(InputError, match="the chat template"):
                 template.render(messages, tools=tools)
             continue
@@ -178,3 +182,32 @@ def test_what_is_not_readable_is_refused() -> None:
             template.render(messages)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="what JSON holds"):
         template.render([{"role": "user", "content": object()}])
+
+
+def test_queues_of_a_namespace() -> None:
+    """`append` and `pop` of its lists; other values stay as they are."""
+    source = (
+        "{% set n = namespace(ids=[], kept=[]) %}{% set n.kept = n.ids %}"
+        "{% for m in messages %}{% set _ = n.ids.append(m.content) %}{% endfor %}"
+        "{{ n.ids.pop(0) }} {{ n.ids | join(',') }} {{ n.kept | length }}"
+    )
+    assert Template(source, {}).render([user("a"), user("b"), user("c")]) == "a b,c 0"
+    refusals = (
+        "{% set _ = messages[0].content.append(1) %}",
+        "{% set _ = messages.append(1) %}",
+        "{% set n = namespace(i=1) %}{% set _ = n.i.append(1) %}",
+        "{{ namespace(i=[]).i.pop() }}",
+    )
+    for refused in refusals:
+        with pytest.raises(InputError, match="the chat template"):
+            Template(refused, {}).render([user("a")])
+    grows = "{% set n = namespace(l=['ab']) %}{% for i in range(64) %}{% set _ = n.l.append(n.l) %}{% endfor %}"
+    with pytest.raises(InputError, match="16777216"):
+        Template(grows, {}).render([user("a")])
+
+
+def test_variables_of_old_templates() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    template = Template("{{ functions }} {{ tools | map(attribute='function') | tojson }} {{ datetime }}", {})
+    text = template.render([user("a")], tools=[tool])
+    assert text.startswith(json.dumps([tool], indent=4)) and '[{"name": "add"}]' in text

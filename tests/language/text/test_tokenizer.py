@@ -22,6 +22,7 @@ TEXTS = [
     "", " ", "Hello, world!", "  two  spaces\n\n\tand tabs ", "naïve café Ünïcödé 数字 3.14159", "🦙🦙 emoji",
     "don't DON'T we'll",
     "a\u0301 combining", "\r\n\r\n", "1234567", "x" * 300, "日本語のテキスト、한국어", "\u200d\u00a0",
+    "many words " * 1000,
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.rewrite import rewrite
 from ingot.ir.types import DTYPES, DType, TensorType, boolean, f32
-from ingot.passes.core.identities import FAST_MATH, IDENTITIES, WHEN, Identity, build, rule_set, variables
+from ingot.passes.core.identities import DTYPE_KINDS, FAST_MATH, IDENTITIES, Identity, build, rule_set, variables
 from ingot.passes.core.simplify import simplify
 from ingot.support.errors import ShapeError
 
@@ -46,7 +46,7 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
     for name, values in given.items():
         kind = TensorType(boolean if name in "pq" else dtype, (size,))
         bound[name] = const(values) if name in "cd" else Input(name, kind)()
-    if on.kind not in WHEN[identity.when]:
+    if on.kind not in DTYPE_KINDS[identity.when]:
         return None
     node = build(left, bound, TensorType(dtype, (size,)))
     if node is None:

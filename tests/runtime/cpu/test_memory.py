@@ -96,7 +96,7 @@ def test_memory_of_results_is_bounded():
     assert {a.ctypes.data for a in again} <= places
     del again
     small = results.take(100)  # another size: what is spare goes
-    assert small.nbytes == 100 and results._spare == []
+    assert small.nbytes == 100 and results._free_regions == []
 
 
 def test_results_of_many_threads_never_share_memory():

@@ -17,7 +17,7 @@ from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i64
 from ingot.ops import Gelu, Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.activation import Softplus
-from ingot.ops.nn.image.resize import PadMode
+from ingot.ops.nn.image.pad_mode import PadMode
 from ingot.ops.nn.softmax import Softmax
 from ingot.schedule.collapse_dims import collapse_dims
 from ingot.schedule.cpu.machine import AVX512

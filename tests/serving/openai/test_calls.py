@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,12 @@ from ingot.language.text.grammar import Grammars  # noqa: E402
 from ingot.language.text.template import Template  # noqa: E402
 from ingot.language.text.tokenizer import Tokenizer  # noqa: E402
 from ingot.serving.openai.call_reader import CallPart, CallReader  # noqa: E402
-from ingot.serving.openai.calls import ByName, CallForm, call_form  # noqa: E402
+from ingot.serving.openai.calls import ANY_TYPE, KEY, ByName, CallForm, call_form  # noqa: E402
 from ingot.serving.openai.errors import OpenAIError  # noqa: E402
 from ingot.serving.openai.grammars import calls_grammar, thoughtful_grammar  # noqa: E402
 from ingot.serving.openai.protocol import Tool  # noqa: E402
 from ingot.serving.openai.reasoning import Reasoning, ReasoningReader, reasoning_of  # noqa: E402
+from tests.language.text.sources import llama_cpp  # noqa: E402
 from tests.language.tiny import byte_tokens  # noqa: E402
 
 KEYS = ("name", "arguments")
@@ -29,14 +31,26 @@ COUNTED = CallForm("<calls><call>f.", "</call><call>f.", "</call></calls>", midd
 CODER = CallForm(
     "<tool_call>\n<function=", "\n</function>\n</tool_call>\n<tool_call>\n<function=", "\n</function>\n</tool_call>",
     middle=">\n<parameter=",
-    by_name=ByName(">\n", ">\n", "\n</parameter>", "\n</parameter>", "\n<parameter=", ">", False),
+    by_name=ByName(">\n", ">\n", "\n</parameter>", "\n</parameter>", "\n<parameter=", ">"),
 )  # fmt: skip
 TYPED = CallForm(
     '<invoke name="', '</invoke><invoke name="', "</invoke>", middle='"><p name="',
-    by_name=ByName('" string="true">', '" string="false">', "</p>", "</p>", '<p name="', '">', False),
+    by_name=ByName('" string="true">', '" string="false">', "</p>", "</p>", '<p name="', '">'),
 )  # fmt: skip
 PYTHON = CallForm(
-    "<call>[", "), ", ")]</call>", middle="(", by_name=ByName("=", "=", "", "", ", ", "(", True),
+    "<call>[", "), ", ")]</call>", middle="(", by_name=ByName("=", "=", "", "", ", ", "(", quote="'"),
+)  # fmt: skip
+GEMMA = CallForm(
+    "<call>call:", "}</call><call>call:", "}</call>", middle="{",
+    by_name=ByName(":", ":", "", "", ",", "{", quote='<|"|>'),
+)  # fmt: skip
+KIMI = CallForm(
+    '<tools><call name="', '</call><call name="', "</call></tools>", middle='" index="0"><p key="',
+    by_name=ByName('" type="string">', f'" type="{ANY_TYPE}">', "</p>", "</p>", '<p key="', '" index="0">'),
+)  # fmt: skip
+XML = CallForm(
+    '<f name="', '</f><f name="', "</f>", middle='"><',
+    by_name=ByName(">", ">", f"</{KEY}>", f"</{KEY}>", "<", '">', item="item"),
 )  # fmt: skip
 # how templates write them
 NEXT = "{% if not loop.last %}"
@@ -65,12 +79,21 @@ BY_NAME = [
              + "{{ k }}={{ \"'\" + v + \"'\" if v is string else v }}"
              "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}"
              "{% endfor %}]</call>"),
+    (GEMMA, "{% for c in m.tool_calls %}<call>call:{{ c.function.name }}{{ '{' }}"
+            "{% for k, v in c.function.arguments | dictsort %}"
+            "{{ k }}:{{ '<|\"|>' + v + '<|\"|>' if v is string else v | tojson }}"
+            "{% if not loop.last %},{% endif %}{% endfor %}{{ '}</call>' }}{% endfor %}"),
+    (KIMI, "<tools>{% for c in m.tool_calls %}<call name=\"{{ c.function.name }}\" index=\"{{ loop.index }}\">" + ITEMS
+           + "<p key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'boolean' if v is boolean else 'number' }}\">"
+           "{{ v if v is string else v | tojson }}</p>{% endfor %}</call>{% endfor %}</tools>"),
+    (XML, "{% macro xml(v) %}"
+          "{% if v is mapping %}{% for k, x in v.items() %}<{{ k }}>{{ xml(x) }}</{{ k }}>{% endfor %}"
+          "{% elif v is string or v is not iterable %}{{ v if v is string else v | tojson }}"
+          "{% else %}{% for x in v %}<item>{{ xml(x) }}</item>{% endfor %}{% endif %}{% endmacro %}"
+          "{% for c in m.tool_calls %}<f name=\"{{ c.function.name }}\">{{ xml(c.function.arguments) }}</f>"
+          "{% endfor %}"),
 ]  # fmt: skip
-# the key is in the closing mark too
-XML = (
-    "{% set f = m.tool_calls[0].function %}<f={{ f.name }}>"
-    "{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</f>"
-)
+NAMES = ["coder", "typed", "python", "gemma", "kimi", "xml"]
 BEFORE = (
     "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}"
@@ -99,6 +122,7 @@ def hermes(*calls: object) -> str:
 
 
 TEXTS = {
+    "a mark in front": (COUNTED, '<calls>! <calls><call>f.add:0<args>{"a": 1}</call></calls>', "<calls>! ", ["add"]),
     "none": (HERMES, "a < b, <tool", "a < b, <tool", []),
     "one": (HERMES, f"I add: {hermes(ADD)}", "I add: ", ["add"]),
     "two": (HERMES, hermes(ADD, SUB), "", ["add", "sub"]),
@@ -124,12 +148,76 @@ def test_a_form_is_learned_from_the_template(form: CallForm, body: str):
     assert learned(body) == form
 
 
-@pytest.mark.parametrize("body", ["{{ m.tool_calls[0].function.name }}(probe=1)", XML, "<f>"])
+@pytest.mark.parametrize("body", ["{{ m.tool_calls[0].function.name }}(probe=1)", "<f>"])
 def test_other_forms_are_refused(body: str):
     with pytest.raises(OpenAIError, match="another form of calls"):
         learned(body)
     with pytest.raises(OpenAIError, match="has no tools"):
         call_form(lambda messages, tools, **values: "no word of them", tokenizer(None))
+
+
+LISTED = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+
+
+@pytest.mark.parametrize(("mark", "end"), [("<|tool_call_start|>", ")]<|tool_call_end|>"), ("<|tool_call|>", "}]")])
+def test_calls_that_templates_leave_in_the_content(mark: str, end: str):
+    template = Template(LISTED + "</s>{% endfor %}", {})
+    form = call_form(lambda messages, tools, **_: template.render(messages, tools=tools), tokenizer(mark))
+    given = [("add", {"a": 1}), ("sub", {"a": "x"})]
+    call = form.written(given)
+    assert form.in_content and call.startswith(f"{mark}[") and call.endswith(end)
+    content, calls = joined(CallReader(form, TOOLS), cut(f"Well {call}", 3))
+    assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == given
+
+
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {
+    "type": "object", "additionalProperties": False, "required": ["city"], "properties": {
+        "city": {"type": "string", "description": ""}, "n": {"type": "integer", "description": ""},
+        "tags": {"type": "array", "description": "", "items": {"type": "string"}},
+        "when": {"type": "object", "description": "", "additionalProperties": False, "properties": {
+            "now": {"type": "boolean"}, "days": {"type": "array", "items": {"type": "object", "properties": {
+                "hour": {"type": "number"}}, "additionalProperties": False}}}}}}}}  # fmt: skip
+LOOKS = [
+    {"city": "Zo <b> 1"}, {"city": "x", "n": -3}, {"city": "x", "n": 4, "tags": ["a", "b c"]},
+    {"city": "x", "n": 1, "tags": [], "when": {"now": True, "days": [{"hour": 1.5}, {"hour": 2}]}},
+]  # fmt: skip
+
+
+def test_calls_of_known_templates():
+    """What their templates make of a call is read as this call again, in fragments, too."""
+    known, refused = 0, set[str]()
+    user = [{"role": "user", "content": "Where?"}]
+    for path in sorted(llama_cpp("models/templates").glob("*.jinja")):
+        template = Template(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
+
+        def render(messages: list[Any], tools: Any, template: Template = template, **values: Any) -> str:
+            return template.render(messages, tools=tools, **values)
+
+        try:
+            form = call_form(render, tokenizer("<|tool_call_start|>" if path.name.startswith("LFM2") else None))
+        except OpenAIError:
+            refused.add(path.stem)
+            continue
+        known += 1
+        for values in LOOKS:
+            if form.in_content:
+                text = form.written([("look", values)])
+            else:
+                function = {"name": "look", "arguments": json.dumps(values) if form.takes_text else values}
+                call = {"id": "abcdefgh9", "type": "function", "function": function}
+                answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+                text = render([*user, answer], [LOOK], add_generation_prompt=False).rpartition("Where?")[2]
+                if not form.trigger:
+                    text = text[text.index("{" if form.keys else "look") :]
+            for is_guarded in (True, False):
+                reader = CallReader(form, [Tool.model_validate(LOOK)], is_guarded=is_guarded)
+                _, calls = joined(reader, cut(text, 3))
+                assert [json.loads(c.arguments) for c in calls] == [values], (path.name, text)
+    assert known == 62 and refused == {
+        "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+        "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1", "google-gemma-2-2b-it",
+        "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct", "muse-glimmer",
+    }  # fmt: skip
 
 
 def joined(reader: CallReader, texts: list[str]) -> tuple[str, list[CallPart]]:
@@ -167,7 +255,7 @@ VALUES = {
     "x": 1.5,
     "all": True,
     "tags": ["a, b", "(c)"],
-    "more": {"k": None},
+    "more": {"k": None, "l": [1, {"x": [True]}]},
     "any": "7",
 }
 KINDS = {
@@ -184,6 +272,22 @@ SEARCH = Tool.model_validate({"type": "function", "function": {"name": "search",
     "additionalProperties": False}}})  # fmt: skip
 
 
+def quoted(value: object, mark: str) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{quoted(v, mark)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(quoted(v, mark) for v in value)}]"
+    return f"{mark}{value}{mark}" if isinstance(value, str) else json.dumps(value)
+
+
+def xml(value: object) -> str:
+    if isinstance(value, dict):
+        return "".join(f"<{k}>{xml(v)}</{k}>" for k, v in value.items())
+    if isinstance(value, list):
+        return "".join(f"<item>{xml(v)}</item>" for v in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def by_name(form: CallForm, *calls: dict[str, object]) -> str:
     """As a model writes calls of `search`."""
     parts: list[str] = []
@@ -192,16 +296,19 @@ def by_name(form: CallForm, *calls: dict[str, object]) -> str:
     for values in calls:
         texts = list[str]()
         for key, value in values.items():
-            is_text = isinstance(value, str) and not own.is_python
+            is_text = isinstance(value, str) and not own.quote
             written = str(value) if is_text else repr(value) if own.is_python else json.dumps(value)
+            written = quoted(value, own.quote) if own.quote and not own.is_python else written
+            written = xml(value) if own.item else written
             mark, end = (own.text_value, own.text_end) if is_text else (own.other_value, own.other_end)
-            texts.append(key + mark + written + end)
+            kind = {list: "array", dict: "object", bool: "boolean"}.get(type(value), "number")
+            texts.append(key + mark.replace(ANY_TYPE, kind) + written + end.replace(KEY, key))
         parts.append("search" + (form.middle + own.following.join(texts) if texts else own.empty))
     assert form.between is not None
     return form.before + form.between.join(parts) + form.after
 
 
-@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=["coder", "typed", "python"])
+@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=NAMES)
 @pytest.mark.parametrize("width", [1, 7, 1000])
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: bool):
@@ -212,7 +319,7 @@ def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: b
     assert [json.loads(call.arguments) for call in calls] == given
 
 
-@pytest.mark.parametrize("form", [HERMES, SPLIT, CODER, TYPED])
+@pytest.mark.parametrize("form", [HERMES, SPLIT, CODER, TYPED, KIMI, XML])
 def test_arguments_are_told_as_they_come(form: CallForm):
     values: dict[str, object] = {"city": "a long name of a city"}
     text = by_name(form, values) if form.by_name else hermes({"name": "search", "arguments": values})
@@ -224,6 +331,19 @@ def test_arguments_are_told_as_they_come(form: CallForm):
     reader = CallReader(form, [SEARCH], is_guarded=True)
     content, (call,) = joined(reader, cut(text[: text.index("name of")], 5))
     assert content == "" and json.dumps(values).startswith(call.arguments) and "a long" in call.arguments
+
+
+def test_values_that_templates_write_in_other_notations():
+    """Lists in Python's, and texts with marks in XML's."""
+    for text, values in [
+        ("<function=search>\n<parameter=city>\nx\n</parameter>\n<parameter=tags>\n['a', \"b\"]\n</parameter>",
+         {"city": "x", "tags": ["a", "b"]}),
+        ("<function=search>\n<parameter=city>\n<![CDATA[a</parameter>]]>\n</parameter>\n<parameter=n>\n[1\n</parameter>",
+         {"city": "a</parameter>", "n": "[1"}),
+    ]:  # fmt: skip
+        reader = CallReader(CODER, [SEARCH])
+        _, (call,) = joined(reader, cut(f"<tool_call>\n{text}\n</function>\n</tool_call>", 3))
+        assert json.loads(call.arguments) == values
 
 
 def test_what_python_does_not_write_is_no_call():
@@ -333,7 +453,7 @@ def test_names_in_front_of_arguments_have_grammars(is_required: bool):
     )
 
 
-@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=["coder", "typed", "python"])
+@pytest.mark.parametrize("form", [form for form, _ in BY_NAME], ids=NAMES)
 def test_arguments_by_name_have_grammars(form: CallForm):
     pytest.importorskip("llguidance")
     words = tokenizer(None)

@@ -128,6 +128,9 @@ def test_a_prompt_beyond_the_context_is_refused_by_code(url: str):
                     model="tiny", messages=[{"role": "user", "content": "a" * 1500}], stream=stream
                 )
             assert error.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="got more than 2048") as error:
+            api.completions.create(model="tiny", prompt="a" * 900_000)  # of which the beginning is encoded alone
+        assert error.value.code == "context_length_exceeded" and error.value.param == "prompt"
 
 
 def test_tools_need_a_template_that_has_them(tmp_path):

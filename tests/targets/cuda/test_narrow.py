@@ -25,12 +25,12 @@ from ingot.ir.types import (
     u8,
 )
 from ingot.schedule.gpu.contraction.tiling import F8_RUN_TERMS
-from ingot.targets.cuda.narrow import NARROW, lower_narrow_floats
+from ingot.targets.cuda.narrow import NARROW_FORMATS, lower_narrow_floats
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
-KINDS = list(NARROW)
+KINDS = list(NARROW_FORMATS)
 
 
 def converted(values: np.ndarray, dtype: DType) -> np.ndarray:
@@ -41,7 +41,7 @@ def converted(values: np.ndarray, dtype: DType) -> np.ndarray:
     body = (k.Store(y, at, k.cast(k.gather(x, at), dtype)),)
     kernel = lower_narrow_floats(k.Kernel("convert", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
-    stored = {name: np.uint8 if d in NARROW else d.numpy for name, d in (("x", source), ("y", dtype))}
+    stored = {name: np.uint8 if d in NARROW_FORMATS else d.numpy for name, d in (("x", source), ("y", dtype))}
     out = np.zeros(values.size, stored["y"])
     run_kernel(kernel, {"x": values.view(stored["x"]), "y": out}, {})
     return out

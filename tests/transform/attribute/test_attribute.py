@@ -14,7 +14,7 @@ import pytest
 import ingot
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
-from ingot.transform.attribute.methods import _in_turns
+from ingot.transform.attribute.methods import _in_iterations
 from ingot.transform.attribute.run import METHODS, _default_window
 
 onnx = pytest.importorskip("onnx")
@@ -211,7 +211,7 @@ def test_models_without_a_score_or_a_gradient() -> None:
 
 def test_turns_are_equal() -> None:
     for steps in range(1, 70):
-        places, weights, count = _in_turns(np.arange(steps), np.ones(steps), 16)
+        places, weights, count = _in_iterations(np.arange(steps), np.ones(steps), 16)
         assert count <= 16 and len(places) % count == 0 and weights.sum() == steps
         assert len(places) - steps < len(places) // count
 

@@ -211,6 +211,36 @@ def test_softmax_is_as_tight_as_elsewhere() -> None:
         assert float(np.mean(upper - lower)) < width * 1.03
 
 
+def test_forms_know_what_intervals_forget() -> None:
+    """By hand, for x in [-1, 3]: relu(x) - x / 2 is 3/4 x + [0, 3/4] - x / 2, so in [-1/4, 3/2]; an interval has
+    [-3/2, 7/2]."""
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) - x * 0.5
+
+    for method, expected in (("forward", (-0.25, 1.5)), ("ibp", (-1.5, 3.5))):
+        lower, upper = ingot.bounds(Net().eval(), torch.ones(1, 1), eps=2, method=method)
+        np.testing.assert_allclose([lower[0, 0], upper[0, 0]], expected, atol=1e-6)
+
+
+def test_auto_goes_forward_from_few_inputs() -> None:
+    """Two inputs, 200 neurons and results: no value is walked from. Bounds lie between CROWN's and intervals."""
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(2, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 200)).eval()
+    x = torch.rand(1, 2)
+    question = Question((True,), "auto", None, Rounding())
+    bounded = question.of(open_model(net, Request((x,))).graph)
+    assert bounded.is_forward and not bounded.walked and bounded.deep
+    widths: dict[str, float] = {}
+    y = net.double()(samples(x, 0.1, 500).flatten(0, 1)).detach().numpy()
+    for method in ("crown", "auto", "forward", "ibp"):
+        lower, upper = ingot.bounds(net.float(), x, lower=ends(x, 0.1)[0], upper=ends(x, 0.1)[1], method=method)
+        assert (lower <= y.min(0)).all() and (y.max(0) <= upper).all()
+        widths[method] = float(np.mean(upper - lower))
+    assert widths["crown"] < widths["auto"] == widths["forward"] < widths["ibp"] / 2
+
+
 def test_spec_is_tighter_than_the_difference() -> None:
     net, x = net_of("relu")
     lower, upper = ingot.bounds(net, x, eps=0.2)
@@ -257,7 +287,7 @@ def test_numerics_of_networks(name: str) -> None:
 
 
 def test_numerics_of_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wider than those of sums; a transposed convolution, which may be computed so in parts, is refused."""
+    """Wider than those of sums."""
     net, x = nn.Conv2d(48, 48, 3, padding=1).eval(), torch.rand(1, 48, 28, 28)
     program = ingot.compile(net, (x,))
     if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
@@ -269,15 +299,33 @@ def test_numerics_of_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
     rows[[0, 1], [5, 20000]] = 1
     few = ingot.bounds(net, x, eps=0.0, method="crown-ibp", numerics=True, spec=rows)
     assert (few.lower <= y.reshape(-1)[[5, 20000]]).all() and (y.reshape(-1)[[5, 20000]] <= few.upper).all()
-    both = nn.Sequential(net, nn.ConvTranspose2d(48, 2, 2, stride=2)).eval()
-    with pytest.raises(ingot.InputError, match="INGOT_WINOGRAD=0"):
-        ingot.bounds(both, x, eps=0.0, method="ibp", numerics=True)
     monkeypatch.setenv("INGOT_WINOGRAD", "0")
     bounds = ingot.bounds(net, x, eps=0.0, method="ibp", numerics=True)
     y = ingot.compile(net, (x,))(x).detach().numpy()
     assert (bounds.lower <= y).all() and (y <= bounds.upper).all()
     assert (wide.upper - wide.lower > bounds.upper - bounds.lower).all()
     assert (few.upper - few.lower > (bounds.upper - bounds.lower).reshape(-1)[[5, 20000]]).all()
+
+
+@pytest.mark.parametrize("method", ["ibp", pytest.param("crown-ibp", marks=pytest.mark.slow)])
+def test_numerics_of_transposed_convolutions(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of 6 with stride 2 has four phases of 3 x 3 taps, each of which Winograd's algorithm computes."""
+    net, x = nn.ConvTranspose2d(32, 32, 6, stride=2, padding=2).eval(), torch.rand(1, 32, 20, 20)
+    program = ingot.compile(net, (x,))
+    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
+        pytest.skip("no convolution by Winograd's algorithm on this machine")
+    spec = {} if method == "ibp" else {"spec": np.eye(program(x).numel())[[7, 4321, 9999]]}
+    wide = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    y = program(x).detach().numpy().reshape(-1)
+    y = y if method == "ibp" else y[[7, 4321, 9999]]
+    assert (wide.lower.reshape(-1) <= y).all() and (y <= wide.upper.reshape(-1)).all()
+    with torch.no_grad():
+        exact = net.double()(x.double()).numpy().reshape(-1)
+    net.float()
+    assert method != "ibp" or np.abs(wide.upper.reshape(-1) - exact).max() < 1e-2
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    sums = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    assert (wide.upper - wide.lower > sums.upper - sums.lower).all()
 
 
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5)])
@@ -373,7 +421,7 @@ def test_ops_without_bounds_are_named_at_once() -> None:
         ({"lower": 1.0, "upper": 0.0}, "expected lower <= upper"),
         ({"lower": float("-inf"), "upper": 0.0}, "expected finite numbers"),
         ({"lower": np.zeros((2, 2)), "upper": 0.0}, "expected ends of shape"),
-        ({"eps": 0.1, "method": "magic"}, "method: expected crown or auto or crown-ibp or ibp"),
+        ({"eps": 0.1, "method": "magic"}, "method: expected crown or auto or crown-ibp or forward or ibp"),
         ({"eps": 0.1, "method": "ibp", "slope_steps": 3}, "slope_steps: expected 0 for method 'ibp'"),
         ({"eps": 0.1, "precision": "int8"}, "precision: expected float32 or bfloat16 or float16"),
         ({"eps": 0.1, "slope_steps": -1}, "slope_steps: expected a whole number from 0"),

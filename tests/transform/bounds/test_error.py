@@ -58,7 +58,7 @@ def test_nothing_is_known_where_sums_may_overflow(method: str) -> None:
 
 
 def test_explain_and_receipts_show_it(tmp_path: Path) -> None:
-    from tests.transform.bounds.test_certify import _model
+    from tests.transform.bounds.search.test_certify import _model
 
     path = _model(tmp_path)
     command = [sys.executable, "-m", "ingot", "explain", str(path), "--size", "batch=1", "--repeats", "1"]

@@ -166,3 +166,13 @@ def test_values_without_a_range_have_no_static_format():
     assert "int8" not in candidate_formats(first, seen["first"], FORMATS)
     assert "int8-dynamic" in candidate_formats(first, seen["first"], FORMATS)
     assert roundings((first,), seen, FORMATS) == {}
+
+
+def test_weights_that_float16_cannot_hold_have_no_such_format():
+    w = np.ones((4, 3), np.float32)
+    w[1, 2] = 1e5
+    graph = prepare(Graph((x := Input("x", TensorType(f32, (3, 4)))(),), (ops.MatMul()(x, const(w)),)))
+    (group,) = find_groups(graph)
+    recipe = recipe_of(graph, calls(graph))
+    offered = candidate_formats(group, recipe.stats[group.name], FORMATS)
+    assert "float16" not in offered and "bfloat16" in offered

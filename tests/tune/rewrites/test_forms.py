@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f32
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
 from ingot.passes.core.rewrites.equality import are_equal
-from ingot.passes.core.rewrites.rewrite import Rewrite
+from ingot.passes.core.rewrites.rewrite import Rewrite, apply_rewrites
 from ingot.tune.rewrites.forms import forms
 from ingot.tune.rewrites.subgraphs import MAX_OPS, subgraphs
 from tests.passes.core.rewrites.test_equality import arg, dot, t
@@ -48,6 +49,28 @@ def test_cheaper_forms_are_found(inputs: tuple[Node, ...], output: Node, expecte
         assert exact or are_equal(before, after, exactly=False)
         texts.append(str(Rewrite.of(before, after, exact)).partition(" -> ")[2])
     assert any(text.startswith(expected) for text in texts[:3]), texts
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(f64, "2^-53"), (bf16, "2^-8"), (f16, "2^-11")])
+def test_other_floats(dtype: DType, unit: str) -> None:
+    """Found, proved in the type's own roundings, and applied."""
+    x, w, v = (Input(n.op.label, TensorType(dtype, n.shape))() for n in (X, W, U))  # type: ignore[attr-defined]
+    before = Graph((x, w, v), (ops.mul(ops.add(dot(x, w), dot(x, v)), 0.5),))
+    after = next(g for g in forms(before) if sum(isinstance(n.op, ops.DotGeneral) for n in g.nodes()) == 1)
+    assert not are_equal(before, after, exactly=True)
+    rewrite = Rewrite.of(before, after, exact=False)
+    assert f" * {unit} of the sum of magnitudes" in str(rewrite)
+    random = np.random.default_rng(1)
+    weights = [const(random.standard_normal(n.shape).astype(dtype.numpy)) for n in (w, v)]  # type: ignore[call-overload]
+    y = ops.mul(ops.add(dot(x, weights[0]), dot(x, weights[1])), 0.5)
+    assert apply_rewrites(Graph((x,), (y,)), [rewrite]).outputs == (y,)
+    (z,) = apply_rewrites(Graph((x,), (y,)), [rewrite], fast_math=True).outputs
+    assert sum(isinstance(n.op, ops.DotGeneral) for n in Graph((x,), (z,)).nodes()) == 1
+    feed = random.standard_normal(x.shape).astype(dtype.numpy)  # type: ignore[call-overload]
+    a, b = (np.asarray(interpret(Graph((x,), (r,)), [feed])[0], np.float64) for r in (y, z))
+    np.testing.assert_allclose(a, b, atol=np.abs(a).max() * rewrite.roundings * float(2.0 ** int(unit[2:])))
+    mixed = Rewrite.of(Graph((x, W), (ops.add(ops.cast(x, f32), ops.cast(x, f32)),)), before, exact=False)
+    assert apply_rewrites(Graph((x,), (y,)), [mixed], fast_math=True).outputs == (y,)
 
 
 def test_what_is_best_has_no_other_form() -> None:

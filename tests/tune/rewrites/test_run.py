@@ -51,7 +51,7 @@ def test_what_wins_is_stored_and_compiled_in(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("INGOT_TUNING", str(path))
     made = build(g, threads=1, fast_math=True)
     assert "add(c0, dot_general(c1, c2))" in made.program.meta["rewrites"]
-    products = [n for n in made.after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
+    products = [n for n in made.graph_after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
     assert len(products) == 1
     explained = explain("model", made, feeds, repeats=1)
     assert explained.rewrites == tuple(made.program.meta["rewrites"].splitlines())

@@ -15,15 +15,17 @@ from ingot.debug.source import Words, open_source
 from ingot.driver.compile import Options
 from ingot.runtime.cpu.pool import thread_count
 from ingot.support.files import atomic_write
-from ingot.transform.bounds.certify import PROVED, certify_model
-from ingot.transform.bounds.vnnlib import read_property
+from ingot.transform.bounds.search.certify import PROVED, certify_model
+from ingot.transform.bounds.search.vnnlib import read_property
 
 
 def certify(
     model: Uncompiled,
     vnnlib: Annotated[Path, typer.Option(help="The property, in VNN-LIB 1 or 2: what must not happen.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="The time to search.")] = 60,
-    method: Annotated[str, typer.Option(help="How boxes are bounded: auto, crown, crown-ibp or ibp.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="How boxes are bounded: auto, crown, crown-ibp, forward or ibp.")
+    ] = "auto",
     numerics: Annotated[
         bool, typer.Option("--numerics", help="For the program with its rounding, not only for real numbers.")
     ] = False,

@@ -14,7 +14,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.cli.console import command_context, err, escape
 from ingot.cli.language.generate import write
-from ingot.cli.language.options import Cache, Context, Model, SamplingOptions, Template, open_language_model
+from ingot.cli.language.options import Adapters, Cache, Context, Model, SamplingOptions, Template, open_language_model
 from ingot.cli.options import Activations, Limit, Threads, grouped
 from ingot.language.text.template import PLAIN, PLAIN_STOP
 from ingot.support.errors import IngotError
@@ -33,6 +33,7 @@ def chat(
     template: Template = None,
     *,
     sampling: SamplingOptions,
+    adapter: Adapters = None,
     context: Context = None,
     cache: Cache = "float16",
     activations: Activations = "float32",
@@ -49,7 +50,7 @@ def chat(
     echo "Why is the sky blue?" | ingot chat model.gguf
     """
     with command_context(False, limit):
-        lm = open_language_model(model, context, cache, activations, threads, template)
+        lm = open_language_model(model, context, cache, activations, threads, template, adapters=adapter)
         arguments = sampling.arguments
         if lm.template is None:
             lm.template = PLAIN

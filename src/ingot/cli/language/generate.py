@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.console import command_context, err, print_json
-from ingot.cli.language.options import Cache, Context, Model, SamplingOptions, open_language_model
+from ingot.cli.language.options import Adapters, Cache, Context, Model, SamplingOptions, open_language_model
 from ingot.cli.options import Activations, Json, Limit, Threads, grouped
 from ingot.support.errors import InputError, printable
 
@@ -21,6 +21,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="A text; by default standard input.")] = None,
     *,
     sampling: SamplingOptions,
+    adapter: Adapters = None,
     context: Context = None,
     cache: Cache = "float16",
     activations: Activations = "float32",
@@ -47,7 +48,7 @@ def generate(
     with command_context(as_json, limit):
         text = _read_prompt() if prompt is None else prompt
         sequences = None if speculate is None and draft is None else 1
-        lm = open_language_model(model, context, cache, activations, threads, sequences=sequences)
+        lm = open_language_model(model, context, cache, activations, threads, sequences=sequences, adapters=adapter)
         arguments: dict[str, Any] = {"max_tokens": 256, **sampling.arguments, "speculate": speculate}
         if draft is not None:
             arguments["draft"] = open_language_model(draft, context, cache, activations, threads, sequences=1)

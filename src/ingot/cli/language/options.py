@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +26,19 @@ Model = Annotated[
 ]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; by default 4096 at most.")]
 CACHE_OPTION = typer.Option(
-    "--cache-type", metavar="TYPE", help="Of cached keys and values: float32, float16, bfloat16, int8."
+    "--cache-type",
+    metavar="TYPE",
+    help="Of cached keys and values: float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2.",
 )
 Cache = Annotated[str, CACHE_OPTION]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="FILE[=SCALE]",
+        help="A LoRA adapter of a language model: a GGUF file, a folder of PEFT. Repeatable.",
+    ),
+]
 Sequences = Annotated[
     int | None,
     typer.Option(
@@ -70,12 +81,18 @@ class SamplingOptions:
     schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="A JSON schema that the answer keeps to: a file, or JSON itself.")
     ] = None
+    regex: Annotated[str | None, typer.Option(help="A regular expression that the answer keeps to.")] = None
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A grammar of Lark that the answer keeps to.")
+    ] = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if self.schema is not None:
             given["schema"] = _schema(self.schema)
+        if self.grammar is not None:
+            given["grammar"] = _text(self.grammar)
         return given
 
 
@@ -94,9 +111,10 @@ def open_language_model(
     template: Path | None = None,
     sequences: int | None = None,
     cache_bytes: int | None = None,
+    adapters: Sequence[str] | None = None,
 ) -> LanguageModel:
-    """sequences, cache_bytes: None, or those of an engine. Raises what `LanguageModel` and `ingot.load` raise, and
-    InputError for another model."""
+    """sequences, cache_bytes: None, or those of an engine. adapters: see `scaled_adapters`. Raises what `LanguageModel`
+    and `ingot.load` raise, and InputError for another model."""
     progress.report("read")
     kind = file_kind(path)
     if kind == "artifact":
@@ -108,24 +126,43 @@ def open_language_model(
         if context is not None and context != model.context:
             fix = "compile the model again"
             raise InputError("--context", expected=f"{model.context}, as it was compiled", got=context, fix=fix)
+        if adapters:
+            fix = "compile the model again"
+            raise InputError("--adapter", expected="none of a compiled model", got=adapters[0], fix=fix)
         if activations != "float32":
             got, fix = f"{activations} for a compiled model", "compile the model again"
             raise InputError("--activations", expected="none", got=got, fix=fix)
     elif kind in LANGUAGE:
         model = LanguageModel(
             path, context=context, cache=cache, activations=activations, threads=threads, sequences=sequences,
-            cache_bytes=cache_bytes,
+            cache_bytes=cache_bytes, adapters=scaled_adapters(adapters),
         )  # fmt: skip
     else:
         got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"
         expected = "a GGUF file, a folder with config.json and safetensors, or a compiled language model"
         raise InputError(f"model {path}", expected=expected, got=got)
     if template is not None:
-        try:
-            model.template = template.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {template}: {error}") from error
+        model.template = _text(template)
     return model
+
+
+def scaled_adapters(words: Sequence[str] | None) -> dict[str, float]:
+    """Scales by adapters, of FILE or FILE=SCALE."""
+    scales: dict[str, float] = {}
+    for word in words or ():
+        path, _, scale = word.rpartition("=")
+        try:
+            scales[path or word] = float(scale) if path else 1.0
+        except ValueError:
+            raise InputError("--adapter", expected="FILE, or FILE=SCALE with a number", got=repr(word)) from None
+    return scales
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
 
 
 def _schema(text: str) -> str:

@@ -65,7 +65,7 @@ def dump(
         elif kernel is not None:
             text = built.source(built.kernel(kernel), form)
         elif after is not None:
-            text = show(built.after(after))
+            text = show(built.graph_after(after))
         elif plan:
             text = _plan(CompiledModel(UnloadedProgram(built.program, built.threads)), size)
         else:

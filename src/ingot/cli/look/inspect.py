@@ -49,7 +49,8 @@ def inspect(
         found, graph = inspecting.inspect(source)
         if svg is not None:
             if graph is None:
-                raise InputError("--svg", expected="a model whose ops are all supported", got=len(found.unsupported))
+                expected = f"one graph, as with {_choices(found)}" if found.deciders else "ops that are all supported"
+                raise InputError("--svg", expected=expected, got=found.deciders or len(found.unsupported))
             atomic_write(svg, [inspecting.picture(graph).encode()])
     if as_json:
         facts = {"parameters": found.parameters, "parameter_bytes": found.nbytes}
@@ -78,10 +79,20 @@ def _print(found: inspecting.Inspection, top: int) -> None:
         out.print(table)
     if len(shown) < len(found.layers):
         out.print(f"[dim]and {len(found.layers) - len(shown)} smaller ones (--top 0)[/]")
+    if found.deciders:
+        out.print(
+            f"compiled for each call's {' and '.join(found.deciders)}, or once: {_choices(found)}", highlight=False
+        )
     if found.unsupported:
         err.print(f"[bold red]not supported:[/] {len(found.unsupported)} of the nodes", highlight=False)
         for text in dict.fromkeys(str(op) for op in found.unsupported):
             err.print(f"  {escape(text)}", highlight=False)
+
+
+def _choices(found: inspecting.Inspection) -> str:
+    """The options with which a model that calls decide is one program."""
+    values = [f"--constant {name}=VALUE" for name in found.deciders if name != "sizes"]
+    return " and ".join([*values, *(["--dim NAME=SIZE"] if "sizes" in found.deciders else [])])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -1,1 +1,1 @@
-"""Attributions for the eye: over images, beside tokens, as bars."""
+"""Visualizations of attributions: over images, beside tokens, as bars."""

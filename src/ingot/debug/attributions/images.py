@@ -24,7 +24,7 @@ _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class ImageAxes:
-    """Where an image's channels lie, without the batch, and how many there are."""
+    """The axis of an image's channels, not counting the batch, and their number."""
 
     first: bool
     channels: int

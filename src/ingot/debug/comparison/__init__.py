@@ -1,1 +1,1 @@
-"""Other implementations of a model, and how far their results are apart."""
+"""Other implementations of a model, and the differences of their results."""

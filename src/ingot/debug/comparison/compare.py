@@ -1,4 +1,4 @@
-"""Does a compiled model compute what the model means? Against its own framework and against the interpreter."""
+"""Compare the results of a compiled model with those of its framework and of the interpreter."""
 
 from __future__ import annotations
 

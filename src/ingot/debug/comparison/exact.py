@@ -1,9 +1,9 @@
-"""What a model's results are in float64, and which of their elements rounding alone decides.
+"""The results of a model in float64, and the elements that rounding alone decides.
 
-Two right programs round otherwise. Where a model takes `floor` of a computed 3, or the difference of two numbers that
-are nearly the same, they may give results that are far apart, and neither is to blame. So the graph is interpreted in
-float64, and again several times in its own types, every result that is no number of its type rounded at random (Parker,
-Pierce, Eggert, "Monte Carlo Arithmetic", 2000). Elements that stay where they are, are settled.
+Two correct programs may round differently. If a model takes `floor` of a computed 3, or the difference of two nearly
+equal numbers, their results may differ widely although both are right. So the graph is interpreted in float64, and
+several times in its own types with random rounding of each inexact result (Parker, Pierce, Eggert, "Monte Carlo
+Arithmetic", 2000). Elements that random rounding does not change are called settled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _wide(dtype: DType) -> DType:
 
 
 def _widened(value: object, seed: int) -> object:
-    """An attribute of an op whose floats are f64."""
+    """The attribute of an op, with its float types widened to f64."""
     if isinstance(value, DType):
         return _wide(value)
     if isinstance(value, TensorType):
@@ -50,7 +50,7 @@ def _widened(value: object, seed: int) -> object:
 
 
 def _twin(graph: Graph, seed: int) -> Graph:
-    """`graph` with floats of 64 bits; seed: of random rounding, 0 for none."""
+    """`graph` in f64. seed: of the random rounding; 0 for none."""
     # each node rounds by numbers of its own: in a chain, equal ones would take each other back
     seeds = count(seed << 32) if seed else repeat(0)
 
@@ -82,10 +82,10 @@ def _twin(graph: Graph, seed: int) -> Graph:
 
 @dataclass(frozen=True)
 class _Step(Op):
-    """`op` on values in f64. It has no name, as no graph but a twin holds it.
+    """`op` on values in f64. It has no name, as it occurs only in twins.
 
-    operand_dtypes: what its operands are rounded to, where it has no form in f64. result_dtypes: the results' types in
-    the model. seed: of the random rounding to these; 0 for none.
+    operand_dtypes: the types to which operands are rounded, if the op does not support f64. result_dtypes: the types of
+    the results in the model. seed: of the random rounding to these types; 0 for none.
     """
 
     op: Op
@@ -130,7 +130,7 @@ def _is_representable(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.ndarray:
-    """Numbers of `dtype` near x."""
+    """Random neighbors of x in `dtype`."""
     epsilon = float(np.finfo(dtype.numpy).eps) if dtype is not bf16 else 2.0**-7
     perturbed = x * (1 + random.uniform(-_NOISE_ULPS, _NOISE_ULPS, x.shape) * epsilon)
     return perturbed.astype(dtype.numpy).astype(np.float64)
@@ -138,27 +138,27 @@ def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.nd
 
 @dataclass(frozen=True)
 class Exact:
-    """`values`: the results in f64; `settled`: which of their elements rounding does not decide."""
+    """values: the results in f64. settled: bool, the elements that rounding does not decide."""
 
     values: tuple[np.ndarray, ...]
     settled: tuple[np.ndarray, ...]
 
     def judge(self, i: int, got: np.ndarray, want: np.ndarray, tolerance: float | None = None) -> Verdict:
-        """Who is right about result i, of Ingot and another program."""
-        ours, theirs = self.against(i, got, tolerance).ok, self.against(i, want, tolerance).ok
+        """Whether Ingot or the other program is right about result i."""
+        ours, theirs = self.compare(i, got, tolerance).ok, self.compare(i, want, tolerance).ok
         return "unsettled" if ours and theirs else "ours" if ours else "theirs" if theirs else "neither"
 
     def excused(
         self, i: int, got: np.ndarray, want: np.ndarray, difference: Agreement, tolerance: float | None = None
     ) -> Agreement:
-        """`difference`, of result i from another program's, or that rounding alone decides there."""
+        """`difference` of result i from another program's, or the agreement that rounding alone decides it."""
         if self.judge(i, got, want, tolerance) != "unsettled":
             return difference
         loose = int((~self.settled[i]).sum())
         return replace(difference, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({difference})")
 
-    def against(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
-        """How far the settled elements of a program's result i are off."""
+    def compare(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
+        """The error of the settled elements of a program's result i."""
         with np.errstate(over="ignore"):
             exact = self.values[i].astype(got.dtype)
         if got.shape != exact.shape:
@@ -179,7 +179,7 @@ def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:
 
 
 class Judge:
-    """Results of `graph` on `arrays` beside each other; float64 is asked at the first that are apart."""
+    """Compares results of `graph` on `arrays`. Float64 results are computed when the first difference is found."""
 
     def __init__(self, graph: Graph, arrays: Sequence[np.ndarray], tolerance: float | None = None) -> None:
         self._graph, self._arrays, self._tolerance = graph, arrays, tolerance
@@ -190,17 +190,17 @@ class Judge:
         return exactly(self._graph, self._arrays)
 
     def difference(self, i: int, got: np.ndarray, want: np.ndarray) -> Agreement:
-        """How far two programs' results i are apart, but for what rounding alone decides."""
+        """The difference of two programs' results i, except for elements that rounding alone decides."""
         agreement = agree(got, want, self._tolerance)
         return agreement if agreement.ok else self.exact.excused(i, got, want, agreement, self._tolerance)
 
     def worst(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Agreement:
-        """The same of all results."""
+        """The largest `difference` of all results."""
         return worst([self.difference(i, np.asarray(a), b) for i, (a, b) in enumerate(zip(got, want, strict=True))])
 
 
 def _near(x: np.ndarray, exact: np.ndarray, limit: float) -> np.ndarray:
-    """Where x is what `exact` is, up to `limit` of its largest magnitude."""
+    """The elements of x that equal those of `exact` up to `limit` times its largest magnitude."""
     if x.shape != exact.shape:
         return np.zeros(exact.shape, bool)
     is_equal = x == exact

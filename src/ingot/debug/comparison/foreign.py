@@ -88,8 +88,8 @@ def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[s
 
 
 def compile_stablehlo(data: bytes, arrays: Sequence[np.ndarray]) -> tuple[Any, Any]:
-    """(what XLA's CPU client makes of a program for arrays of these sizes, its device). jaxlib's classes used here are
-    private: written for jaxlib 0.10."""
+    """(the executable of XLA's CPU client for a program and arrays of these sizes, its device). The classes of jaxlib
+    used here are private: written for jaxlib 0.10."""
     import jax
     from jax._src.interpreters import mlir
     from jaxlib import _jax  # type: ignore[attr-defined]

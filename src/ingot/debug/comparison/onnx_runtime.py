@@ -83,7 +83,8 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 class Definitions:
-    """The nodes of a model as onnx.reference computes them, in float64, from operands that somebody else computed."""
+    """Evaluates the nodes of a model by onnx.reference, in float64, on operands that another implementation
+    computed."""
 
     def __init__(self, model: onnx.ModelProto, feeds: Feeds) -> None:
         import onnx

@@ -39,7 +39,7 @@ class Reference:
 
 
 def reference(source: Source) -> Reference:
-    """The model's own framework. Raises MissingError where there is none: it says what to install."""
+    """The framework of the model. Raises MissingError, which says what to install, if it is missing."""
     if source.kind in LANGUAGE:
         raise MissingError("no other engine runs one chunk of a language model", fix="the interpreter is the reference")
     if source.kind not in _PACKAGES:
@@ -143,7 +143,7 @@ def _stateless(state: object, name: str) -> None:
 
 
 def _chosen(graph: Graph, source: Source) -> list[int]:
-    """Places of the outputs that are asked for among those of the whole model."""
+    """The indices of the requested outputs among those of the whole model."""
     names = list(graph.output_names)
     return [names.index(name) for name in source.outputs] if source.outputs else list(range(len(names)))
 

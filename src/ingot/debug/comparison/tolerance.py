@@ -1,4 +1,4 @@
-"""How far two results are apart."""
+"""The difference of two results, and whether it is within a tolerance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Agreement:
 
     @property
     def words(self) -> str:
-        """What people should know beside the numbers."""
+        """A remark for the user beside the numbers."""
         if self.note:
             return self.note
         if self.size == "rounding":
@@ -101,5 +101,5 @@ def _exact(got: np.ndarray, expected: np.ndarray) -> Agreement:
 
 
 def worst(results: Sequence[Agreement]) -> Agreement:
-    """The one that is furthest off; failures before successes."""
+    """The agreement with the largest difference; failures come before successes."""
     return max(results, key=lambda a: (not a.ok, a.relative))

@@ -254,7 +254,7 @@ class Emitter:
 
 
 def _source(node: Node) -> Node:
-    """The node behind broadcasts."""
+    """The operand of a chain of broadcasts."""
     while isinstance(node.op, ops.BroadcastInDim):
         (node,) = node.inputs
     return node

@@ -176,11 +176,13 @@ class _Given(Conversion):
         if i in self.as_levels:
             levels = self.as_levels[i]
             return (
-                levels if self._grid_of(self.model.tensors[levels]) == grid else self.between("QUANTIZE", levels, grid)
+                levels
+                if self._grid_of(self.model.tensors[levels]) == grid
+                else self.add_conversion("QUANTIZE", levels, grid)
             )
         if self._grid_or_none(i) == grid:
             return self.levels(i)
-        return self.between("QUANTIZE", self.float(i), grid)
+        return self.add_conversion("QUANTIZE", self.float(i), grid)
 
     def _signed(self, i: int) -> int:
         """The tensor of an integer tensor's levels as i8 or i16."""
@@ -188,7 +190,7 @@ class _Given(Conversion):
             t = self.model.tensors[i]
             grid = self._grid_of(t)
             assert grid is not None
-            self.signed[i] = i if t.dtype == grid.dtype else self.between("QUANTIZE", i, grid)
+            self.signed[i] = i if t.dtype == grid.dtype else self.add_conversion("QUANTIZE", i, grid)
         return self.signed[i]
 
     def _stored(self, i: int) -> int:
@@ -198,7 +200,7 @@ class _Given(Conversion):
         if t.dtype == signed_tensor.dtype:
             return signed
         assert t.quantization is not None
-        return self.between("QUANTIZE", signed, Grid(t.dtype, t.quantization))
+        return self.add_conversion("QUANTIZE", signed, Grid(t.dtype, t.quantization))
 
 
 def is_one_number(data: np.ndarray) -> bool:

@@ -93,7 +93,7 @@ class Conversion(ABC):
         """The tensor of a float tensor's levels."""
         if i not in self.as_levels:
             t, grid = self.model.tensors[i], self.grid(i)
-            tensor = self._constant(t, grid) if t.data is not None else self.between("QUANTIZE", i, grid)
+            tensor = self._constant(t, grid) if t.data is not None else self.add_conversion("QUANTIZE", i, grid)
             self.as_levels[i] = tensor
         return self.as_levels[i]
 
@@ -101,10 +101,10 @@ class Conversion(ABC):
         """The tensor of a float tensor's values."""
         if i in self.as_levels and i not in self.as_float and self.model.tensors[i].data is None:
             is_float = i in self.model.inputs or any(i in op.outputs for op in self.operators)
-            self.as_float[i] = i if is_float else self.between("DEQUANTIZE", self.as_levels[i], None)
+            self.as_float[i] = i if is_float else self.add_conversion("DEQUANTIZE", self.as_levels[i], None)
         return self.as_float.get(i, i)
 
-    def between(self, name: str, i: int, grid: Grid | None) -> int:
+    def add_conversion(self, name: str, i: int, grid: Grid | None) -> int:
         """Add a QUANTIZE to a grid, or a DEQUANTIZE if there is none."""
         t = self.model.tensors[i]
         label = f"{t.name}/{name.lower()}"
@@ -150,7 +150,7 @@ class Conversion(ABC):
         new = model.add(Tensor(t.name, grid.dtype, t.shape, None, grid.quantization, t.node))
         op.outputs = [new]
         self.operators.append(op)
-        self.as_levels[result] = new if grid == result_grid else self.between("QUANTIZE", new, result_grid)
+        self.as_levels[result] = new if grid == result_grid else self.add_conversion("QUANTIZE", new, result_grid)
 
     def _aligned(self, op: Operator, i: int, grid: Grid) -> int:
         """An operand as levels, at the scale of the result if the operator requires that."""
@@ -158,7 +158,7 @@ class Conversion(ABC):
             return i
         levels = self.levels(i)
         if op.name in JOINED and self.model.tensors[levels].quantization != grid.quantization:
-            return self.between("QUANTIZE", levels, grid)
+            return self.add_conversion("QUANTIZE", levels, grid)
         return levels
 
     def _weights(self, op: Operator, dtype: str) -> None:

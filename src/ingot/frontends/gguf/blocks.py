@@ -85,13 +85,21 @@ def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, wid
 # --- fields of bits
 
 
+def _dense(fields: np.ndarray) -> np.ndarray:
+    """uint8[n, k], contiguous: rows are copied as wholes."""
+    if fields.shape[1] < 8:
+        return np.ascontiguousarray(fields)
+    rows = fields.view(np.dtype((np.void, fields.shape[1])))
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(fields.shape)
+
+
 def _float16(field: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(field).view(np.float16)
+    return np.ascontiguousarray(field.view(np.float16))
 
 
 def _fields(packed: np.ndarray, bits: int, line: int) -> np.ndarray:
     """Unsigned fields of `bits` bits: those in the lowest bits of `line` bytes, then those above them, and so on."""
-    packed = np.ascontiguousarray(packed)
+    packed = _dense(packed)
     # eight bytes at once: what a shift moves across bytes is masked out
     word = np.dtype(np.uint64 if packed.shape[1] % 8 == 0 else np.uint8)
     mask = word.type(((1 << bits) - 1) * (0x0101010101010101 if word.itemsize == 8 else 1))
@@ -217,7 +225,7 @@ _RECORDS = (
     BlockFormat("Q4_1", 3, 20, 32, 32, u4, 4, 0, lambda b: _fields(b[:, 4:], 4, 16), _scale_and_minimum),
     BlockFormat("Q5_0", 6, 22, 32, 32, i8, 5, 0, lambda b: _signed(_five_bits(b, 2), 16), _scale_at(0)),
     BlockFormat("Q5_1", 7, 24, 32, 32, u8, 5, 0, lambda b: _five_bits(b, 4), _scale_and_minimum),
-    BlockFormat("Q8_0", 8, 34, 32, 32, i8, 8, 0, lambda b: np.ascontiguousarray(b[:, 2:]).view(np.int8), _scale_at(0)),
+    BlockFormat("Q8_0", 8, 34, 32, 32, i8, 8, 0, lambda b: _dense(b[:, 2:]).view(np.int8), _scale_at(0)),
     BlockFormat("Q2_K", 10, 84, SUPERBLOCK, 16, u4, 2, 0, lambda b: _fields(b[:, 16:80], 2, 32), _scales_q2),
     BlockFormat("Q3_K", 11, 110, SUPERBLOCK, 16, u4, 3, 4, _levels_q3, _scales_q3),
     BlockFormat("Q4_K", 12, 144, SUPERBLOCK, 32, u4, 4, 0, lambda b: _fields(b[:, 16:], 4, 32), _scales_q45),

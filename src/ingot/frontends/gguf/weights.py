@@ -50,7 +50,7 @@ class GGUFWeights:
         return self._floats(self._tensor(name))
 
     def rows(self, name: str, ids: Node) -> Node:
-        """f32[*ids.shape, columns]: what is gathered are levels, or numbers of the file."""
+        """f32[*ids.shape, columns]. The rows are gathered as levels, or as numbers of the file."""
         tensor = self._tensor(name)
         if tensor.format.levels is None:
             return ops.cast(ops.EmbeddingLookup()(self._plain(tensor), ids, loc=name), f32)

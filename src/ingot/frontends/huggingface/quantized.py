@@ -51,7 +51,8 @@ class Dense:
 
 @dataclass(frozen=True)
 class Packed:
-    """A quantized weight. open: reads what tells how it is stored, its zeros and the groups of its columns."""
+    """A quantized weight. open: reads the tensors that describe its storage, its zeros and the groups of its
+    columns."""
 
     shape: tuple[int, ...]
     open: Callable[[], Levels | Dense]

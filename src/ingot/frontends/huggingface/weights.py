@@ -49,7 +49,7 @@ class FolderWeights:
         return self.matrix(name) if name in self._packed else self._floats(name)
 
     def rows(self, name: str, ids: Node) -> Node:
-        """f32[*ids.shape, columns]: what is gathered are levels, or floats of the file."""
+        """f32[*ids.shape, columns]. The rows are gathered as levels, or as floats of the file."""
         if name in self._packed:
             return self._opened(name).rows(ids)
         return ops.cast(ops.EmbeddingLookup()(self._stored(name), ids, loc=name), f32)

@@ -47,14 +47,14 @@ class ImportedFunction:
     """A function as a graph, with the adapters of its arguments and results to the graph's.
 
     arguments: names of the leaves of a call in order, and what each is: "array", "fixed" (with its value) or "weight".
-    kept: indices of the arrays that the program reads, of all that are arrays.
+    read_indices: of the arrays that the program reads, of all that are arrays.
     """
 
     program: ImportedModel
     in_tree: Any
     out_tree: Any
     leaves: tuple[tuple[str, str, Any], ...]
-    kept: tuple[int, ...]
+    read_indices: tuple[int, ...]
 
     @property
     def graph(self) -> Graph:
@@ -76,7 +76,7 @@ class ImportedFunction:
             elif type(value) is not type(fixed) or value != fixed:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
-        return self.program.graph_inputs([arrays[i] for i in self.kept])
+        return self.program.graph_inputs([arrays[i] for i in self.read_indices])
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any], tree: Any) -> InputError:
         """The error for a call of another tree: it names the leaves that are missing and those that are too many."""

@@ -29,7 +29,7 @@ def resized(
     paths = paths_of(fn, call)
     array_paths = {path for path, kind, _ in imported.leaves if kind == "array"}
     arrays = [i for i, path in enumerate(paths) if path in array_paths]
-    shapes = dict(zip((arrays[k] for k in imported.kept), refused.shapes, strict=False))
+    shapes = dict(zip((arrays[k] for k in imported.read_indices), refused.shapes, strict=False))
     remaining: dict[str, Any] = {}
     for key, axes in dynamic.items():
         if not isinstance(axes, Mapping):

@@ -109,6 +109,6 @@ def import_trainable(
 
 
 def _paths(variables: Sequence[Any]) -> list[str]:
-    """Their paths; behind those that came before, a number."""
+    """The paths of the variables; a number is appended to repeated ones."""
     paths = [v.path for v in variables]
     return [p if p not in paths[:i] else f"{p}.{paths[:i].count(p)}" for i, p in enumerate(paths)]

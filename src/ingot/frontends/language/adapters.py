@@ -56,8 +56,8 @@ def read_adapter(path: Path, scale: float = 1.0) -> Adapter:
 
 
 def in_gguf(adapter: Adapter, weights: Weights, architecture: Architecture) -> Adapter:
-    """An adapter with names of `transformers` as one of a GGUF file, whose converter names and orders matrices anew.
-    What it has no name for is left as it is."""
+    """Convert an adapter with names of `transformers` to one of a GGUF file, whose converter renames and reorders
+    matrices. Matrices without a GGUF name are kept as they are."""
     names = dict(architecture.names)
     heads = {"query": architecture.heads, "key": architecture.key_heads}
     layers = range(len(architecture.layers))

@@ -14,7 +14,7 @@ from ingot.frontends.huggingface import Folder, FolderWeights
 from ingot.frontends.language.adapters import in_gguf, read_adapter
 from ingot.frontends.language.text import json_of, text_of_folder, text_of_metadata
 from ingot.ir.node import Graph
-from ingot.ir.types import DType, bf16, f16, f32, i8
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8
 from ingot.language.architecture import Architecture
 from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
@@ -32,7 +32,9 @@ from ingot.support.errors import InputError
 
 Kind = Literal["gguf", "huggingface"]
 CONTEXT = 4096  # tokens by default, or fewer if the model's limit is lower
-CACHES: Mapping[str, DType] = {"float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8}
+CACHES: Mapping[str, DType] = {
+    "float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8, "float8_e4m3fn": f8e4m3fn, "float8_e5m2": f8e5m2,
+}  # fmt: skip
 _TOKENS_PER_CALL = 16  # tokens per native call
 
 
@@ -78,7 +80,8 @@ def open_language(
 
 
 def chunk_graph(path: Path, kind: Kind) -> Graph:
-    """What `ingot.compile` makes of a language model: a chunk of a sequence to logits, or of an encoder embeddings."""
+    """The graph that `ingot.compile` compiles for a language model: from a chunk of a sequence to logits, or for an
+    encoder to embeddings."""
     file = open_language(path, kind, with_text=False)
     network = file.network(None)
     if not file.architecture.causal:
@@ -94,7 +97,7 @@ def language_graph(
     cache: str,
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> tuple[Graph, Mapping[str, Any]]:
-    """(the graph of "generate", "embed", "score" or steps, what its program must tell of itself); an encoder's is
+    """(the graph of "generate", "embed", "score" or steps, the metadata of its program); an encoder has only
     "embed"."""
     if cache not in CACHES:
         raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))

@@ -9,16 +9,17 @@ A row applies from its `since` version up to that of the next row with the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
-from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, UnknownSize
 from ingot.frontends.onnx.tensors import ExternalData, to_array
-from ingot.frontends.shared.computed_sizes import ComputedSizes
+from ingot.frontends.shared.computed_sizes import ComputedSizes, Sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, Interval, substitute, symbol
@@ -95,12 +96,21 @@ class Sequence_:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSequence:
+    """An ONNX sequence whose length the run knows, as one tensor: its members are stacked (axis None: member i is
+    node[i]), or concatenated along an axis, of sizes that are not known apart."""
+
+    node: Node
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """The result of a node that could not be imported; nodes that read it are skipped."""
 
 
-AnyValue = Value | Sequence_ | Missing
-Result = Node | Value | Sequence_ | Sequence[Node | Value | Sequence_ | None]
+AnyValue = Value | Sequence_ | OpenSequence | Missing
+Result = Node | Value | Sequence_ | OpenSequence | Sequence[Node | Value | Sequence_ | OpenSequence | None]
 # None: the row leaves this use of the op to ONNX's function body for it
 Row = Callable[["Call"], Result | None]
 
@@ -142,12 +152,12 @@ class Equation(Exception):
 
 
 def seek_multiple(
-    holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
+    is_valid: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
 ) -> None:
-    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `holds` true."""
+    """Raise Equation with the first of `factors`, then the first of `names`, whose multiple makes `is_valid` true."""
     for factor in factors:
         for name in names:
-            if holds(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
+            if is_valid(*(substitute(d, {name: factor * symbol(name)}) for d in sizes)):
                 raise Equation(name, factor * symbol(name))
 
 
@@ -161,6 +171,10 @@ class Importer(Protocol):
         self, graph: GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
     ) -> list[AnyValue]:
         """The outputs of a subgraph of `call`; outer values that it reads are mapped by `capture`."""
+        ...
+
+    def body(self) -> AbstractContextManager[Sizes]:
+        """Collect the sizes computed meanwhile for an inner graph, which alone knows them."""
         ...
 
     def random_key(self, seed: int | None) -> Node:
@@ -203,9 +217,10 @@ class Importer(Protocol):
         """Discard all requirements and refusals since `checkpoint`."""
         ...
 
-    def decide(self, node: Node, what: str) -> bool | None:
+    def decide(self, node: Node, what: str, *, is_needed: bool = True) -> bool | None:
         """The value of a condition that a row must know; None where it is known only at run time. Where sizes decide
-        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it."""
+        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it; but
+        where the row can do without, of inputs only scalars are asked for."""
         ...
 
     def note_capture(self, inner: Node, outer: Node) -> None:
@@ -288,7 +303,7 @@ class Call:
         """Input `i` as sizes, flattened."""
         try:
             return self.sym(i, exact=exact).dims()
-        except Unknown:
+        except UnknownSize:
             self.importer.wish(self.x(i), exact=True)
             raise Unsupported(f"its input {self.proto.input[i]!r} must hold sizes") from None
 
@@ -337,9 +352,10 @@ class Call:
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 
-    def attr(self, name: str) -> Attribute | None:
-        """An attribute of any kind; None where it is absent."""
-        return self._attribute(name)
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute of any kind."""
+        value = self._attribute(name)
+        return default if value is None else value
 
     def has_attr(self, name: str) -> bool:
         return self._attribute(name) is not None
@@ -396,7 +412,7 @@ class Call:
     def result_count(self) -> int:
         return len(self.proto.output)
 
-    def wants(self, i: int) -> bool:
+    def is_result_used(self, i: int) -> bool:
         """Whether result `i` has a name."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 

@@ -1,26 +1,26 @@
 """ONNX ops on symbolic values: the ops that are evaluated at import when all their inputs are known.
 
-A rule takes the call and its inputs' known elements and returns the results' elements. Ops that move elements need no
-rule: their rows are evaluated. `Shape`, `Size` and the sequence ops need only types and lengths.
+A rule takes the call and its inputs' known elements and returns the results' elements. Ops that move elements are
+those of `movement`. `Shape`, `Size` and the sequence ops need only types and lengths.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial, reduce
 
 import numpy as np
 
-from ingot.frontends.onnx.call import Call, Value, attribute_value, find_row, normal_axes
+from ingot.frontends.onnx.call import Call, Value, attribute_value, normal_axes
+from ingot.frontends.onnx.movement import MOVEMENTS
 from ingot.frontends.onnx.symbolic import (
     ARITHMETIC,
     COMPARISON,
     UNARY,
     Element,
     Sym,
-    Unknown,
+    UnknownSize,
     arange,
     cast,
     compared,
@@ -29,12 +29,10 @@ from ingot.frontends.onnx.symbolic import (
 )
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.shared.sizes import MAX_ELEMENTS, Sizes
+from ingot.frontends.shared.sizes import MAX_ELEMENTS
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, floordiv, product
-from ingot.ir.node import Input, Node
-from ingot.ir.types import TensorType
-from ingot.support.errors import ShapeError
+from ingot.ir.types import dtype_of
 
 Rule = Callable[[Call, Sequence[Sym]], Sym | list[Sym]]
 RULES: dict[str, Rule] = {}
@@ -68,7 +66,7 @@ def fold_node(c: Call) -> list[Sym | Value] | None:
         operands.append(v.sym)
     try:
         symbolic = rule(c, operands)
-    except (ArithmeticError, IndexError, ShapeError, Unsupported, ValueError):
+    except (ArithmeticError, IndexError, TypeError, Unsupported, ValueError):
         # known only at run time, or malformed, which the node's own row reports
         return None
     results = symbolic if isinstance(symbolic, list) else [symbolic]
@@ -113,7 +111,7 @@ def _arithmetic(c: Call, xs: Sequence[Sym]) -> Sym:
     fn = ARITHMETIC[c.proto.op_type]
     dtype = xs[0].dtype
     if c.proto.op_type == "Mod" and c.int("fmod", 0):
-        raise Unknown
+        raise UnknownSize
     if c.proto.op_type == "Div" and dtype.is_integer:
         return Sym(dtype, rounded(dtype, elementwise(lambda a, b: _quotient(c, a, b), xs[0].items, xs[1].items)))
     items = xs[0].items
@@ -171,33 +169,40 @@ def _where(c: Call, xs: Sequence[Sym]) -> Sym:
     return Sym(xs[1].dtype, elementwise(lambda p, a, b: a if p else b, *(x.items for x in xs)))
 
 
-# ops that move elements -> how many operands, from the first on, are moved; the others must be numbers
-_MOVEMENTS = {
-    "Compress": 1, "Concat": math.inf, "ConstantOfShape": 0, "Expand": 1, "Flatten": 1, "Gather": 1, "NonZero": 0,
-    "Reshape": 1, "Slice": 1, "Split": 1, "Squeeze": 1, "Tile": 1, "Transpose": 1, "Unsqueeze": 1,
-}  # fmt: skip
-
-
-@_rule(*_MOVEMENTS)
+@_rule(*MOVEMENTS)
 def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
-    """The nodes that the op's row makes of placeholders for the moved operands, evaluated."""
-    count = _MOVEMENTS[c.proto.op_type]
-    if not all(x.is_constant for i, x in enumerate(xs) if i >= count):
-        raise Unknown
-    row = find_row("", c.proto.op_type, c.version)
-    assert row is not None
-    known, inputs = iter(xs), list(c.inputs)
-    for i, v in enumerate(inputs):
-        x = next(known) if v is not None else None
-        if x is not None and x.items.size and i < count:
-            inputs[i] = _placeholder(x)
-    result = row(replace(c, inputs=tuple(inputs)))
-    nodes = result if isinstance(result, Sequence) else (result,)
-    return [Sym.of(n.dtype, Sizes().elements(n)) for n in nodes if isinstance(n, Node)]
+    """The first operand's elements, or those of all, moved as numbers say."""
+    kind = c.proto.op_type
+    count = len(xs) if kind == "Concat" else 1
+    if c.inputs[0] is None or not all(x.is_constant for x in xs[count:]):
+        raise UnknownSize
+    numbers = [x.to_array() for x in xs[count:]]
+    shape = xs[0].shape
+    if kind == "Expand":
+        shape = np.broadcast_shapes(shape, tuple(numbers[0].tolist()))
+    elif kind == "Tile":
+        shape = (*shape, *numbers[0].tolist())
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise UnknownSize
+    arrays = iter([*(x.items for x in xs[:count]), *numbers])
+    moved = MOVEMENTS[kind](c, *(None if v is None else next(arrays) for v in c.inputs))
+    return [Sym.of(xs[0].dtype, part) for part in (moved if isinstance(moved, tuple) else (moved,))]
 
 
-def _placeholder(x: Sym) -> Value:
-    return Value(Input("", TensorType(x.dtype, x.shape), tuple(x.items.reshape(-1)))(), x)
+@_rule("ConstantOfShape")
+def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
+    if not xs[0].is_constant:
+        raise UnknownSize
+    shape = tuple(xs[0].to_array().reshape(-1).tolist())
+    if math.prod(shape) > MAX_ELEMENTS or any(d < 0 for d in shape):
+        raise UnknownSize
+    value = c.attr("value")
+    array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
+    if array.size != 1:
+        raise UnknownSize
+    items = np.empty(shape, object)
+    items[...] = Sym.of_array(array.reshape(-1)[:1]).items[0]
+    return Sym(dtype_of(array), items)
 
 
 @_rule("Range")
@@ -217,7 +222,7 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
         return x
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
     if x.items.size == 0:
-        raise Unknown
+        raise UnknownSize
     kept_axes = [i for i in range(len(x.shape)) if i not in which]
     lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
     results = np.empty(lines.shape[:-1], object)
@@ -228,3 +233,10 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
     if c.int("keepdims", 1):
         results = np.expand_dims(results, which)
     return Sym(x.dtype, rounded(x.dtype, results))
+
+
+@_rule("NonZero")
+def _nonzero(c: Call, xs: Sequence[Sym]) -> Sym:
+    if not xs[0].is_constant:
+        raise UnknownSize
+    return Sym.of_array(np.asarray(np.nonzero(xs[0].to_array()), np.int64))

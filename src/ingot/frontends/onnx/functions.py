@@ -27,7 +27,7 @@ def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
         return nodes
 
 
-def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
+def required_nodes(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on."""
     required = set(outputs)
     kept_nodes: set[int] = set()

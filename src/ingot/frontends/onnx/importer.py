@@ -13,12 +13,13 @@ from google.protobuf.message import DecodeError
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
 from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
-from ingot.frontends.onnx.tensors import ExternalData, map_file, type_text
+from ingot.frontends.onnx.tensors import ExternalData, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
 from ingot.ir.node import Graph, Node
 from ingot.ir.verify import check_sizes
 from ingot.support.errors import ImportModelError, NeedsValues, UnsupportedOpError
+from ingot.support.files import map_file
 from ingot.support.limits import limited
 
 

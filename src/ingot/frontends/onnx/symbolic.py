@@ -5,7 +5,8 @@
 
 Exporters compute shapes with tensor ops (Shape, Gather, Concat, Reshape, ...). Each rule here is one such op on known
 elements, so that a shape stays an expression over the model's symbols and never becomes run-time work. A rule raises
-`Unknown` where the result depends on sizes that are known only at run time; the op is then imported as a plain node.
+`UnknownSize` where the result depends on sizes that are known only at run time; the op is then imported as a plain
+node.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ingot.support.dataclass import dataclass
 _MAX_DENOMINATOR = 4096
 
 
-class Unknown(Unsupported):
+class UnknownSize(Unsupported):
     """The result depends on sizes that are known only at run time."""
 
 
@@ -55,10 +56,10 @@ class Sym:
 
     @staticmethod
     def of(dtype: DType, items: object) -> Sym:
-        """From a nested sequence or array of elements. Raises Unknown above the size limit."""
+        """From a nested sequence or array of elements. Raises UnknownSize above the size limit."""
         array = items if isinstance(items, np.ndarray) and items.dtype == object else np.array(items, dtype=object)
         if array.size > MAX_ELEMENTS:
-            raise Unknown
+            raise UnknownSize
         return Sym(dtype, array)
 
     @staticmethod
@@ -75,7 +76,7 @@ class Sym:
         return flat.astype(self.dtype.numpy).reshape(self.items.shape)
 
     def dims(self) -> tuple[DimLike, ...]:
-        """Its elements as sizes, flattened. Raises Unknown where one is not an integer."""
+        """Its elements as sizes, flattened. Raises UnknownSize where one is not an integer."""
         return tuple(_integer(v) for v in self.items.reshape(-1))
 
 
@@ -84,7 +85,7 @@ def _integer(v: Element) -> DimLike:
         return v
     if isinstance(v, bool | int):
         return int(v)
-    raise Unknown
+    raise UnknownSize
 
 
 def _quotient(v: Element) -> Quotient:
@@ -93,10 +94,10 @@ def _quotient(v: Element) -> Quotient:
     if not isinstance(v, float):
         return Quotient(_integer(v))
     if not math.isfinite(v):
-        raise Unknown
+        raise UnknownSize
     of, by = v.as_integer_ratio()
     if by > _MAX_DENOMINATOR:
-        raise Unknown
+        raise UnknownSize
     return Quotient(of, by)
 
 
@@ -128,7 +129,7 @@ def _arithmetic(
 
 def _divided(floats: bool, a: Element, b: Element) -> Element:
     if b == 0:
-        raise Unknown
+        raise UnknownSize
     if not floats:
         return towards_zero(_integer(a), _integer(b))  # as in C
     if _is_number(a) and _is_number(b):
@@ -138,7 +139,7 @@ def _divided(floats: bool, a: Element, b: Element) -> Element:
 
 def _modulo(floats: bool, a: Element, b: Element) -> Element:
     if floats:
-        raise Unknown
+        raise UnknownSize
     x, y = _integer(a), _integer(b)
     if isinstance(x, int) and isinstance(y, int):
         return x % y
@@ -148,10 +149,10 @@ def _modulo(floats: bool, a: Element, b: Element) -> Element:
 
 def _power(floats: bool, a: Element, b: Element) -> Element:
     if not (_is_number(a) and _is_number(b)) or (not floats and b < 0):
-        raise Unknown
+        raise UnknownSize
     power = a**b
     if isinstance(power, complex):
-        raise Unknown
+        raise UnknownSize
     return power
 
 
@@ -169,13 +170,13 @@ COMPARISON = {"Equal": "EQ", "Less": "LT", "Greater": "GT", "LessOrEqual": "LE",
 
 
 def compared(direction: str, a: Element, b: Element) -> bool:
-    """Whether a == b, a < b, ... for all values of the symbols. Raises Unknown where it depends on them."""
+    """Whether a == b, a < b, ... for all values of the symbols. Raises UnknownSize where it depends on them."""
     if _is_number(a) and _is_number(b):
         return COMPARISONS[direction](a, b)
     x, y = _quotient(a), _quotient(b)
     result = decided(direction, x.of * y.by - y.of * x.by)
     if result is None:
-        raise Unknown
+        raise UnknownSize
     return result
 
 
@@ -193,7 +194,7 @@ def _ceil(v: Element) -> Element:
 
 def _number(v: Element) -> float:
     if not _is_number(v):
-        raise Unknown
+        raise UnknownSize
     return v
 
 
@@ -215,18 +216,22 @@ UNARY: dict[str, Callable[[Element], Element]] = {
 
 
 def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
-    """`fn` on the elements of broadcast object arrays. Raises Unknown where they do not broadcast or are too large."""
+    """`fn` on the elements of broadcast object arrays. Raises UnknownSize where they do not broadcast, are too large,
+    or have no result as Python's numbers (the floor of an infinity)."""
     try:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
-        raise Unknown from None
+        raise UnknownSize from None
     if math.prod(shape) > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     results = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = results.reshape(-1)
-    for i, items in enumerate(zip(*flat_arrays, strict=True)):
-        flat[i] = fn(*items)
+    try:
+        for i, items in enumerate(zip(*flat_arrays, strict=True)):
+            flat[i] = fn(*items)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise UnknownSize from None
     return flat.reshape(shape)
 
 
@@ -237,7 +242,8 @@ def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
         if isinstance(v, Dim | Quotient):
             return v
         if dtype.is_float:
-            return float(np.asarray(v, np.float64).astype(dtype.numpy))
+            with np.errstate(over="ignore"):
+                return float(np.asarray(v, np.float64).astype(dtype.numpy))
         if dtype is T.boolean:
             return bool(v)
         if dtype.bits == 64 and -(2**63) <= v < 2**63:
@@ -248,7 +254,7 @@ def rounded(dtype: DType, items: np.ndarray) -> np.ndarray:
 
 
 def cast(value: Sym, dtype: DType) -> Sym:
-    """Cast: to an integer truncates, to bool tests against zero. Raises Unknown."""
+    """Cast: to an integer truncates, to bool tests against zero. Raises UnknownSize."""
 
     def one(v: Element) -> Element:
         if dtype is T.boolean:
@@ -259,7 +265,7 @@ def cast(value: Sym, dtype: DType) -> Sym:
             return towards_zero(v.of, v.by)
         if isinstance(v, float):
             if not math.isfinite(v):
-                raise Unknown
+                raise UnknownSize
             return math.trunc(v)
         return v if isinstance(v, Dim) else int(v)
 
@@ -267,16 +273,16 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
 
 def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
-    """Range with plain numbers. Raises Unknown otherwise."""
+    """Range with plain numbers. Raises UnknownSize otherwise."""
     if (
         not (_is_number(start) and _is_number(limit) and _is_number(delta))
         or delta == 0
         or not math.isfinite(limit - start)
     ):
-        raise Unknown
+        raise UnknownSize
     count = max(0, math.ceil((limit - start) / delta))
     if count > MAX_ELEMENTS:
-        raise Unknown
+        raise UnknownSize
     items = np.empty(count, object)
     items[:] = [start + i * delta for i in range(count)]
     return Sym(dtype, rounded(dtype, items))

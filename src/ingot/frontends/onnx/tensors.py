@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
-from ingot.support.files import folders_of, is_inside, open_regular
+from ingot.support.files import folders_of, is_inside, map_file
 
 _P = TensorProto
 _CODES = dict(_P.DataType.items())
@@ -168,14 +167,6 @@ def _number(text: str, tensor: str) -> int:
             "malformed external data", expected="a byte count", got=repr(text), where=f"initializer {tensor!r}"
         )
     return int(text)
-
-
-def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file, mapped read-only. Raises OSError."""
-    with open_regular(path) as f:
-        if os.fstat(f.fileno()).st_size == 0:
-            return np.zeros(0, np.uint8)
-        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def to_array(

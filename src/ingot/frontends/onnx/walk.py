@@ -7,8 +7,9 @@ node                  ->  a symbolic value (rules in `fold`), the row of its op 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ingot.frontends.onnx.call import (
     Call,
     Equation,
     Missing,
+    OpenSequence,
     Result,
     Sequence_,
     Value,
@@ -27,7 +29,7 @@ from ingot.frontends.onnx.call import (
     seek_multiple,
 )
 from ingot.frontends.onnx.fold import fold_node
-from ingot.frontends.onnx.functions import in_order, needed, newest_opset, resolved, schema_body, schema_of
+from ingot.frontends.onnx.functions import in_order, newest_opset, required_nodes, resolved, schema_body, schema_of
 from ingot.frontends.onnx.protos import (
     AttributeProto,
     FunctionProto,
@@ -36,13 +38,15 @@ from ingot.frontends.onnx.protos import (
     OperatorSetIdProto,
     TensorProto,
 )
-from ingot.frontends.onnx.symbolic import Sym
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.computed_sizes import ComputedSizes
+from ingot.frontends.shared.computed_sizes import Sizes as InnerSizes
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.quotients import upper_bound
-from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.ir.dims import Dim, DimLike, Interval, bounds, is_computed, narrow_bounds, solve_equal, symbols_of
 from ingot.ir.interp import interpret
@@ -112,6 +116,8 @@ class Scope:
             value = self.parent.get(name)
             if self.capture is not None and isinstance(value, Value):
                 value = self.values[name] = self.capture(value)
+            elif self.capture is not None and isinstance(value, OpenSequence):
+                value = self.values[name] = replace(value, node=self.capture(Value(value.node)).node)
             elif self.capture is not None and isinstance(value, Sequence_):
                 value = self.values[name] = Sequence_(tuple(self.capture(v) for v in value.items))
         return value
@@ -167,6 +173,14 @@ class Walk:
         self.initializers(graph, scope, {})
         return self.graph(graph, scope)
 
+    @contextmanager
+    def body(self) -> Iterator[InnerSizes]:
+        """Collect the sizes computed meanwhile for an inner graph, which alone knows them."""
+        outer = self.sizes
+        with self.computed_sizes.inner_graph() as computed:
+            yield computed
+        self.sizes = outer
+
     def _deeper(self, scope: Scope, loc: str) -> int:
         if scope.depth >= _MAX_DEPTH:
             raise ImportModelError(
@@ -177,7 +191,7 @@ class Walk:
     def graph(self, graph: GraphProto, scope: Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
         nodes = in_order(graph.node)
-        kept_nodes = needed(nodes, [o.name for o in graph.output])
+        kept_nodes = required_nodes(nodes, [o.name for o in graph.output])
         for i, node in enumerate(nodes):
             if i in kept_nodes:
                 self.node(node, scope, i)
@@ -221,8 +235,7 @@ class Walk:
             # the node's location says more than the operand's that the error has
             text = str(e).removesuffix(f" at {e.where}")
             raise ShapeError(text, where=f"{loc} ({_full_name(proto)})") from e
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            # rows do not check that a node is well-formed (number of operands, axes in range)
+        except MALFORMED_ERRORS as e:
             raise ImportModelError(
                 "a node is malformed",
                 got=f"{type(e).__name__}: {e}",
@@ -334,7 +347,7 @@ class Walk:
         inner.values.update((name, v) for name, v in zip(function.input, inputs, strict=False) if v is not None)
         absent = set(function.input) - set(inner.values)
         nodes = in_order(function.node)
-        kept_nodes = needed(nodes, function.output)
+        kept_nodes = required_nodes(nodes, function.output)
         for i, node in enumerate(nodes):
             if i not in kept_nodes:
                 continue
@@ -400,11 +413,12 @@ class Walk:
         """Discard all requirements and refusals since `checkpoint`."""
         self.limits, self.conditions, self.refused = mark  # type: ignore[assignment]
 
-    def decide(self, node: Node, what: str) -> bool | None:
+    def decide(self, node: Node, what: str, *, is_needed: bool = True) -> bool | None:
         """The value of a condition that a row must know; None where it is known only at run time. Where sizes decide
-        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it."""
+        it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it; but
+        where the row can do without, of inputs only scalars are asked for."""
         if not self.wishes.comes_from_sizes(node):
-            if self.wishes.add(node, exact=True):
+            if self.wishes.add(node, exact=True, most=MAX_ELEMENTS if is_needed else 1):
                 raise Unsupported(what)
             return None
         if self.example is None:
@@ -454,8 +468,7 @@ def _is_adopted(proto: NodeProto, domain: str) -> bool:
 
 def _written(x: Node, old: DimLike, new: DimLike) -> Node:
     """`x` with sizes `old` rewritten as the equal size `new`."""
-    shape = tuple(new if d == old else d for d in x.shape)
-    return x if shape == x.shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return with_shape(x, tuple(new if d == old else d for d in x.shape))
 
 
 def _equal_for_multiples(e: ShapeError) -> None:

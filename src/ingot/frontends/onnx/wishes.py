@@ -34,10 +34,14 @@ class Wishes:
     elements: set[str] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
 
-    def add(self, node: Node, exact: bool) -> bool:
-        """Wish for the inputs that `node` is computed from, if all of them are small; returns whether they are."""
+    def add(self, node: Node, exact: bool, most: int = MAX_ELEMENTS) -> bool:
+        """Wish for the inputs that `node` is computed from, if all of them have at most so many elements, or are
+        vectors of open size; returns whether they do. A few sizes computed from such a vector are left to the run."""
         roots = self._roots(node)
-        if not roots or not all(map(_is_small, roots)):
+        has_open = any(not isinstance(n.type.size, int) for n in roots)
+        if not exact and has_open and isinstance(node.type.size, int):
+            return False
+        if not roots or not all(_is_small(n, most) for n in roots):
             return False
         symbols_do = not exact and all(map(_may_tell, roots))
         (self.elements if symbols_do else self.values).update(n.op.label for n in roots if isinstance(n.op, Input))
@@ -72,9 +76,9 @@ class Wishes:
         return roots
 
 
-def _is_small(node: Node) -> bool:
+def _is_small(node: Node, most: int) -> bool:
     size = node.type.size
-    return len(node.shape) <= 1 if not isinstance(size, int) else size <= MAX_ELEMENTS
+    return len(node.shape) <= 1 < most if not isinstance(size, int) else size <= most
 
 
 def _may_tell(node: Node) -> bool:
@@ -109,7 +113,7 @@ _OPPOSITE_DIRECTION = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE
 
 
 def _size(node: Node) -> DimLike | None:
-    """The value of an integer scalar as a size, None where it is none."""
+    """The value of an integer scalar as a size; None if it is not one."""
     if not node.dtype.is_integer or node.type.size != 1:
         return None
     if isinstance(node.op, ops.DimValue):

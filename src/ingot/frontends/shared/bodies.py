@@ -72,7 +72,7 @@ class _Outcome:
 
 
 def _outcome_of(computed_sizes: ComputedSizes, body: Callable[[], Sequence[Node]]) -> _Outcome:
-    with computed_sizes.within() as sizes:
+    with computed_sizes.inner_graph() as sizes:
         return _Outcome(tuple(body()), sizes)
 
 
@@ -155,7 +155,7 @@ class _Loop:
         """Find the axes whose sizes change, and the room that each needs."""
         for _ in range(_MAX_ROUNDS):
             inputs = self.inputs()
-            with self.computed_sizes.within() as sizes:
+            with self.computed_sizes.inner_graph() as sizes:
                 before = _cut_to_size(self.computed_sizes, inputs, self.rooms)
                 outcome = _Outcome(tuple(body(before)), sizes)
             _check_types("a loop that takes and gives", before, outcome.outputs)

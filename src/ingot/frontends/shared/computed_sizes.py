@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, is_negative, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
@@ -52,7 +53,7 @@ class ComputedSizes:
         return size
 
     @contextmanager
-    def within(self) -> Iterator[Sizes]:
+    def inner_graph(self) -> Iterator[Sizes]:
         """Collect the sizes of an inner graph, which takes them from the yielded mapping."""
         outer, self.sizes = self.sizes, {}
         self._depth += 1
@@ -96,4 +97,4 @@ class ComputedSizes:
 def first(x: Node, axis: int, count: DimLike) -> Node:
     """The first `count` elements along an axis, which must have that many."""
     shape = tuple(count if a == axis else d for a, d in enumerate(x.shape))
-    return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return with_shape(x, shape)

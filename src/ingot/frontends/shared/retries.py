@@ -40,7 +40,7 @@ class Known:
             elements = tuple(substitute(symbol(name), self.fixed) for name in names)
         return Input(label, type, elements)(loc=label)
 
-    def equal(self, e: ShapeError) -> Known | None:
+    def with_equal(self, e: ShapeError) -> Known | None:
         """These facts, and that the two sizes of `e` are equal; None where they never are, or are no sizes. A size
         found at run time is checked then, as no input's size can depend on it."""
         a, b = e.sizes or (0, 0)
@@ -61,9 +61,11 @@ def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], wh
         try:
             return attempt(known)
         except SizeInput as e:
+            if e.label in known.size_inputs:  # its elements were no symbols: another attempt is the same
+                raise ImportModelError(f"sizes that input {e.label!r} holds", where=where or None) from e
             known = replace(known, size_inputs=known.size_inputs | {e.label})
         except ShapeError as e:
-            equal = known.equal(e)
+            equal = known.with_equal(e)
             if equal is None:
                 raise ImportModelError(str(e), where=where or None) from e
             known = equal

@@ -72,8 +72,8 @@ def require_one_shape(nodes: Sequence[Node], what: str) -> None:
 
 
 def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
-    """A symbol and its value that solve a = b, where that is linear in one symbol; None where it is not, or has no
-    solution. Of symbols found at run time, the last is solved for."""
+    """(a symbol, its value) that solve a = b, if it is linear in one symbol; None if it is not, or has no solution. If
+    several symbols are computed sizes, it is solved for the last of them."""
     difference = a - b
     names = symbols_of(difference)
     if run_time_names := [s for s in names if is_computed(s)]:
@@ -105,7 +105,7 @@ class Sizes:
     def __init__(self, inputs: frozenset[str] = frozenset()) -> None:
         self.inputs = inputs
         self._known: dict[Node, np.ndarray] = {}
-        self._closed: dict[Node, bool] = {}
+        self._is_closed: dict[Node, bool] = {}
 
     def dims(self, node: Node) -> tuple[DimLike, ...]:
         """The elements in order. Raises Unsupported where one is known only at run time."""
@@ -137,7 +137,7 @@ class Sizes:
         return only
 
     def with_size(self, node: Node, size: DimLike) -> Sizes:
-        """A copy in which a node of one element, and what it is a copy or conversion of, has the value `size`."""
+        """A copy in which a node of one element, and the nodes that it copies or converts, have the value `size`."""
         copy = Sizes(self.inputs)
         copy._known.update(self._known)
         while True:
@@ -158,7 +158,7 @@ class Sizes:
     def closed_form(self, node: Node) -> Node | None:
         """`node`, or an equal one, in a form that any graph may hold: reads no input, or computed from sizes. None for
         others."""
-        if self.closed(node):
+        if self.is_closed(node):
             return node
         if (
             not node.dtype.is_integer
@@ -172,19 +172,23 @@ class Sizes:
             return None
         return ops.reshape(ops.stack([ops.scalar(d, node.dtype) for d in dims]), node.shape)
 
-    def closed(self, node: Node) -> bool:
+    def is_closed(self, node: Node) -> bool:
         """Whether `node` reads no input and draws nothing: any graph may hold it as it is."""
-        for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
-            if n not in self._closed:
+        for n in topological((node,), lambda n: () if n in self._is_closed else n.inputs):
+            if n not in self._is_closed:
                 is_open = isinstance(n.op, Input) or n.op.draws
-                self._closed[n] = not is_open and all(self._closed[i] for i in n.inputs)
-        return self._closed[node]
+                self._is_closed[n] = not is_open and all(self._is_closed[i] for i in n.inputs)
+        return self._is_closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
         op, inputs = node.op, [self._known[i] for i in _evaluated_inputs(node)]
+        if _is_empty(node):
+            return np.empty(node.shape, object)
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
-        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > MAX_ELEMENTS:
+        if len(node.types) != 1 or isinstance(op, Project):
+            raise _unknown(node)
+        if not isinstance(node.type.size, int) or node.type.size > MAX_ELEMENTS:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
             return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
@@ -237,8 +241,15 @@ class Sizes:
 
 def _evaluated_inputs(node: Node) -> tuple[Node, ...]:
     """The inputs from which the elements of a node are evaluated."""
+    if _is_empty(node):
+        return ()
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node has no elements, whatever the sizes."""
+    return len(node.types) == 1 and node.type.size == 0
 
 
 def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Node] | None:
@@ -247,7 +258,7 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
     r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
     """
-    if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
+    if node.shape or not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
     truncated = node.inputs[2]
     a, b = truncated.inputs

@@ -31,7 +31,7 @@ def arrays_of(weights: Weights | None, labels: Sequence[str]) -> dict[str, np.nd
     return arrays
 
 
-def bound(graph: Graph, weights: Weights | None) -> Graph:
+def bind_weights(graph: Graph, weights: Weights | None) -> Graph:
     """`graph` with constants in place of some inputs. Raises InputError for unknown inputs, and for arrays of another
     type or shape."""
     if weights is None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import partwise
-from ingot.frontends.shared.refusal import Unsupported, located
+from ingot.frontends.shared.composites.movement import with_shape
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
@@ -63,7 +64,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Argument:
-    """What is known of an argument of main besides its type: its name, open sizes, a value."""
+    """The facts about an argument of main besides its type: its name, open sizes, its value."""
 
     name: str
     shape: tuple[DimLike, ...] | None = None
@@ -273,6 +274,9 @@ class Importer:
             if str(e):
                 self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
             return [Missing()] * len(op.results)
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.name, loc, malformed(e)))
+            return [Missing()] * len(op.results)
         except ShapeError as e:
             raise located(e, loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
 
@@ -308,9 +312,7 @@ def _fit(node: Node, type: Tensor, what: str) -> Node:
         if isinstance(got, int) and declared is not None and got != declared:
             raise ImportModelError(f"{what}: a declared size", expected=got, got=declared)
         sizes.append(got if declared is None else declared)
-    if tuple(sizes) == shape:
-        return node
-    return ops.Slice((0,) * len(shape), tuple(sizes), (1,) * len(shape))(node)
+    return with_shape(node, tuple(sizes))
 
 
 # --- rows

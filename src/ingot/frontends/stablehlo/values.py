@@ -257,7 +257,7 @@ class Call:
         return Call(self.importer, self.op, self.scope, self.types, self.loc, attributes)
 
     def sizes(self, node: object) -> tuple[DimLike, ...]:
-        """The elements of an integer tensor as sizes. Raises Unsupported where only the run knows them."""
+        """The elements of an integer tensor as sizes. Raises Unsupported if they are known only at run time."""
         if not isinstance(node, Node):
             raise Unsupported("a shape that is no integer tensor")
         return self.importer.sizes.dims(node)

@@ -9,7 +9,6 @@ Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md, Snap
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -22,9 +21,9 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.wire import Source, varint
 from ingot.frontends.tensorflow.proto import Message, read_message, shape_of
 from ingot.frontends.tensorflow.tensors import dtype_of_code
+from ingot.support import files
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
-from ingot.support.files import is_inside, open_regular
 
 _FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER_BYTES = 5  # compression type and checksum after each block
@@ -35,12 +34,10 @@ _MAX_SHARDS = 1 << 16
 def map_file(path: Path, root: Path) -> memoryview:
     """The bytes of a file inside `root`, mapped read-only. Raises ImportModelError, also for a link that leads out."""
     real = Path(os.path.realpath(path))
-    if not is_inside(real, root):
+    if not files.is_inside(real, root):
         raise ImportModelError("a file outside the model's folder", got=str(real), where=str(path))
     try:
-        with open_regular(real) as f:
-            size = os.fstat(f.fileno()).st_size
-            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        return files.map_file(real).data
     except OSError as e:
         raise ImportModelError(f"cannot read the model: {e.strerror}", where=str(path)) from e
 

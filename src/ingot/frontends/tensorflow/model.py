@@ -33,7 +33,7 @@ from ingot.frontends.tensorflow.proto import (
 )
 from ingot.frontends.tensorflow.tensors import COMPLEX, dtype_of_code, is_numeric
 from ingot.frontends.tensorflow.values import Missing, Value
-from ingot.frontends.tensorflow.walk import Frame, Walk, Written
+from ingot.frontends.tensorflow.walk import Frame, Walk, WrittenVariable
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.ir.verify import check_sizes
@@ -122,7 +122,7 @@ def import_tensorflow(
                 frame = Frame(program.graph.nodes, effects=True)
                 results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
                 return _imported_model(program, walk, nodes, results, requested, restored)
-            except Written as e:
+            except WrittenVariable as e:
                 written.add(e.key)
 
     return with_retries(attempt, {}, program.where)

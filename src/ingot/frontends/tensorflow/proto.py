@@ -51,7 +51,7 @@ class Message:
         return number in self.parts
 
     def message(self, number: int) -> Message:
-        """The last message of a field; an empty one where there is none."""
+        """The last message of a field; an empty one if the field is absent."""
         all_ = self.messages(number)
         return all_[-1] if all_ else Message(self.data, self.end, self.end, self.source, self.depth + 1)
 

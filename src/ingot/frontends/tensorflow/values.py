@@ -1,4 +1,4 @@
-"""The values of the importer, and the view that a row has of the node that it imports."""
+"""The values of the importer, and the interface through which a row sees the node that it imports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ingot.support.limits import max_run_time_size
 
 @dataclass(frozen=True)
 class Variable:
-    """A handle of a variable. ref: of TensorFlow 1, which is read wherever it is named."""
+    """The handle of a variable. ref: whether it is a reference variable of TensorFlow 1, which each use reads."""
 
     key: str
     ref: bool = False
@@ -51,7 +51,7 @@ class Strings:
 
 @dataclass(frozen=True)
 class TensorList:
-    """A list of tensors of one type. buffer: [length, ...], all of them; None while nothing says of which shape."""
+    """A list of tensors of one type. buffer: [length, ...], the stacked elements; None while their shape is unknown."""
 
     dtype: DType
     length: DimLike
@@ -60,7 +60,8 @@ class TensorList:
 
 @dataclass(frozen=True)
 class Missing:
-    """The result of what was refused. cut: its name, if it is a tensor that a caller could give in its place."""
+    """The result of a node that was refused. cut: its name, if it is a tensor that the caller could supply as an
+    input."""
 
     cut: str = ""
 
@@ -71,7 +72,8 @@ Result = Value | Sequence[Value] | None
 
 @dataclass(eq=False)
 class Frame:
-    """One graph or function body. prefix: of its nodes' places. effects: whether what it writes is followed."""
+    """One graph or function body. prefix: of the places of its nodes. effects: whether its writes to variables are
+    tracked."""
 
     nodes: Mapping[str, NodeDef]
     prefix: str = ""
@@ -108,7 +110,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One node: its attributes by name, and the walk that it is a part of."""
+    """One node: its attributes by name, and the importer (`walk`) that it belongs to."""
 
     walk: Context
     node: NodeDef
@@ -140,11 +142,11 @@ class Call:
         return dtype_of_code(self._get(name).int(6))
 
     def code(self, name: str) -> int:
-        """An element type's code, of any kind."""
+        """The code of an element type of any kind."""
         return self._get(name).int(6)
 
     def complex_part(self, name: str) -> DType | None:
-        """The dtype of a complex type's parts; None for other types."""
+        """The dtype of the parts of a complex type; None for other types."""
         return COMPLEX.get(self.code(name))
 
     def codes(self, name: str) -> list[int]:
@@ -202,13 +204,13 @@ class Call:
     # operands
 
     def sizes(self, x: Value) -> tuple[DimLike, ...]:
-        """The elements of an integer tensor as sizes. Raises Unsupported where only the run knows them."""
+        """The elements of an integer tensor as sizes. Raises Unsupported if they are known only at run time."""
         if not isinstance(x, Node):
             raise Unsupported("a shape that is no tensor")
         return self.walk.sizes.dims(x)
 
     def elements(self, x: Value) -> list[DimLike | Node]:
-        """The elements of an integer tensor in order, as sizes where they are known."""
+        """The elements of an integer tensor in order, as sizes if they are known."""
         try:
             return list(self.sizes(x))
         except Unsupported:
@@ -231,7 +233,8 @@ class Call:
             return x
 
     def lengths(self, x: Value) -> tuple[DimLike, ...]:
-        """As `sizes`; those that only the run knows are sizes that it finds, and in which others may be told."""
+        """As `sizes`, but values known only at run time become computed sizes, and other values may be expressed in
+        terms of them."""
         elements = self.elements(x)
         if not self.walk.may_find([d for d in elements if isinstance(d, Node)]):
             return self.sizes(x)
@@ -247,7 +250,7 @@ class Call:
         return tuple(lengths)
 
     def _computed_size(self, x: Node) -> DimLike:
-        """The size that `x` says in the run."""
+        """The computed size whose value at run time is `x`."""
         max_size = quotients.upper_bound(self.walk.sizes.elements, x)
         return self.walk.computed_sizes.size(
             ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size"
@@ -270,7 +273,7 @@ class Call:
         return normal_axis(value, rank)
 
     def array(self, x: Value) -> np.ndarray:
-        """A constant. Raises Unsupported for what is none."""
+        """The value of a constant. Raises Unsupported if `x` is not constant."""
         if not isinstance(x, Node) or not isinstance(x.op, Const):
             raise Unsupported("an operand that is no constant")
         return x.op.value
@@ -280,7 +283,7 @@ V = TypeVar("V", bound=Value)
 
 
 def expect(value: Value, kind: type[V], what: str) -> V:
-    """`value`, which has to be of a kind. Raises Unsupported."""
+    """`value`, if it is an instance of `kind`. Raises Unsupported otherwise."""
     if not isinstance(value, kind):
         raise Unsupported("" if isinstance(value, Missing) else f"a value that is no {what}")
     return value
@@ -291,8 +294,8 @@ RowFunction = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Row:
-    """results: names of the op's results where each is one tensor; () for one result, or one list. any_kind: it takes
-    other values than tensors, too, and what is missing."""
+    """results: the names of the op's results if each is one tensor; () for one result, or one list. any_kind: whether
+    it accepts values other than tensors, including missing ones."""
 
     fn: RowFunction
     results: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported, located
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
@@ -41,7 +41,7 @@ _WRITING_OPS = re.compile(
 _TABLE_OPS = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
 
 
-class Written(Exception):
+class WrittenVariable(Exception):
     """A variable turns out to be written: the import starts again with it as state."""
 
     def __init__(self, key: str) -> None:
@@ -77,7 +77,7 @@ class Walk:
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def run(self, frame: Frame, tensors: Sequence[str], nodes: Sequence[str] = ()) -> list[Value]:
-        """The values of `tensors`; `nodes` are run for what they do."""
+        """The values of `tensors`; `nodes` are run for their effects."""
         pending = [self._place(frame, t)[0] for t in tensors]
         self._run([n for n in (*pending, *nodes) if n], frame)
         return [self.value(frame, t) for t in tensors]
@@ -200,6 +200,9 @@ class Walk:
             else:
                 self._note_cuts(operands)
             return Missing("yes" if str(e) else "")
+        except MALFORMED_ERRORS as e:
+            self._refuse(node, frame, malformed(e))
+            return Missing("yes")
         except ShapeError as e:
             raise located(e, loc) from None
         results = () if result is None else result if isinstance(result, Sequence) else (result,)
@@ -250,7 +253,7 @@ class Walk:
         return ops.RandomKey(self._draws - 1)()
 
     def require(self, size: DimLike, what: str) -> None:
-        """Have every call check that `size` >= 0. Raises Unsupported with `what` where that is never so."""
+        """Require that `size` >= 0, which every call checks. Raises Unsupported with `what` if that is never true."""
         low, high = bounds(size)
         if high is not None and high < 0:
             raise Unsupported(what)
@@ -275,7 +278,7 @@ class Walk:
 
     def write(self, variable: Variable, value: Node) -> None:
         if not self.is_restoring and variable.key not in self.state:
-            raise Written(variable.key)
+            raise WrittenVariable(variable.key)
         self.variables[variable.key] = value
 
     def as_state(self, key: str) -> None:

@@ -102,7 +102,7 @@ class Call:
         return tuple(self.x(i) for i in range(len(self.values)))
 
     def dims(self, i: int) -> tuple[DimLike, ...]:
-        """The elements of an operand as sizes. Raises Unsupported where only the run knows them."""
+        """The elements of an operand as sizes. Raises Unsupported if they are known only at run time."""
         return self.importer.sizes.dims(self.x(i))
 
     def ints(self, i: int) -> tuple[int, ...]:
@@ -218,12 +218,12 @@ class Table(rows.Table[Row]):
 
 @dataclass(frozen=True)
 class Rows:
-    """real: rows on plain numbers; quantized: rows on levels; without: why an operator has no row."""
+    """real: rows on plain numbers; quantized: rows on levels; missing_reasons: why an operator has no row."""
 
     real: Mapping[str, Row]
     quantized: Mapping[str, Row]
     custom: Mapping[str, Row]
-    without: Mapping[str, str]
+    missing_reasons: Mapping[str, str]
 
     def find(self, c: Call) -> Row:
         """Raises Unsupported."""
@@ -238,7 +238,7 @@ class Rows:
             return quantized
         real = self.real.get(name)
         if real is None:
-            raise Unsupported(self.without.get(name, ""))
+            raise Unsupported(self.missing_reasons.get(name, ""))
         if c.is_quantized() and not (real.is_movement or real.takes_stored):
             raise Unsupported("of quantized values")
         return real

@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex, partwise
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.places import locate, next_id
-from ingot.frontends.shared.refusal import Unsupported, located
+from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value, Variable
@@ -25,7 +25,6 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, check_time, spend_node
 
 # errors of rows for operators that are not well-formed: too few operands, axes out of range, sizes of 0
-_MALFORMED_OPERATOR_ERRORS = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
 _MAX_DEPTH = 32  # of nested subgraphs
 
 
@@ -127,7 +126,7 @@ class Importer:
 
     def assign(self, name: str, node: Node) -> None:
         if self.initialising:
-            if not self.sizes.closed(node):
+            if not self.sizes.is_closed(node):
                 raise Unsupported(f"a first value of variable {name!r} that is computed from another")
             if name not in self.variables:
                 self.declare(name, interpret(Graph((), (node,)), [])[0])
@@ -159,10 +158,8 @@ class Importer:
         except Unsupported as e:
             self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
             values.update((i, Missing()) for i in op.outputs)
-        except _MALFORMED_OPERATOR_ERRORS as e:
-            self.refused.append(
-                UnsupportedOp(op.custom or op.name, loc, f"operands or options that do not fit it: {e}")
-            )
+        except MALFORMED_ERRORS as e:
+            self.refused.append(UnsupportedOp(op.custom or op.name, loc, malformed(e)))
             values.update((i, Missing()) for i in op.outputs)
         except ShapeError as e:
             raise located(e, f"{op.name} of {loc!r}") from None

@@ -18,6 +18,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as sym
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from ingot.frontends.shared import quotients
+from ingot.frontends.shared.quotients import Quotient
 from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_computed, mod, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
@@ -248,14 +250,14 @@ class Sizes:
         values = [self.expression(a) for a in e.args]
         return apply(*values)
 
-    def _whole(self, e: sympy.Basic, divided: Callable[[DimLike, int], DimLike]) -> DimLike | None:
+    def _whole(self, e: sympy.Basic, divided: Callable[[DimLike, DimLike], DimLike]) -> DimLike | None:
         """A float computed from sizes, rounded by `divided`: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
 
         Floating-point products are rounded, so an inexact ratio is only valid for the sizes at which it was tested.
         """
         exact = self._quotient(e)
         if exact is not None:
-            return divided(*exact)
+            return divided(exact.of, exact.by)
         match type(e).__name__, e.args:
             case "Mul", (sympy.Number() as factor, product) if type(product).__name__ == "ToFloat" and factor > 0:
                 ratio = _ratio(float(factor), up=divided is ceildiv)
@@ -266,28 +268,29 @@ class Sizes:
                 return divided(size * ratio.numerator, ratio.denominator)
         return None
 
-    def _quotient(self, e: sympy.Basic) -> _Quotient | None:
+    def _quotient(self, e: sympy.Basic) -> Quotient | None:
         """A float computed from sizes as size / number, where rounding it as a float does not change the integer."""
         number = _fraction(e)
         if number is not None:
-            return number.numerator, number.denominator
+            return Quotient(number.numerator, number.denominator)
         match type(e).__name__, e.args:
             case "ToFloat", (size,):
-                return self.expression(size), 1
+                return Quotient(self.expression(size))
             case "IntTrueDiv", (size, by):
-                return self._over((self.expression(size), 1), by)
+                return self._over(Quotient(self.expression(size)), by)
             case "FloatTrueDiv", (x, by):
                 return self._over(self._quotient(x), by)
             case "Add" | "Mul" as name, parts:
-                quotients = [q for part in parts if (q := self._quotient(part)) is not None]
-                return reduce(_sum if name == "Add" else _product, quotients) if len(quotients) == len(parts) else None
+                values = [q for part in parts if (q := self._quotient(part)) is not None]
+                combine = quotients.add if name == "Add" else quotients.mul
+                return reduce(combine, values) if len(values) == len(parts) else None
         return None
 
-    def _over(self, x: _Quotient | None, by: sympy.Basic) -> _Quotient | None:
+    def _over(self, x: Quotient | None, by: sympy.Basic) -> Quotient | None:
         number = _fraction(by)
         if x is None or number is None or number <= 0:
             return None
-        return _product(x, (number.denominator, number.numerator))
+        return quotients.div(x, Quotient(number.numerator, number.denominator))
 
 
 def _fraction(e: sympy.Basic) -> Fraction | None:
@@ -295,26 +298,15 @@ def _fraction(e: sympy.Basic) -> Fraction | None:
     return fraction if fraction is not None and fraction.denominator <= _MAX_DENOMINATOR else None
 
 
-def _truncated(size: DimLike, by: int) -> DimLike:
+def _truncated(size: DimLike, by: DimLike) -> DimLike:
     return dim_max(floordiv(size, by), 0) + dim_min(ceildiv(size, by), 0)
 
 
-_ROUNDED: dict[str, Callable[[DimLike, int], DimLike]] = {
+_ROUNDED: dict[str, Callable[[DimLike, DimLike], DimLike]] = {
     "FloorToInt": floordiv,
     "CeilToInt": ceildiv,
     "TruncToInt": _truncated,
 }
-_Quotient = tuple[DimLike, int]
-
-
-def _sum(a: _Quotient, b: _Quotient) -> _Quotient:
-    return a[0] * b[1] + b[0] * a[1], a[1] * b[1]
-
-
-def _product(a: _Quotient, b: _Quotient) -> _Quotient:
-    return a[0] * b[0], a[1] * b[1]
-
-
 _MAX_DENOMINATOR = 1 << 8  # of a float's factors and terms, so that numerators stay far below 2^53
 _MAX_SIZE_TRIED = 1 << 16  # a ratio is tested at all sizes up to this one
 

@@ -173,7 +173,7 @@ def _of_known_numbers(net: nn.Module, export: Callable[[], ExportedProgram], err
         raise error
     with known_numbers.of(net):
         program = export()
-    if known_numbers.written:
+    if known_numbers.is_written:
         raise error
     return program
 

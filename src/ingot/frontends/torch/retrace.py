@@ -26,7 +26,7 @@ from ingot.support.errors import InputError, SizesError
 
 
 class Retrace:
-    """Maps a call that was refused to the model imported for its sizes; None where that would be the same program."""
+    """Imports the model for the sizes of a call that was refused; returns None if that would be the same program."""
 
     def __init__(self, model: object, imported: ImportedModel, example_inputs: Any, dynamic: Dynamic) -> None:
         """model: a module, an exported program or a file of one, as it was imported."""

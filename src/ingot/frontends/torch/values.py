@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.torch.convert import DTYPE_OF, TORCH_OF, Sizes, dtype_of
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
@@ -100,7 +101,7 @@ class Context:
 
 
 def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
-    """`x`, whose axis must have this size: where that is not known at import, each call checks it."""
+    """`x`, whose axis must have this size. If that is unknown at import, each call checks it."""
     if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
         return x
     c.sizes.require_equal(x.shape[axis], size)
@@ -113,11 +114,6 @@ def require_elements(c: Context, sizes: Iterable[DimLike], what: str) -> None:
         if isinstance(size, int) and size < 1:
             raise ShapeError(f"{what} of nothing", expected="a size of 1 or more", got=size)
         c.sizes.require(1, size)
-
-
-def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
-    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
-    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def category(dtype: DType) -> int:

@@ -11,6 +11,7 @@ from ingot.integrations.onnxruntime.options import (
     ExecutionOrder,
     GraphOptimizationLevel,
     RunOptions,
+    RunTerminated,
     SessionOptions,
     ignored,
 )
@@ -19,7 +20,7 @@ from ingot.integrations.onnxruntime.values import IOBinding, OrtValue
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "FeedError", "GraphOptimizationLevel", "IOBinding", "InferenceSession",
-    "ModelMetadata", "NodeArg", "OrtValue", "RunOptions", "SessionOptions", "__version__",
+    "ModelMetadata", "NodeArg", "OrtValue", "RunOptions", "RunTerminated", "SessionOptions", "__version__",
     "disable_telemetry_events", "enable_telemetry_events", "get_all_providers", "get_available_providers",
     "get_device", "set_default_logger_severity", "set_default_logger_verbosity",
 ]  # fmt: skip

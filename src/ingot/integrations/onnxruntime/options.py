@@ -1,4 +1,4 @@
-"""The options of sessions and runs. Few mean something to a compiled program; the others are told in the log, once."""
+"""The options of sessions and runs. Few apply to a compiled program; the others are logged once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from ingot.support.log import Log
 
 _log = Log("ingot.onnxruntime")
@@ -58,7 +58,7 @@ _QUIET = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_pr
 
 @cache
 def ignored(what: str, is_missed: bool = False) -> None:
-    """Tell in the log, once, what has no meaning here. is_missed: as a warning."""
+    """Log once that an option is ignored. is_missed: as a warning."""
     tell = _log.warning if is_missed else _log.info
     tell("%s has no meaning for a compiled program, and is ignored", what)
 
@@ -99,8 +99,13 @@ class SessionOptions:
         raise InputError("weights outside of the model", expected="weights in it, or in its external data", got=name)
 
 
+class RunTerminated(IngotError):
+    """A run was ended by `RunOptions.terminate`."""
+
+
 class RunOptions:
-    """Options of a run: none of them has a meaning here."""
+    """Options of a run. terminate: ends the runs with these options, from any thread, within a second; while it is True
+    none begins. The others have no meaning here."""
 
     def __init__(self) -> None:
         self.log_severity_level, self.log_verbosity_level, self.logid = 2, 0, ""
@@ -110,8 +115,15 @@ class RunOptions:
         ignored(f"the run's configuration entry {key!r}")
 
 
+def check_terminate(options: Any) -> None:
+    """Raise RunTerminated if these options, ours or ONNX Runtime's own, end the run."""
+    if getattr(options, "terminate", False):
+        fix = "set it to False before the next run"
+        raise RunTerminated("the run was ended", expected="RunOptions.terminate False", got=True, fix=fix)
+
+
 def settings(options: object, providers: Iterable[Any] | None) -> tuple[int | None, dict[str, int]]:
-    """(threads, sizes by name) of a session, from our options or ONNX Runtime's own; tells what is ignored."""
+    """(threads, sizes by name) of a session, from Ingot's options or those of ONNX Runtime. Logs the ignored ones."""
     for name, default in _IGNORED.items():
         value = getattr(options, name, default)
         is_default = int(value) == int(default) if isinstance(default, int) else value == default

@@ -6,15 +6,17 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ingot.api.compile import compile
-from ingot.integrations.onnxruntime.options import CPU, SessionOptions, ignored, settings
+from ingot.integrations.onnxruntime.options import CPU, SessionOptions, check_terminate, ignored, settings
 from ingot.integrations.onnxruntime.values import ELEMENTS, IOBinding, OrtValue
 from ingot.runtime import artifact
+from ingot.runtime.cpu.run_context import ended_by
 from ingot.runtime.dtypes import NAMES, numpy_dtype
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import show
@@ -147,7 +149,9 @@ class InferenceSession:
     ) -> list[Any]:
         """The outputs with these names, by default all. out: for each an array to write it into, or None.
 
-        Raises FeedError for invalid inputs, InputError for invalid names and arrays of outputs.
+        run_options: `RunOptions`, whose `terminate` another thread may set to end the run.
+
+        Raises FeedError for invalid inputs, InputError for invalid names and arrays of outputs, RunTerminated.
         """
         positions = self._positions_of(output_names)
         out_by_position: dict[int, np.ndarray | None] | None = None
@@ -155,10 +159,8 @@ class InferenceSession:
             if len(out) != len(positions):
                 raise InputError("out", expected=f"{len(positions)} arrays, or None for some", got=len(out))
             out_by_position = dict(zip(positions, out, strict=True))
-        results = self._model.run(
-            self._feeds(input_feed),
-            None if out_by_position is None else [out_by_position.get(i) for i in range(len(self._positions))],
-        )
+        arrays = None if out_by_position is None else [out_by_position.get(i) for i in range(len(self._positions))]
+        results = self._run(self._feeds(input_feed), arrays, run_options)
         return [results[position] for position in positions]
 
     def run_async(
@@ -179,7 +181,7 @@ class InferenceSession:
 
         def work() -> None:
             try:
-                results = self._model.run(feeds)
+                results = self._run(feeds, None, run_options)
             except Exception as error:  # of any kind: the callback must receive it
                 callback([], user_data, str(error) or type(error).__name__)
                 return
@@ -190,14 +192,21 @@ class InferenceSession:
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: Any = None
     ) -> list[OrtValue]:
-        return [OrtValue(result) for result in self.run(output_names, input_dict_ort_values)]
+        return [OrtValue(result) for result in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         inputs, outputs = iobinding.bound
-        iobinding.set_results(self.run([*outputs], inputs, out=[*outputs.values()] or None))
+        iobinding.set_results(self.run([*outputs], inputs, run_options, out=[*outputs.values()] or None))
+
+    def _run(self, inputs: list[Any], out: Sequence[np.ndarray | None] | None, options: Any) -> list[Any]:
+        if options is None:
+            return self._model.run(inputs, out)
+        check_terminate(options)  # also for a GPU, which ends a run that it has begun
+        with ended_by(partial(check_terminate, options)):
+            return self._model.run(inputs, out)
 
     def _positions_of(self, names: Sequence[str] | None) -> list[int]:
         if not names:

@@ -280,11 +280,11 @@ def clamped_position(position: int | Dim) -> int | Dim:
 MAX_INTEGER = 1 << 62  # the largest magnitude of integers that sizes are computed from
 
 
-def _lowest_true(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest value in (low, high] for which `holds` is true. It is monotonic, and true at `high`."""
+def _lowest_true(predicate: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest value in (low, high] for which `predicate` is true. It is monotonic, and true at `high`."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if predicate(middle) else (middle, high)
     return high
 
 

@@ -18,6 +18,7 @@ from ingot.language.engine.paging import PAGE, page_count
 from ingot.language.engine.sequence import Running, Sampled, SequencePart
 from ingot.language.engine.speculation import Speculator
 from ingot.language.engine.stepper import Stepper
+from ingot.language.text.arguments import check_ids
 from ingot.language.text.generation import Request, Transcript
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
@@ -86,8 +87,7 @@ class Engine:
         ids = [*prompt]
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            raise InputError("token ids", expected=f"0 to {self.vocabulary - 1}", got=[min(ids), max(ids)])
+        check_ids(ids, self.vocabulary)
         if len(ids) > self._limits.context:
             raise InputError("the prompt", expected=f"at most {self._limits.context} tokens", got=len(ids))
         transcript = Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)
@@ -156,14 +156,13 @@ class Engine:
         self._drop_cancelled()
         with self._changed:
             self._admit()
-        proposed = self._proposed()
-        parts = self._plan(proposed)
+        parts = self._plan(self._proposed())
         if not parts:
             return
         results = self._stepper.run([part for _, part in parts])
         for (sequence, part), sampled in zip(parts, results, strict=True):
             try:
-                self._deliver(sequence, part, sampled, proposed.get(sequence, []))
+                self._deliver(sequence, part, sampled)
             except Exception as error:  # of a grammar
                 self._fail(sequence, error)
         self._counts["steps"] += 1
@@ -209,7 +208,7 @@ class Engine:
         limits = {
             s: min(s.proposals, self._limits.proposals, s.transcript.left - 1, self._limits.context - len(s.ids))
             for s in self._running
-            if s.takes_proposals
+            if s.is_decoding
         }
         return self._speculator.propose({s: limit for s, limit in limits.items() if limit > 0})
 
@@ -257,14 +256,13 @@ class Engine:
         with self._changed:
             self._running.remove(sequence)
         self._pages.release(sequence.pages)
-        self._stepper.forget(sequence.slot)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         self._slots.append(sequence.slot)
         sequence.pages, sequence.computed, sequence.slot = [], 0, -1
 
-    def _deliver(self, sequence: Running, part: SequencePart, sampled: Sampled, proposed: Sequence[int]) -> None:
-        accepted = 0
+    def _deliver(self, sequence: Running, part: SequencePart, sampled: Sampled) -> None:
+        accepted, proposed = 0, part.proposed
         while accepted < len(proposed) and sampled.tokens[accepted] == proposed[accepted]:
             accepted += 1
         sequence.computed = part.end - len(proposed) + accepted

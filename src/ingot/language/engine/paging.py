@@ -6,6 +6,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import check_number
 
 PAGE = 16  # tokens of a page
+# Products of more rows may sum in another order: calls with single rows never have more, and calls with chunks never
+# have fewer. No call has more samples.
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ingot.ir.types import DType, TensorType, boolean, f32, i32, i64
 from ingot.language.architecture import Architecture
 from ingot.language.attention import Rows, loop
 from ingot.language.cache import CacheForm
-from ingot.language.engine.paging import Steps, page_count
+from ingot.language.engine.paging import FEW_ROWS, Steps, page_count
 from ingot.language.layers import Network
 from ingot.language.sampler import SETTINGS, Sampler
 from ingot.support.errors import InputError
@@ -41,11 +41,12 @@ def pool(steps: Steps, architecture: Architecture, context: int, dtype: DType) -
 
 def step(network: Network, form: CacheForm) -> Graph:
     """(ids, positions, sequences, slots: i64[rows]; tables: i64[sequences, pages]; singles, chunks: i64[]; starts,
-    lengths: i64[sequences]; sampled: i64[samples]; is_weighed: bool[sequences]; bias: f32[sequences, vocabulary];
-    counts: i32[sequences, 2, vocabulary]; SETTINGS...: [samples]) -> (tokens: i64[samples], logits: f32[samples,
+    lengths: i64[sequences]; sampled: i64[samples]; is_weighed: bool[8]; bias: f32[8, vocabulary];
+    counts: i32[8, 2, vocabulary]; SETTINGS...: [samples]) -> (tokens: i64[samples], logits: f32[samples,
     vocabulary], before sampling). State: the pools.
 
-    sampled: the rows after which to draw a token. is_weighed: whether bias and counts have any effect. The rest is as
+    sampled: the rows after which to draw a token. bias, counts: of each sample, as proposals that are checked together
+    each depend on those before them. is_weighed: whether they have any effect. The rest is as
     in `Rows`.
     """
     sequences, pages = form.batch, page_count(form.context)
@@ -58,17 +59,16 @@ def step(network: Network, form: CacheForm) -> Graph:
     singles, chunks = declare("singles", i64), declare("chunks", i64)
     starts, lengths = declare("starts", i64, sequences), declare("lengths", i64, sequences)
     sampled = declare("sampled", i64, SAMPLES)
-    bias = declare("bias", f32, sequences, network.vocabulary)
-    counts = declare("counts", i32, sequences, 2, network.vocabulary)
-    is_weighed = declare("is_weighed", boolean, sequences)
+    bias = declare("bias", f32, FEW_ROWS, network.vocabulary)
+    counts = declare("counts", i32, FEW_ROWS, 2, network.vocabulary)
+    is_weighed = declare("is_weighed", boolean, FEW_ROWS)
     settings = tuple(declare(name, dtype, SAMPLES) for name, (dtype, _) in SETTINGS.items())
     caches = form.inputs()
 
     rows = Rows(positions, owners, slots, tables, singles, chunks, starts, lengths)
     x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
-    places = (ops.add(ops.Take(0)(rows.positions, sampled), 1), ops.Take(0)(rows.sequences, sampled))
-    tokens = _sampled(logits, places, is_weighed, bias, counts, settings)
+    tokens = _sampled(logits, ops.add(ops.Take(0)(rows.positions, sampled), 1), is_weighed, bias, counts, settings)
     row_inputs = (ids, positions, owners, slots)
     inputs = (
         *row_inputs,
@@ -88,33 +88,32 @@ def step(network: Network, form: CacheForm) -> Graph:
         inputs,
         (*after, tokens, logits),
         (*(f"next {name}" for name in form.names), "tokens", "logits"),
-        bounds=(("rows", 1, None), ("samples", 1, None)),
+        bounds=(("rows", 1, None), ("samples", 1, FEW_ROWS)),
         state=form.names,
     )
 
 
 def _sampled(
     logits: Node,
-    places: tuple[Node, Node],
+    positions: Node,
     is_weighed: Node,
     bias: Node,
     counts: Node,
     settings: Sequence[Node],
 ) -> Node:
-    """The drawn tokens, i64[samples]. places: the position of each token, and its sequence."""
+    """The drawn tokens, i64[samples], of these positions."""
 
     def body(
         i: Node, operand_nodes: Sequence[Node], values: Sequence[Node]
     ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        logits, position, sequence, is_weighed, bias, counts, *settings = operand_nodes
-        owner = _scalar(sequence, i)
+        logits, position, is_weighed, bias, counts, *settings = operand_nodes
         row_settings = tuple(_scalar(x, i) for x in settings)
-        operands = (_row(logits, i), bias, counts, owner, *row_settings)
-        scores = ops.Case((_plain(operands), _weighed(operands)))(ops.cast(_scalar(is_weighed, owner), i64), *operands)
+        operands = (_row(logits, i), bias, counts, i, *row_settings)
+        scores = ops.Case((_plain(operands), _weighed(operands)))(ops.cast(_scalar(is_weighed, i), i64), *operands)
         sampler = Sampler(row_settings, bias, counts)
-        return (ops.DynamicUpdateSlice()(values[0], sampler.drawn(scores, _scalar(position, i)), i),), ()
+        return (ops.DynamicUpdateSlice()(values[0], sampler.draw(scores, _scalar(position, i)), i),), ()
 
-    shared = (logits, *places, is_weighed, bias, counts, *settings)
+    shared = (logits, positions, is_weighed, bias, counts, *settings)
     (tokens,) = loop(ops.scalar(SAMPLES, i64), shared, (ops.full((SAMPLES,), 0, i64),), body)
     return tokens
 
@@ -126,8 +125,8 @@ def _plain(operands: Sequence[Node]) -> Graph:
 
 def _weighed(operands: Sequence[Node]) -> Graph:
     inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
-    logits, bias, counts, owner, *settings = inputs
-    return Graph(inputs, (Sampler(tuple(settings), _row(bias, owner), _row(counts, owner)).weighed(logits),))
+    logits, bias, counts, sample, *settings = inputs
+    return Graph(inputs, (Sampler(tuple(settings), _row(bias, sample), _row(counts, sample)).weighed(logits),))
 
 
 def _row(x: Node, at: Node) -> Node:

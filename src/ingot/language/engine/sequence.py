@@ -35,15 +35,8 @@ class Running:
         """Whether only the last token is to be read, and the answer has begun."""
         return self.computed == len(self.ids) - 1 >= self.transcript.prompt
 
-    @property
-    def takes_proposals(self) -> bool:
-        """Whether several tokens can be checked in one step: with a grammar or penalties each depends on those before
-        it."""
-        request = self.transcript.request
-        return self.is_decoding and request.constraint is None and not request.sampling.has_penalties
-
     def next_part(self, chunk: int, proposed: Sequence[int] = ()) -> SequencePart:
-        """The part for the next step. Raises the errors of a grammar.
+        """The part for the next step, with those of the proposals that a grammar allows. Raises its errors.
 
         A prompt is always divided at multiples of `chunk`, so that its keys and values do not depend on other requests.
         After a preemption, generated tokens are read as they were the first time, one by one.
@@ -53,27 +46,35 @@ class Running:
             end = min(start // chunk * chunk + chunk, prompt)
         else:
             end = min(start + chunk, len(self.ids))
-        is_sampled = end == len(self.ids)
+        biases = self.transcript.biases(proposed) if end == len(self.ids) else []
         return SequencePart(
-            self.slot, self.pages, start, [*self.ids[start:end], *proposed],
-            is_chunk=start < prompt, sampled=is_sampled + len(proposed), transcript=self.transcript,
-            bias=self.transcript.bias() if is_sampled else None,
+            self.slot, self.pages, start, [*self.ids[start:end], *proposed[: max(len(biases) - 1, 0)]],
+            start < prompt, self.transcript, biases,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SequencePart:
     """Rows of a sequence: its tokens from `start` on. is_chunk: whether they are computed together, else one by one.
-    sampled: the number of last rows after which a token is drawn. bias: f32[vocabulary], added to their logits."""
+    biases: for each of the last rows, after which a token is drawn, f32[vocabulary] to add to its logits, or None."""
 
     slot: int
     pages: Sequence[int]
     start: int
     ids: Sequence[int]
     is_chunk: bool
-    sampled: int
     transcript: Transcript
-    bias: np.ndarray | None = None
+    biases: Sequence[np.ndarray | None] = ()
+
+    @property
+    def sampled(self) -> int:
+        """The number of last rows after which a token is drawn."""
+        return len(self.biases)
+
+    @property
+    def proposed(self) -> Sequence[int]:
+        """The tokens among `ids` that were proposed."""
+        return self.ids[len(self.ids) - max(self.sampled - 1, 0) :]
 
     @property
     def end(self) -> int:

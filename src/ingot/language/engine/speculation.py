@@ -31,13 +31,18 @@ class Speculator(Protocol):
 
 class Lookup:
     """The tokens that followed an earlier occurrence of the last tokens: for answers that repeat their prompt, such as
-    summaries, edits and code (Saxena, Prompt lookup decoding, 2023)."""
+    summaries, edits and code (Saxena, Prompt lookup decoding, 2023). Before them, those that a grammar forces."""
 
     def __init__(self) -> None:
         self._suffixes: dict[Running, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def propose(self, sequences: Mapping[Running, int]) -> dict[Running, list[int]]:
-        return {sequence: self._continuation(sequence, limit) for sequence, limit in sequences.items()}
+        proposed: dict[Running, list[int]] = {}
+        for sequence, limit in sequences.items():
+            constraint = sequence.transcript.request.constraint
+            forced = [] if constraint is None else constraint.forced()[:limit]
+            proposed[sequence] = forced or self._continuation(sequence, limit)
+        return proposed
 
     def _continuation(self, sequence: Running, count: int) -> list[int]:
         ids = sequence.ids
@@ -74,14 +79,16 @@ class Draft:
         proposed: dict[Running, list[int]] = {sequence: [] for sequence in limits}
         waiting = [*limits]
         while waiting:
-            parts = [self._part(sequence, proposed[sequence]) for sequence in waiting]
-            for sequence, part, sampled in zip(waiting, parts, self._stepper.run(parts), strict=True):
+            found = [(sequence, self._part(sequence, proposed[sequence])) for sequence in waiting]
+            parts = [(sequence, part) for sequence, part in found if part is not None]
+            for (sequence, part), sampled in zip(parts, self._stepper.run([p for _, p in parts]), strict=True):
                 self._draft_ids[sequence] += part.ids
                 proposed[sequence] += sampled.tokens
-            waiting = [s for s in waiting if len(proposed[s]) < limits[s]]
+            waiting = [s for s, _ in parts if len(proposed[s]) < limits[s]]
         return proposed
 
-    def _part(self, sequence: Running, proposed: Sequence[int]) -> SequencePart:
+    def _part(self, sequence: Running, proposed: Sequence[int]) -> SequencePart | None:
+        """The next part; None if a grammar ends the answer after the proposed tokens."""
         ids = [*sequence.ids, *proposed]
         cached = self._draft_ids.setdefault(sequence, [])
         common = next(
@@ -91,10 +98,14 @@ class Draft:
         del cached[start:]
         end = min(start + self._chunk, len(ids))
         pages = range(sequence.slot * self._pages, (sequence.slot + 1) * self._pages)
-        return SequencePart(
-            sequence.slot, pages, start, ids[start:end], is_chunk=end - start > 1, sampled=int(end == len(ids)),
-            transcript=sequence.transcript, bias=sequence.transcript.bias() if end == len(ids) else None,
-        )  # fmt: skip
+        try:
+            biases = sequence.transcript.biases(proposed) if end == len(ids) else []
+        except InputError:  # which the sequence's own step raises
+            return None
+        if biases and len(biases) <= len(proposed):
+            return None
+        is_chunk = end - start > 1
+        return SequencePart(sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:])
 
     def forget(self, sequence: Running) -> None:
         self._draft_ids.pop(sequence, None)

@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.language.engine.paging import PAGE
+from ingot.language.engine.paging import FEW_ROWS, PAGE
 from ingot.language.engine.sequence import Sampled, SequencePart
 from ingot.language.session import SAMPLING, Program
 from ingot.support.dataclass import dataclass
-
-# Products of more rows may sum in another order: calls with single rows never have more, and calls with chunks never
-# have fewer.
-FEW_ROWS = 8
 
 _SETTINGS = {name: np.int64 if name in ("top_k", "seed") else np.float32 for name in SAMPLING}
 
@@ -42,16 +38,14 @@ class Stepper:
         self.sequences, self._pages = shapes["tables"]
         self.vocabulary = int(shapes["bias"][1])
         self._tables = np.zeros((self.sequences, self._pages), np.int64)
-        self._bias = np.zeros((self.sequences, self.vocabulary), np.float32)
-        self._counts = np.zeros((self.sequences, 2, self.vocabulary), np.int32)
-        self._is_weighed = np.zeros(self.sequences, np.bool_)
+        self._bias = np.zeros((FEW_ROWS, self.vocabulary), np.float32)
+        self._counts = np.zeros((FEW_ROWS, 2, self.vocabulary), np.int32)
+        self._is_weighed = np.zeros(FEW_ROWS, np.bool_)
 
     def run(self, parts: Sequence[SequencePart]) -> list[Sampled]:
         """The tokens after the sampled rows of each part."""
         for part in parts:
             self._tables[part.slot, : len(part.pages)] = part.pages
-            if part.sampled:
-                self._weigh(part)
         results = {part.slot: Sampled([], []) for part in parts}
         for call in _calls(parts):
             tokens, logits = self._call(call)
@@ -60,11 +54,6 @@ class Stepper:
                 results[slot].tokens.append(int(tokens[n]))
                 results[slot].logits.append(logits[n])
         return [results[part.slot] for part in parts]
-
-    def forget(self, slot: int) -> None:
-        """Reset the sampler's data of a slot."""
-        if self._is_weighed[slot]:
-            self._bias[slot], self._counts[slot], self._is_weighed[slot] = 0, 0, False
 
     def _call(self, call: Sequence[_Rows]) -> tuple[np.ndarray, np.ndarray]:
         ids, positions, sequences, sampled = list[int](), list[int](), list[int](), list[int]()
@@ -82,7 +71,11 @@ class Stepper:
         position_array, owners = np.array(positions, np.int64), np.array(sequences, np.int64)
         slots = self._tables[owners, position_array // PAGE] * PAGE + position_array % PAGE
         padding = max(FEW_ROWS + 1 - len(ids), 0) if chunks else 0
-        samplings = [rows.part.transcript.request.sampling for rows in call for _ in rows.sampled]
+        samples = [(rows.part, rows.first + i) for rows in call for i in rows.sampled]
+        self._is_weighed[:] = False
+        for n, sample in enumerate(samples):
+            self._weigh(n, *sample)
+        samplings = [part.transcript.request.sampling for part, _ in samples]
         values: dict[str, Any] = {
             "ids": np.pad(np.array(ids, np.int64), (0, padding)), "positions": np.pad(position_array, (0, padding)),
             "sequences": np.pad(owners, (0, padding)), "slots": np.pad(slots, (0, padding), constant_values=-1),
@@ -95,16 +88,18 @@ class Stepper:
         tokens, logits = self._program.run([values[spec.name] for spec in self._program.inputs])
         return np.asarray(tokens), np.asarray(logits)
 
-    def _weigh(self, part: SequencePart) -> None:
-        """Set a sequence's bias and token counts for the sampler."""
-        slot = part.slot
-        if part.bias is not None:
-            self._bias[slot], self._is_weighed[slot] = part.bias, True
-        if part.transcript.request.sampling.has_penalties:
-            ids, prompt = part.transcript.ids, part.transcript.prompt
-            for kind, tokens in enumerate((ids[:prompt], ids[prompt:])):
-                self._counts[slot, kind] = np.bincount(tokens, minlength=self.vocabulary)
-            self._is_weighed[slot] = True
+    def _weigh(self, sample: int, part: SequencePart, row: int) -> None:
+        """Set the bias and the token counts of a sample, after a row of a part."""
+        bias = part.biases[part.sampled - len(part.ids) + row]
+        has_penalties = part.transcript.request.sampling.has_penalties
+        self._is_weighed[sample] = bias is not None or has_penalties
+        if not self._is_weighed[sample]:
+            return
+        self._bias[sample] = 0 if bias is None else bias
+        prompt, end = part.transcript.prompt, part.start + row + 1
+        ids = [*part.transcript.ids[: part.start], *part.ids[: row + 1]] if has_penalties else []
+        for kind, tokens in enumerate((ids[:prompt], ids[prompt:end])):
+            self._counts[sample, kind] = np.bincount(tokens, minlength=self.vocabulary) if tokens else 0
 
 
 def _calls(parts: Sequence[SequencePart]) -> Iterator[list[_Rows]]:

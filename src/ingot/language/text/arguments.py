@@ -19,10 +19,17 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def token_ids(values: Sequence[int]) -> list[int]:
-    ids = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
+    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(values, bytes | bytearray)
+    ids = values.tolist() if isinstance(values, np.ndarray) else values
+    if not is_list or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError("the prompt", expected="a text or a list of token ids", got=repr(values)[:80])
     return [int(i) for i in ids]
+
+
+def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raises InputError for ids that are no tokens of a vocabulary."""
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise InputError("token ids", expected=f"0 to {vocabulary - 1}", got=[min(ids), max(ids)])
 
 
 def is_several(prompt: Any) -> bool:

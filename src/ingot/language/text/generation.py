@@ -60,7 +60,7 @@ class Generation:
 Kind = Literal["text", "ids", "pieces"]  # the form of an answer; "pieces": with all details
 
 
-def whole(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
+def joined_answer(pieces: Iterable[AnswerPart], kind: Kind, prompt: int) -> Any:
     """A text, a list of ids or a `Generation`. prompt: the number of its tokens."""
     all_pieces = [*pieces]
     tokens = tuple(token for piece in all_pieces for token in piece.tokens)
@@ -124,10 +124,15 @@ class Transcript:
 
     def bias(self) -> np.ndarray | None:
         """f32[vocabulary], added to the logits of the next token."""
+        return self.biases(())[0]
+
+    def biases(self, proposed: Sequence[int]) -> list[np.ndarray | None]:
+        """As `bias`, for the next token and after each of the proposed ones, up to one that a grammar does not allow or
+        that completes it."""
         constraint = self.request.constraint
         if constraint is None:
-            return self._bias
-        return constraint.bias() + (0 if self._bias is None else self._bias)
+            return [self._bias] * (len(proposed) + 1)
+        return [bias + (0 if self._bias is None else self._bias) for bias in constraint.biases(proposed)]
 
     def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> AnswerPart:
         """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, if logprobs are
@@ -170,7 +175,7 @@ class Transcript:
 def generate(
     session: Session, tokenizer: Tokenizer | None, prompt: Sequence[int], request: Request
 ) -> Iterator[AnswerPart]:
-    """Pieces, of which only the last one has a `finish`. tokenizer: None for ids only."""
+    """The parts of an answer, of which only the last one has a `finish`. tokenizer: None for ids only."""
     answer = Transcript(tokenizer, prompt, request, session.context, session.vocabulary)
     if answer.left <= 0:
         yield answer.end("length")

@@ -9,7 +9,7 @@ They use the library `llguidance`, whose grammars are those of Lark: https://git
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +79,26 @@ class Constraint:
         self._check()
         allowed = np.unpackbits(bits, count=self._vocabulary, bitorder="little")
         return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+    def biases(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """`bias` for the next token and after each of these, up to one that may not come or that completes the answer.
+        The state stays as it is, whatever becomes of the tokens."""
+        biases, ahead = [self.bias()], Constraint(self._matcher.deep_copy(), self._vocabulary)
+        for token in tokens:
+            if biases[-1][token] < 0:
+                break
+            try:
+                ahead.accept(token)
+                if ahead.is_done:
+                    break
+                biases.append(ahead.bias())
+            except InputError:  # it is an error of the answer only if the token is drawn
+                break
+        return biases
+
+    def forced(self) -> list[int]:
+        """The next tokens of a text that the grammar leaves no choice about; other tokens may have the same text."""
+        return self._matcher.compute_ff_tokens()
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)

@@ -12,7 +12,7 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from ingot.support.errors import ImportModelError, InputError
@@ -42,6 +42,8 @@ PLAIN = """{{ bos_token }}{% for m in messages %}
 {{ {'user': 'User', 'assistant': 'Assistant'}.get(m.role, m.role) ~ ': ' ~ m.content ~ '\n' }}
 {%- endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
 PLAIN_STOP = "\nUser:"
+_QUEUE_METHODS = ("append", "pop")
+_DATE = "%B %d, %Y"  # without a time: prompts that begin alike share pages
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -75,7 +77,9 @@ class Template:
         check_messages(messages)
         # a copy by JSON: a template only sees dicts, lists, texts and numbers
         chat = [_without_nulls(message) for message in messages]
-        context = {"messages": chat, "tools": list(tools) if tools else None, "documents": None, **values}
+        context = {"messages": chat, "tools": list(tools) if tools else None, "documents": None}
+        # as some templates of before `tools` call them
+        context |= {"functions": json.dumps(context["tools"], indent=4), "datetime": _strftime_now(_DATE), **values}
         try:
             plain = json.loads(json.dumps(context))
         except (TypeError, ValueError, RecursionError) as error:
@@ -145,7 +149,8 @@ def _classes() -> tuple[Any, ...]:
         intercepted_binops = frozenset(("+", "*", "**", "%"))
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
-            """for x in y: body  ->  for x in y: __step(1); body   a ~ b  ->  __concat(a, b)   [a]  ->  __built([a])"""
+            """for x in y: body  ->  for x in y: __step(1); body   a ~ b  ->  __concat(a, b)   [a]  ->  __built([a])
+            n.ids.append(x)  ->  __queue(n, "ids", "append", x)"""
 
             def call(function: str, arguments: list[Any], at: Any) -> Any:
                 return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None).set_lineno(at.lineno)
@@ -159,6 +164,12 @@ def _classes() -> tuple[Any, ...]:
             for node in [*tree.find_all((nodes.List, nodes.Dict))]:
                 if node.items:
                     _replace(tree, node, call("__built", [node], node))
+            for node in [*tree.find_all(nodes.Call)]:
+                method: Any = node.node
+                owner = method.node if isinstance(method, nodes.Getattr) and method.attr in _QUEUE_METHODS else None
+                if isinstance(owner, nodes.Getattr):
+                    arguments = [owner.node, nodes.Const(owner.attr), nodes.Const(method.attr), *node.args]
+                    _replace(tree, node, call("__queue", arguments, node))
             return tree
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -192,7 +203,7 @@ def _environment(step: Callable[[int], str]) -> Any:
     kept_globals = ("range", "dict", "namespace", "joiner", "cycler")
     env.globals = {name: value for name, value in env.globals.items() if name in kept_globals}
     env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-    env.globals |= {"__step": step, "__concat": _concat, "__built": _checked}
+    env.globals |= {"__step": step, "__concat": _concat, "__built": _checked, "__queue": _queue}
     return env
 
 
@@ -266,6 +277,17 @@ def _concat(*parts: Any) -> str:
     return _checked("".join(map(str, map(_checked, parts))))
 
 
+def _queue(owner: Any, name: str, method: str, *arguments: Any) -> Any:
+    """n.ids.append(x), n.ids.pop(i): a new list for a namespace, since values that templates share do not change."""
+    values = object.__getattribute__(owner, "_Namespace__attrs") if type(owner).__name__ == "Namespace" else {}
+    if not isinstance(values.get(name), list):
+        raise InputError("the chat template", expected=f"{method} of a list of a namespace", got="of another value")
+    rest = [*values[name]]
+    result = getattr(rest, method)(*arguments)
+    values[name] = _checked(rest)
+    return result
+
+
 def _raise(message: object) -> None:
     raise ValueError(str(message))
 
@@ -286,4 +308,6 @@ def _tojson(
         raise _too_large()
     if separators is not None:
         separators = tuple(separators)
+    if isinstance(value, Generator):  # of `map` and `select`
+        value = _checked([*value])
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
 _INCOMPLETE = "\ufffd"  # replaces bytes that are not, or not yet, a character
+_LONG_CHARACTERS = 1 << 13  # from here on texts are encoded as batches of one, during which other threads may run
 _CONTEXT = 16  # tokens at the end of a prompt that may affect the text of the next one
 # tokens that end an answer, besides the end of a sequence: a file has some of them and names at most one
 _END_TOKENS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
     "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
-    "<｜end▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>", "<|tool_response>", "<|end_of_msg|>",
 )  # fmt: skip
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # the name of a byte in vocabularies of SentencePiece
 _NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 
@@ -82,9 +84,11 @@ class Tokenizer:
         the model; chat templates write these themselves."""
         if not isinstance(text, str):
             raise InputError("text", expected="a str", got=type(text).__name__)
-        if any("\ud800" <= c <= "\udfff" for c in text):
+        if _SURROGATE.search(text):
             raise InputError("text", expected="Unicode characters", got="a lone surrogate")
         try:
+            if len(text) > _LONG_CHARACTERS:
+                return self.backend.encode_batch_fast([text], add_special_tokens=framed)[0].ids
             return self.backend.encode(text, add_special_tokens=framed).ids
         except Exception as error:  # the library raises plain exceptions
             raise InputError(f"the tokenizer does not take the text: {error}") from error

@@ -178,6 +178,12 @@ def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:
     )
 
 
+def expect_equal(op: Op, a: Shape, b: Shape, message: str) -> None:
+    """Raise ShapeError `<op name>: message` unless the sizes are equal, with the first two that are not."""
+    unequal = ((x, y) for x, y in zip(a, b, strict=False) if x != y)
+    op.expect(a == b, message, next(unequal, None) if len(a) == len(b) else None)
+
+
 def check_count(op: Op, inputs: Sequence[TensorType], count: int) -> None:
     """Raise ShapeError unless there are `count` operands."""
     op.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")

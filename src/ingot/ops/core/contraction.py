@@ -27,6 +27,7 @@ from ingot.ops.core.base import (
     check_dims,
     dilated_size,
     dilation_constraints,
+    expect_equal,
     is_full_box,
     round_to,
     widen,
@@ -290,8 +291,10 @@ class Convolution(CoreOp):
         self.expect(groups >= 1 and batches >= 1 and 1 in (groups, batches), "expected one kind of groups at most")
         self.expect(groups == batches == 1 or not self.of_signs, "of signs: expected no groups")
         self.expect(not self.zeros or not self.of_signs, "of signs: expected no zeros, as words of 0 are terms")
-        self.expect(
-            kernel["I"] * groups == sizes["C"],
+        expect_equal(
+            self,
+            (kernel["I"] * groups,),
+            (sizes["C"],),
             f"expected {sizes['C']} input channels = {groups} groups x I of the kernel {w}, got I = {kernel['I']}",
         )
         self.expect(

@@ -23,6 +23,7 @@ from ingot.ops.core.base import (
     check_dims,
     dilated_size,
     dilation_constraints,
+    expect_equal,
     full_box,
     inverse,
     permute,
@@ -132,8 +133,8 @@ class Reshape(View):
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
         (x,) = inputs
-        size = product(self.shape)
-        self.expect(size == x.size, f"expected {x.size} elements as in {x}, got {size} in {show_shape(self.shape)}")
+        size, shape = product(self.shape), show_shape(self.shape)
+        expect_equal(self, (x.size,), (size,), f"expected {x.size} elements as in {x}, got {size} in {shape}")
         return x.with_shape(self.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

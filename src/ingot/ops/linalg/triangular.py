@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType
-from ingot.ops.core.base import check_count
+from ingot.ops.core.base import check_count, expect_equal
 from ingot.ops.linalg import matrices as m
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -32,8 +32,9 @@ class TriangularSolve(Op):
         a, b = inputs
         m.check_matrices(self, a, square=True)
         m.check_matrices(self, b)
-        is_matching = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
-        self.expect(is_matching, f"expected operands of one type, batch and number of rows, got {a} and {b}")
+        message = f"expected operands of one type, batch and number of rows, got {a} and {b}"
+        self.expect(a.dtype == b.dtype, message)
+        expect_equal(self, a.shape[:-1], b.shape[:-1], message)
         return b
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

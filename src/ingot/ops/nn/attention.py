@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
+import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
-from ingot.ir.types import Box, TensorType, boolean, dtype_of, f32, i8, i64
+from ingot.ir.types import Box, TensorType, boolean, dtype_of, f8e4m3fn, f8e5m2, f32, i8, i64
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
@@ -20,6 +21,7 @@ from ingot.support.dataclass import dataclass
 
 T = TypeVar("T")
 _INF = float("inf")
+_STORED = (f8e4m3fn, f8e5m2)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,11 @@ class Attention(Op):
         self.expect(self.causal in choices, f"causal: expected one of {' '.join(choices)}, got {self.causal}")
         self.expect(self.softcap >= 0, f"softcap: expected 0 (none) or more, got {self.softcap}")
         q, k, v = inputs[:3]
-        is_narrow = k.dtype == i8 if self.scaled else k.dtype.is_float and 16 <= k.dtype.bits < q.dtype.bits
+        is_narrow = (
+            k.dtype == i8
+            if self.scaled
+            else k.dtype.is_float and k.dtype.bits < q.dtype.bits and (k.dtype.bits >= 16 or k.dtype in _STORED)
+        )
         is_known = q.dtype.is_float and k.dtype == v.dtype and (is_narrow or (k.dtype == q.dtype and not self.scaled))
         self.expect(is_known, f"expected q, k and v of one float dtype, or k and v narrower, got {q}, {k}, {v}")
         self.expect(q.rank == k.rank == v.rank == 4, f"expected q, k and v of rank 4, got {q}, {k}, {v}")
@@ -267,6 +273,8 @@ class Attention(Op):
         yield cls("upper_left", 0.35), tuple(x.astype(np.float16) for x in (q, k2, v2))
         yield cls("none", 0.35), tuple(x.astype(np.float64) for x in (q, k, v))
         yield cls("lower_right", 0.35), (q, k2.astype(np.float16), v2.astype(np.float16))
+        for name in ("float8_e4m3fn", "float8_e5m2"):
+            yield cls("none", 0.35), (q[:, :, :1], *(x.astype(getattr(ml_dtypes, name)) for x in (k2, v2)))
         levels = tuple((x * 40).astype(np.int8) for x in (k2, v2))
         scales = tuple(np.abs(x[..., :1]) / 40 for x in (k2, v2))
         yield cls("lower_right", 0.35, scaled=True), (q, *levels, *scales)

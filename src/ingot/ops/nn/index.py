@@ -15,7 +15,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Const, Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, check_dims, round_to, widen
+from ingot.ops.core.base import check_count, check_dims, expect_equal, round_to, widen
 from ingot.ops.core.indexing import Gather, Scatter
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
@@ -195,8 +195,8 @@ class GatherND(Op):
         check_count(self, inputs, 2)
         x, indices = inputs
         depth = _check_vectors(self, x, indices, self.batch_dims)
-        equal_batch = x.shape[: self.batch_dims] == indices.shape[: self.batch_dims]
-        self.expect(equal_batch, f"expected {self.batch_dims} equal batch dimensions, got {x} and {indices}")
+        message = f"expected {self.batch_dims} equal batch dimensions, got {x} and {indices}"
+        expect_equal(self, x.shape[: self.batch_dims], indices.shape[: self.batch_dims], message)
         self.expect_constraints(*inputs)
         return x.with_shape((*indices.shape[:-1], *x.shape[self.batch_dims + depth :]))
 
@@ -267,7 +267,8 @@ class ScatterElements(Op):
         _check_updates(self, self.reduction, x, updates)
         check_dims(self, (self.axis,), x.rank, "axis")
         self.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
-        self.expect(updates.shape == indices.shape, f"expected updates of shape {list(indices.shape)}, got {updates}")
+        message = f"expected updates of shape {list(indices.shape)}, got {updates}"
+        expect_equal(self, updates.shape, indices.shape, message)
         self.expect_constraints(*inputs)
         return x
 
@@ -349,7 +350,7 @@ class ScatterND(Op):
         depth = _check_vectors(self, x, indices, 0)
         _check_updates(self, self.reduction, x, updates)
         expected = (*indices.shape[:-1], *x.shape[depth:])
-        self.expect(updates.shape == expected, f"expected updates of shape {list(expected)}, got {updates}")
+        expect_equal(self, updates.shape, expected, f"expected updates of shape {list(expected)}, got {updates}")
         self.expect_constraints(*inputs)
         return x
 

@@ -206,7 +206,7 @@ def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
 
 
 def _without_slice(w: Node, axis: int) -> Node:
-    """The value of which `w` is a prefix along `axis`; `w` itself if it is none."""
+    """The value of which `w` is a prefix along `axis`; `w` itself if it is not a prefix."""
     if isinstance(w.op, ops.Transpose):
         v = _without_slice(w.inputs[0], w.op.permutation[axis])
         return w if v is w.inputs[0] else w.op(v, loc=w.loc)

@@ -34,7 +34,8 @@ class _Window:
 
 
 def crop_unread(graph: Graph) -> Graph:
-    """Make sums of products, and what lies between them and their readers, only as large as is read (see module)."""
+    """Reduce sums of products, and the ops between them and their readers, to the elements that are read (see
+    module)."""
     nodes = graph.nodes()
     if not any(isinstance(n.op, ops.Slice) for n in nodes):
         return graph

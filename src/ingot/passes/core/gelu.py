@@ -101,7 +101,7 @@ def _monomial(n: Node, x: Node, rest: Node) -> Monomial | None:
 
 
 def _polynomial(n: Node, x: Node) -> dict[int, float] | None:
-    """`n` as a polynomial of `x`: power -> coefficient; None where it is none, or one of a degree above 3."""
+    """`n` as a polynomial of `x`: power -> coefficient; None if it is not a polynomial, or its degree is above 3."""
     if n is x:
         return {1: 1.0}
     value = splat_of(n)

@@ -1,4 +1,4 @@
-"""Algebraic identities as data: textual, listable, property-tested.
+"""Algebraic identities as data: each is a line of text, is tested on random values, and is proved by `tools/prove.py`.
 
     Identity("multiply(x, 1) -> x")
     Identity("subtract(x, x) -> 0", when="exact")
@@ -6,15 +6,17 @@
     pattern ::= op "(" pattern, ... ")" | op "{" attribute "}" "(" ... ")" | variable | literal
     literal ::= number | zeros | ones | lowest | highest
 
-x y z stand for any value, p q for a bool one, c d for a constant; a variable that appears twice stands for one node. A
-literal matches a constant all of whose elements equal it bit for bit in that constant's dtype (0 is not -0.0): a
-scalar, a broadcast or a filled tensor. zeros and ones: all bits clear and set; lowest and highest: the dtype's extremes
-(infinities on floats). Operands of commutative ops match in either order.
+The variables x, y, z match any value, p and q match bool values, c and d match constants. All occurrences of a variable
+must match the same node. A literal matches a constant (a scalar, a broadcast or a filled tensor) if each element has
+the bits of the literal in the dtype of the constant; 0 does not match -0.0. All bits of `zeros` are 0, all bits of
+`ones` are 1; `lowest` and `highest` are the extremes of the dtype (infinities for floats). The operands of commutative
+ops match in either order.
 
-`when` restricts the dtype of the first variable: float, integer (no bool), exact (integer or bool) or signed (float or
-signed integer). An identity that tells constants apart leaves alone what is all constant. IDENTITIES hold for every
-value, +-0, inf and NaN included, up to `ulps` of rounding and a NaN's sign and payload.
-FAST_MATH is off by default: it drops NaN, infinities, signs of zero, or rounds otherwise.
+`when` restricts the dtype of the first variable: float, integer (not bool), exact (integer or bool) or signed (float or
+signed integer). An identity with constant variables is not applied if all its other variables match constants too:
+constant folding computes that. IDENTITIES hold for all values, including -0, infinities and NaN, up to `ulps` of
+rounding and the sign and payload of a NaN. FAST_MATH is off by default: its identities may change NaN, infinities, the
+sign of a zero, or the rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from ingot.ir.types import DType, TensorType, boolean
 from ingot.passes.constants import is_constant
 from ingot.support.dataclass import dataclass
 
-WHEN = {"": "fiub", "float": "f", "integer": "iu", "exact": "iub", "signed": "fi"}
+DTYPE_KINDS = {"": "fiub", "float": "f", "integer": "iu", "exact": "iub", "signed": "fi"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Literal:
     text: str
 
     def value(self, dtype: DType) -> np.generic | None:
-        """The literal in `dtype`; None where it has no such value."""
+        """The value of the literal in `dtype`; None if the dtype cannot represent it."""
         if self.text in ("zeros", "ones"):
             if dtype.is_float:
                 return None
@@ -75,7 +77,7 @@ Bindings = dict[str, Node]
 
 @dataclass(frozen=True)
 class Identity:
-    """`left -> right`, for first variables of the dtypes that `when` names, within `ulps` of the last place."""
+    """`left -> right`. when: the dtypes of the first variable. ulps: the maximum error, in units in the last place."""
 
     text: str
     when: str = ""
@@ -83,10 +85,10 @@ class Identity:
 
     @cached_property
     def patterns(self) -> tuple[Apply, Pattern]:
-        """The two sides. Raises ValueError for malformed text."""
+        """The left and the right side. Raises ValueError for malformed text."""
         left, arrow, right = self.text.partition("->")
-        first, second = _Reader(left).all(), _Reader(right).all()
-        if not arrow or not isinstance(first, Apply) or self.when not in WHEN:
+        first, second = _Parser(left).parse(), _Parser(right).parse()
+        if not arrow or not isinstance(first, Apply) or self.when not in DTYPE_KINDS:
             raise ValueError(f"identity {self.text!r} (when {self.when!r}): expected `op(...) -> pattern`")
         unbound = set(variables(second)) - set(variables(first))
         if unbound:
@@ -95,16 +97,16 @@ class Identity:
 
     def rule(self) -> Rule:
         pattern, result = self.patterns
-        kinds = WHEN[self.when]
+        kinds = DTYPE_KINDS[self.when]
         guard = next(iter(variables(pattern)), None)
         matcher = _matcher(pattern)
         names = set(variables(pattern))
-        others = [v for v in names if v[0] not in "cd"] if any(v[0] in "cd" for v in names) else []
+        plain = [v for v in names if v[0] not in "cd"] if any(v[0] in "cd" for v in names) else []
 
         def apply(node: Node) -> Node | None:
             for bindings in matcher(node, {}):
                 first_value = bindings[guard] if guard else node
-                if first_value.dtype.kind not in kinds or (others and all(is_constant(bindings[v]) for v in others)):
+                if first_value.dtype.kind not in kinds or (plain and all(is_constant(bindings[v]) for v in plain)):
                     continue
                 new = build(result, bindings, node.type)
                 if new is not None and new.types == node.types:
@@ -115,7 +117,7 @@ class Identity:
 
 
 def variables(p: Pattern) -> Iterator[str]:
-    """Names of the variables in `p`, first use first, repeats included."""
+    """The names of the variables in `p`, in the order of their uses, with repetitions."""
     if isinstance(p, Variable):
         yield p.name
     elif isinstance(p, Apply):
@@ -131,24 +133,24 @@ def literals(p: Pattern) -> Iterator[Literal]:
             yield from literals(o)
 
 
-def build(p: Pattern, bound: Mapping[str, Node], like: TensorType) -> Node | None:
-    """`p` as a node; literals take the type `like`, or bool beside p and q. None where that dtype does not have a
-    literal."""
+def build(p: Pattern, bindings: Mapping[str, Node], like: TensorType) -> Node | None:
+    """The node that `p` describes. Literals have the type `like`, or bool in a comparison of bool variables. Returns
+    None if the dtype cannot represent a literal."""
     if isinstance(p, Variable):
-        return bound[p.name]
+        return bindings[p.name]
     if isinstance(p, Literal):
         value = p.value(like.dtype) if like.dtype.kind != "b" or p.text in ("zeros", "ones") else None
         return None if value is None else ops.full(like.shape, value.item(), like.dtype)
     names = list(variables(p))
     is_logical = isinstance(p.op, ops.Compare) and bool(names) and all(n in "pq" for n in names)
-    kinds = [like.with_dtype(boolean) if is_logical else like] * len(p.operands)
+    types = [like.with_dtype(boolean) if is_logical else like] * len(p.operands)
     if isinstance(p.op, ops.Select):
-        kinds[0] = like.with_dtype(boolean)
-    operands = [build(o, bound, kind) for o, kind in zip(p.operands, kinds, strict=True)]
+        types[0] = like.with_dtype(boolean)
+    operands = [build(o, bindings, t) for o, t in zip(p.operands, types, strict=True)]
     return None if any(o is None for o in operands) else p.op(*(o for o in operands if o is not None))
 
 
-# --- matching: a pattern becomes a function from node and bindings to the bindings that match
+# --- matching: a pattern is compiled to a function from a node and bindings to all bindings that extend them
 
 Matcher = Callable[[Node, Bindings], Sequence[Bindings]]
 
@@ -164,13 +166,13 @@ def _matcher(p: Pattern) -> Matcher:
 def _variable(name: str) -> Matcher:
     constant = name[0] in "cd"
 
-    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
-        value = bound.get(name)
+    def match(node: Node, bindings: Bindings) -> Sequence[Bindings]:
+        value = bindings.get(name)
         if value is not None:
-            return (bound,) if value is node else ()
+            return (bindings,) if value is node else ()
         if constant and not is_constant(node):
             return ()
-        return ({**bound, name: node},)
+        return ({**bindings, name: node},)
 
     return match
 
@@ -178,7 +180,7 @@ def _variable(name: str) -> Matcher:
 def _literal(p: Literal) -> Matcher:
     expected_bytes: dict[DType, bytes | None] = {}
 
-    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
+    def match(node: Node, bindings: Bindings) -> Sequence[Bindings]:
         splat = splat_of(node)
         if splat is None:
             return ()
@@ -186,7 +188,7 @@ def _literal(p: Literal) -> Matcher:
         if dtype not in expected_bytes:
             value = p.value(dtype)
             expected_bytes[dtype] = None if value is None else value.tobytes()
-        return (bound,) if splat.tobytes() == expected_bytes[dtype] else ()
+        return (bindings,) if splat.tobytes() == expected_bytes[dtype] else ()
 
     return match
 
@@ -195,24 +197,24 @@ def _apply(p: Apply) -> Matcher:
     count = len(p.operands)
     orders = list(permutations(range(count))) if p.op.commutative else [tuple(range(count))]
     parts = [_matcher(o) for o in p.operands]
-    # what fails fastest first: literals, then ops, then variables
+    # the cheapest tests first: literals, then ops, then variables
     rank = {Literal: 0, Apply: 1, Variable: 2}
     sequence = sorted(range(count), key=lambda i: rank[type(p.operands[i])])
     op, cls = p.op, type(p.op)
 
-    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
+    def match(node: Node, bindings: Bindings) -> Sequence[Bindings]:
         if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
             return ()
         matches: list[Bindings] = []
         for order in orders:
-            matches += _all(parts, sequence, order, node, bound)
+            matches += _match_operands(parts, sequence, order, node, bindings)
         return matches
 
     return match
 
 
 def _fits(p: Apply, operands: tuple[type[Op], ...]) -> bool:
-    """Whether operands of these op classes, in some order, may match those of the pattern."""
+    """Whether operands of these op classes may match those of the pattern, in some order."""
     if len(operands) != len(p.operands):
         return False
     orders = permutations(operands) if p.op.commutative else (operands,)
@@ -226,10 +228,10 @@ def _may_match(p: Pattern, cls: type[Op]) -> bool:
     return not constant or cls is Const or cls.rearranges
 
 
-def _all(
-    parts: list[Matcher], sequence: list[int], order: tuple[int, ...], node: Node, bound: Bindings
+def _match_operands(
+    parts: list[Matcher], sequence: list[int], order: tuple[int, ...], node: Node, bindings: Bindings
 ) -> Sequence[Bindings]:
-    states: Sequence[Bindings] = (bound,)
+    states: Sequence[Bindings] = (bindings,)
     for i in sequence:
         operand, part = node.inputs[order[i]], parts[i]
         states = part(operand, states[0]) if len(states) == 1 else [new for s in states for new in part(operand, s)]
@@ -238,12 +240,12 @@ def _all(
     return states
 
 
-# --- reading
+# --- parsing
 
 _TOKEN = re.compile(r"\s*(?:(-?\d[\d.]*(?:e-?\d+)?)|([A-Za-z_]\w*)|([(){},=]))")
 
 
-class _Reader:
+class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens: list[str] = []
@@ -256,7 +258,7 @@ class _Reader:
             self.tokens.append(m.group().strip())
             position = m.end()
 
-    def all(self) -> Pattern:
+    def parse(self) -> Pattern:
         pattern = self.pattern()
         if self.tokens:
             raise ValueError(f"identity {self.text!r}: unexpected {self.tokens[0]!r}")
@@ -286,7 +288,7 @@ class _Reader:
         return Apply(op, tuple(operands))
 
     def attribute(self, cls: type[Op]) -> dict[str, str]:
-        """One text attribute, the op's first: compare{LT}."""
+        """The first attribute of the op, a text, as in compare{LT}."""
         if self.tokens[:1] != ["{"]:
             return {}
         self.take()
@@ -299,7 +301,7 @@ def rule_set(identities: Iterable[Identity]) -> RuleSet:
     return RuleSet(tuple(i.rule() for i in identities))
 
 
-# --- always true
+# --- identities that hold for all values
 
 IDENTITIES: tuple[Identity, ...] = (
     Identity("add(x, 0) -> x", when="integer"),
@@ -385,7 +387,7 @@ IDENTITIES: tuple[Identity, ...] = (
     Identity("not(compare{LE}(x, y)) -> compare{GT}(x, y)", when="exact"),
 )
 
-# --- true but for NaN, infinities, signs of zero and rounding
+# --- identities that hold except for NaN, infinities, signs of zeros and rounding
 
 FAST_MATH: tuple[Identity, ...] = (
     Identity("add(multiply(sine(x), sine(x)), multiply(cosine(x), cosine(x))) -> 1"),

@@ -55,7 +55,7 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum; times 255 * 128 they
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
     depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,), rounds: bool = False,
-    stays: Callable[[Node], bool] = lambda n: False, least_weight: int = -128,
+    is_kept: Callable[[Node], bool] = lambda n: False, least_weight: int = -128,
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
@@ -64,7 +64,7 @@ def lower_quantized(
     represent in a product. f8_dot: whether 8-bit floats are multiplied directly. depthwise_sums: the type of the sums
     of depthwise convolutions, f32 or i32. blocks: whether products read constants in block formats directly. widens:
     the 16-bit types of scales that these support. rounds: whether operands of quantized weights are rounded to bytes.
-    stays: whether a product is faster in floats. least_weight: the smallest i8 weight that is multiplied exactly."""
+    is_kept: whether a product is faster in floats. least_weight: the smallest i8 weight that is multiplied exactly."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -72,7 +72,7 @@ def lower_quantized(
             w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
             integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums, least_weight)
-            if integers is not None and not stays(new):
+            if integers is not None and not is_kept(new):
                 return integers
             return (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats, rounds) or new
         return new

@@ -141,7 +141,7 @@ def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
 
 
 def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:
-    """The region of the reshape `root`; None where that is not supported, or no reduction is across or within its
+    """The region of the reshape `root`; None if it is not supported, or if no reduction is across or within its
     dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
     if cut is None or len(root.inputs[0].shape) < 3:
@@ -204,7 +204,7 @@ def _computed_inside(
 
 
 def _broadcast(n: Node, op: ops.BroadcastInDim, cut: _Cut, runs: Atoms, x: Node) -> Node:
-    """`n`, a broadcast of `x` to the shape behind the reshape, as one to dimensions of `runs` of parts."""
+    """`n`, a broadcast of `x` to the reshaped shape, as a broadcast to dimensions that are `runs` of parts."""
     source_parts = cut.parts([d for k, d in enumerate(op.dims) if x.shape[k] != 1])
     touched = [d for d, atoms in enumerate(runs) if any(a in source_parts for a in atoms)]
     all_parts = [a for d in touched for a in runs[d]]
@@ -219,7 +219,7 @@ def _broadcast(n: Node, op: ops.BroadcastInDim, cut: _Cut, runs: Atoms, x: Node)
 
 
 def _reduced_at_once(n: Node, op: ops.Reduce, region: _Region, boxes: dict[Node, Node]) -> Node:
-    """`n`, a reduction behind the reshape, as one of the box of parts."""
+    """`n`, a reduction after the reshape, as a reduction of the box of parts."""
     reduced, parts = region.cut.parts(op.dims), [a for (a,) in region.box]
     y = replace(op, dims=tuple(k for k, a in enumerate(parts) if a in reduced))(boxes[n.inputs[0]], loc=n.loc)
     remaining = [a for a in parts if a not in reduced]
@@ -229,7 +229,7 @@ def _reduced_at_once(n: Node, op: ops.Reduce, region: _Region, boxes: dict[Node,
 
 
 def _reduced(n: Node, op: ops.Reduce, region: _Region, x: Node) -> Node:
-    """`n`, a reduction behind the reshape, as one of the image `x`: over whole dimensions, then over parts."""
+    """`n`, a reduction after the reshape, as a reduction of the image `x`: over whole dimensions, then over parts."""
     cut = region.cut
     reduced = cut.parts(op.dims)
     full_dims = tuple(d for d, atoms in enumerate(cut.image) if all(a in reduced for a in atoms))

@@ -66,7 +66,7 @@ def _plain(n: Node, body: Graph, users: Mapping[Node, Sequence[Node]]) -> bool:
 
 
 def _without(group: Group, constants: Sequence[Node]) -> Group:
-    """The group with more operands, in the place of these constants."""
+    """The group with these constants replaced by additional operands."""
     body, first = group.body, len(group.body.inputs)
     taken: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
     inputs = (*body.inputs, *taken.values())

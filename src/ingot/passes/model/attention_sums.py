@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.node import Graph, Node
-from ingot.ir.rewrite import Rule, RuleSet, rewrite
+from ingot.ir.rewrite import Rule, RuleSet, replace_nodes, rewrite
 
 _HEADS_FIRST = ops.Transpose((0, 2, 1, 3))
 
@@ -45,7 +45,7 @@ def _without_unread_sums(graph: Graph) -> Graph:
         y, sums = n.results
         if not users.get(sums) and sums not in graph.outputs:
             replacements[y] = op.forward(*n.inputs, loc=n.loc)
-    return graph.replace_nodes(replacements)
+    return replace_nodes(graph, replacements)
 
 
 def _with_sums(n: Node) -> Node:

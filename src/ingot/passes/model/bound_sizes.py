@@ -134,7 +134,7 @@ def _table_rows(n: Node) -> Iterator[DimLike]:
 
 
 def _largest(n: Node) -> DimLike | None:
-    """The largest element of `n`, None where that is not certain: an element that may not occur bounds nothing."""
+    """The largest element of `n`; None if it is not certain that the element occurs."""
     shift: DimLike = 0
     while n.dtype.is_integer:
         if isinstance(n.op, ops.Iota):

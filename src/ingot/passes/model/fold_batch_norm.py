@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Graph, Node, const, deferred_const, splat_of
-from ingot.ir.rewrite import Fuel, current_fuel
+from ingot.ir.rewrite import Fuel, current_fuel, replace_nodes
 from ingot.ir.types import f32
 from ingot.support.dataclass import dataclass
 
@@ -45,7 +45,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
         if new is not None:
             replacements[n] = new
             anchors.add(chain.anchor)
-    return graph.replace_nodes(replacements)
+    return replace_nodes(graph, replacements)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ _MOVABLE = (ops.AvgPool, ops.AdaptiveAvgPool, ops.Resize)
 
 
 def order_linear(graph: Graph) -> Graph:
-    """conv1x1(pool(x)) -> pool(conv1x1(x)), or the reverse, where that is less work and the value between has no other
-    reader."""
+    """conv1x1(pool(x)) -> pool(conv1x1(x)), or the reverse, if that is less work and the value between them has no
+    other reader."""
     if not any(isinstance(n.op, _MOVABLE) for n in graph.nodes()):
         return graph
     outputs, fuel = set(graph.outputs), current_fuel()

@@ -15,6 +15,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Graph, Node, const, deferred_const
+from ingot.ir.rewrite import replace_nodes
 from ingot.ir.types import DType, TensorType, static_shape
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -41,7 +42,7 @@ def merge_matmuls(graph: Graph) -> Graph:
     for (x, _), products in _candidates(graph, users).items():
         if len(products) > 1:
             replacements |= _merged(x, products)
-    return graph.replace_nodes(replacements)
+    return replace_nodes(graph, replacements)
 
 
 def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list[_Product]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.ir.node import Graph, Node
+from ingot.ir.rewrite import replace_nodes
 
 
 def transpose_parts(graph: Graph) -> Graph:
@@ -23,7 +24,7 @@ def transpose_parts(graph: Graph) -> Graph:
             continue
         axis = n.op.permutation.index(joined.op.dimension)
         replacements[n] = ops.Concat(axis)(*(n.op(x, loc=joined.loc) for x in joined.inputs), loc=joined.loc)
-    return graph.replace_nodes(replacements)
+    return replace_nodes(graph, replacements)
 
 
 __all__ = ["transpose_parts"]

@@ -26,8 +26,8 @@ _TIMEOUT_SECONDS = 120  # that the compiler may take
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of memory. code: of the functions and their tables; None without a compiler that tells. compiler: the one
-    that told, or would. arena includes scratch; the stack is not known."""
+    """Bytes of memory. code: of the functions and their tables; None if no compiler is installed. compiler: the
+    compiler that was used, or that is needed. arena includes scratch; the size of the stack is unknown."""
 
     code: int | None
     compiler: str
@@ -80,7 +80,7 @@ def _code_bytes(board: Board, source: Path) -> int | None:
 
 
 def example_paths(features: Features, source: Path) -> list[Path]:
-    """The files of the example of `source`, beside it. Raises InputError for one that is there and is not Ingot's."""
+    """The files of the example of `source`, next to it. Raises InputError if one exists that Ingot did not write."""
     names = ["main.c", "board.c", "Makefile", *(["board.ld"] if board_of(features).emulator else [])]
     paths = [source.parent / name for name in names]
     for path in paths:

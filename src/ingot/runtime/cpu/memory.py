@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.support.errors import IngotError
 
-LARGE = 32 << 20  # bytes: the C library maps and unmaps larger blocks on each allocation (its mmap threshold)
+MMAP_BYTES = 32 << 20  # bytes: the C library maps and unmaps larger blocks on each allocation (its mmap threshold)
 _HUGE = 2 << 20
 
 
@@ -58,21 +58,21 @@ class Results:
     def __init__(self, count: int) -> None:
         """count: the number of regions of one size to keep, as many as one call needs."""
         self._count = count
-        self._spare: list[Region] = []
+        self._free_regions: list[Region] = []
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """`nbytes` uninitialized bytes, which are reused once the array and all of its views are gone."""
-        for region in tuple(self._spare):
+        for region in tuple(self._free_regions):
             with contextlib.suppress(ValueError):  # another thread has taken it
                 if region.nbytes == nbytes:
-                    self._spare.remove(region)
+                    self._free_regions.remove(region)
                     return np.asarray(_Lease(region, self))
-        self._spare.clear()  # their size is not in demand any more
+        self._free_regions.clear()  # their size is not in demand any more
         return np.asarray(_Lease(Region(nbytes), self))
 
     def give_back(self, region: Region) -> None:
-        if len(self._spare) < self._count:
-            self._spare.append(region)
+        if len(self._free_regions) < self._count:
+            self._free_regions.append(region)
 
 
 class _Lease:
@@ -89,7 +89,7 @@ class _Lease:
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask for huge pages within memory of the C library."""
+    """Request huge pages for memory of the C library."""
     first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if end - first >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # a refusal only costs speed

@@ -103,7 +103,7 @@ class Pool:
         self._memory, self._image = memory, image
 
     def release(self) -> None:
-        """Release `lock`, and free the memory of models that were collected meanwhile."""
+        """Release `lock`, and free the memory of models that were collected while it was held."""
         self.lock.release()
         if self.workspace.left:  # read after the release: whoever sets it while the lock is free shrinks by itself
             self.workspace.shrink()

@@ -4,7 +4,9 @@ shared with the other models of the pool, which run one at a time (`workspace.py
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,21 @@ _run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # A run returns to Python at this interval, as only there signal handlers are called and raise KeyboardInterrupt.
 SLICE_SECONDS = 0.25
+# Raises what ends the runs of this context, where somebody has asked for that: see `ended_by`.
+_check_end: ContextVar[Callable[[], None] | None] = ContextVar("_check_end", default=None)
 # The number of bound shapes to keep; each has only its own tables, as memory is shared.
 MAX_INSTANCES = 16
+
+
+@contextmanager
+def ended_by(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` before each run of a program inside, and every SLICE_SECONDS of it, at a border of chunks. What it
+    raises ends the run, as an exception of a signal handler does."""
+    token = _check_end.set(check)
+    try:
+        yield
+    finally:
+        _check_end.reset(token)
 
 
 class RunContext:
@@ -65,8 +80,12 @@ class RunContext:
     def run(self, instance: Instance, pointers: Sequence[int], _resident: object = None) -> None:
         """Run an instance from `bind` on arguments and results at these addresses.
 
-        An exception from a signal handler ends the run; it is raised here once no thread is in the run any more.
+        An exception from a signal handler, or of `ended_by`, ends the run; it is raised here once no thread is in the
+        run any more.
         """
+        check_end = _check_end.get()
+        if check_end is not None:
+            check_end()
         if instance is not self.current or self._version != self.pool.workspace.version:
             self.activate(instance)
         bases = instance.bases
@@ -79,6 +98,8 @@ class RunContext:
         try:
             while self._run(instance.address):
                 instance.check()
+                if check_end is not None:
+                    check_end()
             if instance.error is not None:
                 instance.check()
         except BaseException:

@@ -60,29 +60,34 @@ class CudaDevice:
         return Loaded(program, device_memory)
 
     def check_memory(self, nbytes: int | None) -> None:
-        """Raise InputError for a bound of device memory that is none."""
+        """Raise InputError if the bound is not a positive number of bytes."""
         if nbytes is not None:
             check_number("device_memory", nbytes, "bytes > 0", lambda n: n > 0, whole=True)
 
 
 def _arch(features: Features, capability: int) -> str | None:
-    """Which of the architectures that code was made for the GPU runs: its own; code for sm_90a runs nowhere else."""
+    """The architecture of the GPU, if it is among those that the code was compiled for. Code for sm_90a runs on no
+    other."""
     return next(
         (a for a in (features.arch, *features.features) if a.removeprefix("sm_").rstrip("a") == str(capability)), None
     )
 
 
 class Loaded:
-    """A model's kernels and weights on the GPU. Calls at one time run in contexts of their own."""
+    """The kernels and weights of a model on the GPU. Concurrent calls run in separate contexts."""
 
     threads = 1
 
     def __init__(
-        self, program: Program, device_memory: int | None = None, own: Driver | None = None, arch: str | None = None
+        self,
+        program: Program,
+        device_memory: int | None = None,
+        device_driver: Driver | None = None,
+        arch: str | None = None,
     ) -> None:
-        """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call. own, arch:
-        another driver than NVIDIA's, and the architecture of its GPU."""
-        self._driver = driver() if own is None else own
+        """device_memory: the bytes of GPU memory that it may allocate; weights that do not fit are copied in each call.
+        device_driver, arch: a driver other than NVIDIA's, and the architecture of its GPU."""
+        self._driver = driver() if device_driver is None else device_driver
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
         _give_back_gone(self._driver)
@@ -166,14 +171,14 @@ class Loaded:
 
 
 class _Store(Memory):
-    """Memory of state, which calls in one context read and write, one after another."""
+    """The memory of the state, which the calls of one context read and write one after another."""
 
     def __init__(self, driver: Driver, contexts: list[Context]) -> None:
         super().__init__(driver)
         self._contexts = contexts
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """What lies there once all has ended that was begun."""
+        """The contents after all pending work has ended."""
         self._driver.enter()
         _refuse_captured(self._driver, "state that the host does not read", "a call that does")
         self._driver.synchronize_all()
@@ -183,7 +188,7 @@ class _Store(Memory):
         return data.raw
 
     def write(self, offset: int, source: int, nbytes: int) -> None:
-        """Behind what was begun, on the caller's stream; the host waits where memory is pinned."""
+        """Enqueue the copy on the caller's stream, after all pending work; the host waits if its memory is pinned."""
         self._driver.enter()
         _refuse_captured(self._driver, "state that only the model writes", "new values of it, or a seed to draw by")
         stream = _callers_stream()
@@ -203,8 +208,8 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
 
 
 def _give_back(driver: Driver, image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
-    """All that a model has of the GPU, once what was begun has ended. While a stream is captured nobody may wait: it is
-    given back with the next model, or when one is loaded."""
+    """Free all GPU memory of a model, after its pending work has ended. While a stream is being captured, waiting is
+    not allowed; the memory is then freed together with the next model, or when a model is loaded."""
     driver.enter()
     _COLLECTED.append((image, memory, contexts))
     if not _captured(driver):
@@ -228,21 +233,22 @@ def _free(image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
 
 
 def _captured(driver: Driver) -> bool:
-    """Whether the caller's stream is."""
+    """Whether the caller's stream is being captured."""
     stream = _callers_stream()
     return stream != _DEFAULT and driver.is_capturing(stream)
 
 
 def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
-    """Raise DeviceError where the caller's stream is captured: what waits for the GPU, or takes memory of it, would end
-    the capture with an error of the driver's."""
+    """Raise DeviceError if the caller's stream is being captured: an operation that waits for the GPU or allocates
+    memory would end the capture with an error of the driver."""
     if _captured(driver):
         fix = "call the model once, or set its state, before the capture begins"
         raise DeviceError("a CUDA graph that is captured", expected=expected, got=got, fix=fix)
 
 
 def _scratch(nbytes: int) -> Any:
-    """Memory that belongs to whoever captures the stream, and to what is behind in it: a tensor."""
+    """Memory for a captured run, as a tensor, which belongs to the graph that captures it and to later work of its
+    stream."""
     torch = sys.modules.get("torch")
     if torch is None:
         raise DeviceError("a CUDA graph that is captured", expected="PyTorch, whose memory it takes", got="none")
@@ -255,7 +261,7 @@ _COLLECTED: list[tuple[Image, _DeviceMemory, list[Context]]] = []  # of models t
 
 
 class Instance(Binding):
-    """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
+    """A program bound to shapes: the sizes of its arguments and results, and its graphs after the first run."""
 
     def __init__(
         self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image,
@@ -265,19 +271,19 @@ class Instance(Binding):
         arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
-        self.read = len(arguments)
+        self.first_result = len(arguments)
         self.graphs = Graphs(driver, program, image, self, communicators)
 
 
 class Context:
-    """What a run has for itself: an arena, memory for arguments and results that lie on the host, and a stream for
-    runs without a caller's."""
+    """The resources of one run: an arena, device memory for arguments and results on the host, and a stream for callers
+    without one."""
 
     def __init__(
         self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: Profile,
         communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
-        """weights: their address, or what keeps them within a bound."""
+        """weights: their address, or the weights that are streamed within a bound."""
         self._communicators = communicators
         self._driver, self._program, self._image = driver, program, image
         self._bounded = weights if isinstance(weights, BoundedWeights) else None
@@ -312,8 +318,8 @@ class Context:
         return instance
 
     def run(self, instance: Binding, pointers: Sequence[int], resident: Sequence[bool] | None = None) -> None:
-        """Aligned addresses on the GPU are used as they are, and what lies on the host is copied. Where some lie on the
-        GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
+        """Aligned addresses on the GPU are used in place, and arrays on the host are copied. If any is on the GPU, all
+        work is enqueued on the caller's stream, which the host waits for only if a result is on the host."""
         assert isinstance(instance, Instance)
         driver = self._driver
         if self._communicators is not None:
@@ -321,8 +327,8 @@ class Context:
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
         direct = self._direct if self._profile.is_off and not captured else None
-        if direct is not None and direct.like(instance, resident, stream):
-            places = (*direct.own, *pointers)
+        if direct is not None and direct.matches(instance, resident, stream):
+            places = (*direct.own_places, *pointers)
             is_launched = instance.graphs.relaunch(places, stream)
             if not is_launched and not any(pointer % ALIGN_BYTES for pointer in pointers):
                 instance.graphs.run(places, stream)
@@ -357,11 +363,11 @@ class Context:
     def _through(
         self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int, host: bool
     ) -> tuple[list[int], bool]:
-        """Copies to the GPU, a run, and copies from it. Arguments and results: an address, whether it is on the GPU,
-        bytes. host: whether all is to have ended.
+        """Copy the arguments to the GPU, run, and copy the results back. Arguments and results: (address, whether it is
+        on the GPU, bytes). host: whether to wait until all work has ended.
 
         Returns:
-            The addresses that were used, behind those of the arena and the weights, and whether the host waited.
+            The addresses that were used, after those of the arena and the weights, and whether the host waited.
         """
         driver, bounded = self._driver, self._bounded
         streams = bounded is not None and self._fit(bounded, instance, ends)
@@ -373,7 +379,7 @@ class Context:
                 continue
             self._staged[i].hold(nbytes)
             places.append(self._staged[i].address)
-            if i < instance.read:
+            if i < instance.first_result:
                 copy = driver.copy if on_device else driver.to_device
                 copy(self._staged[i].address, pointer, nbytes, stream)
                 host = host or (not on_device and driver.is_pinned(pointer))
@@ -387,7 +393,7 @@ class Context:
         else:
             seconds = instance.graphs.times(places, stream)
         self._profile.tell(seconds)
-        for i, (pointer, on_device, nbytes) in [*enumerate(ends)][instance.read :]:
+        for i, (pointer, on_device, nbytes) in [*enumerate(ends)][instance.first_result :]:
             if places[2 + i] == pointer:
                 continue
             if on_device:
@@ -400,7 +406,7 @@ class Context:
         return places, host
 
     def _fit(self, bounded: BoundedWeights, instance: Instance, ends: Sequence[tuple[int, bool, int]]) -> bool:
-        """Whether weights are streamed, beside what this run needs."""
+        """Place the weights beside the memory that this run needs. Returns whether some are streamed."""
         staged = [0 if on_device and pointer % ALIGN_BYTES == 0 else nbytes for pointer, on_device, nbytes in ends]
         others = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
         plan = bounded.fit(others + max(self.arena.nbytes, instance.graphs.nbytes))
@@ -408,7 +414,7 @@ class Context:
         return plan.slots > 0
 
     def begin(self, stream: int) -> None:
-        """What comes on the stream waits for the last run, wherever that was."""
+        """Let later work on the stream wait for the last run, on whatever stream it was."""
         if stream != self._last and self._last is not None:
             self._direct = None  # a launch alone does not wait
             if self._last == _DEFAULT:
@@ -417,13 +423,14 @@ class Context:
         self._last = stream
 
     def end(self, stream: int) -> None:
-        """An event behind the run; on the default stream, which lasts, only once another one waits for it."""
+        """Record an event after the run; on the default stream, which is never destroyed, only when another stream
+        waits for it."""
         if stream != _DEFAULT:
             self._driver.record(self._ended, stream)
 
     def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
-        """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the
-        graph may run at any time, beside others."""
+        """Add the run to the graph that the caller captures. Its memory belongs to the graph, which may run at any
+        time, concurrently with other runs."""
         if any(nbytes and not on_device for _, on_device, nbytes in ends):
             raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
         if copied := [s for s in self._program.state if s.copy_reason]:
@@ -443,11 +450,11 @@ class Context:
             base + scratch_offsets[i] if i in scratch_offsets else pointer for i, (pointer, _, _) in enumerate(ends)
         ]
         for i, nbytes in unaligned:
-            if i < instance.read:
+            if i < instance.first_result:
                 driver.copy(addresses[i], ends[i][0], nbytes, stream)
         instance.graphs.record([base, self._weights, *addresses], stream)
         for i, nbytes in unaligned:
-            if i >= instance.read:
+            if i >= instance.first_result:
                 driver.copy(ends[i][0], addresses[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:
@@ -463,7 +470,7 @@ class Context:
         self._release(self)
 
     def close(self) -> None:
-        """Give the GPU back what this has of it."""
+        """Free the GPU memory."""
         for instance in self._instances.values():
             instance.graphs.drop()
         self._instances.clear()
@@ -476,15 +483,16 @@ class Context:
 
 @dataclass(frozen=True)
 class _Direct:
-    """A run all of whose addresses were used as they are. own: the first places of its graphs."""
+    """A run that used all of its addresses in place. own_places: the first places of its graphs, the arena and the
+    weights."""
 
     instance: Instance
-    own: tuple[int, int]
+    own_places: tuple[int, int]
     resident: Sequence[bool]
     stream: int
 
-    def like(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
-        """Whether another run is such, too, if its addresses are aligned."""
+    def matches(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
+        """Whether another run can use its addresses in place too, provided that they are aligned."""
         same_places = resident is self.resident or resident == self.resident
         return same_places and instance is self.instance and stream == self.stream
 

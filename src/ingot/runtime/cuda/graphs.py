@@ -322,7 +322,7 @@ class Graphs:
         self._run(launch, runs, places, stream)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
-        """Run, with an event before and behind each launch: seconds by the number of the step."""
+        """Run with events before and after each launch. Returns the seconds by step number."""
         seconds_by_step: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
         runs = self._builder.runs(self._flow, version=0)

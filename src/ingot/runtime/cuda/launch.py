@@ -101,7 +101,7 @@ class Exchange:
         self._communicators.run(self._collective, source, target, self._count, stream)
 
     def add(self, graph: int, dependencies: Sequence[int], places: Places, stream: int) -> int:
-        """Add a node to a graph. stream: one on which nothing else is launched meanwhile."""
+        """Add a node to a graph. stream: a stream without other launches during the call."""
         captured = self._driver.captured(stream, lambda: self.run(places, stream))
         try:
             return self._driver.add_graph(graph, dependencies, captured)

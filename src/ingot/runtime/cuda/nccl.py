@@ -147,7 +147,7 @@ class Communicators:
 
     def __init__(self, library: Nccl, driver: Driver, group: ProcessGroup) -> None:
         self._nccl, self._driver, self._group = library, driver, group
-        self._made: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
+        self._by_groups: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
         self._error: DeviceError | None = None
         self._changes = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="ingot-nccl", daemon=True)
@@ -156,18 +156,18 @@ class Communicators:
 
     def make(self, collective: Collective) -> None:
         """Join the communicator of a collective's group; all ranks of the group do so together."""
-        if collective.groups in self._made:
+        if collective.groups in self._by_groups:
             return
         members = collective.group_of(self._group.rank)
         index = members.index(self._group.rank)
         own_id = self._nccl.unique_id() if index == 0 else bytes(_ID_BYTES)
         unique_id = self._group.gather(own_id, members)[0]
         self._driver.enter()
-        self._made[collective.groups] = self._nccl.communicator(unique_id, len(members), index), index
+        self._by_groups[collective.groups] = self._nccl.communicator(unique_id, len(members), index), index
 
     def run(self, collective: Collective, source: int, target: int, count: int, stream: int) -> None:
         self.check()
-        communicator, index = self._made[collective.groups]
+        communicator, index = self._by_groups[collective.groups]
         self._nccl.run(collective, communicator, index, source, target, count, stream)
 
     def check(self) -> None:
@@ -188,9 +188,9 @@ class Communicators:
         with self._changes:
             self._error = error
             self._driver.enter()
-            for communicator, _ in self._made.values():
+            for communicator, _ in self._by_groups.values():
                 self._nccl.abort(communicator)
-            self._made.clear()
+            self._by_groups.clear()
 
 
 _communicators: list[Communicators] = []

@@ -1,5 +1,6 @@
-"""Weights within a bound of device memory. Those that do not fit stay on the host and are copied into one of two slots
-before the step that reads them: while a kernel reads one slot, the weights of the next step are copied to the other.
+"""Weights within a bound of device memory. Weights that do not fit stay on the host and are copied into one of two
+slots before the step that reads them: while a kernel reads one slot, the weights of the next step are copied to the
+other.
 
     resident | slot 0 | slot 1        copies:  w4 -> 0   w7 -> 1   (4 has ended) w9 -> 0
                                       kernels:      4         7         9
@@ -29,9 +30,9 @@ _log = Log("ingot.runtime.cuda")
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where weights lie; a weight is named by its offset among all of them, its start. resident: the place on the GPU
-    of each weight that stays there, by start. streamed: for each step that reads others, their places in a slot.
-    slot_bytes: the size of each of the `slots`."""
+    """The placement of weights. A weight is identified by its start, its offset among all weights. resident: the
+    address offset on the GPU of each resident weight, by start. streamed: for each step that reads other weights, their
+    offsets in a slot. slot_bytes: the size of each of the `slots`."""
 
     resident: Mapping[int, int]
     streamed: Mapping[int, Mapping[int, int]]
@@ -76,9 +77,9 @@ def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
 
 
 def plan_weights(program: Program, allowed: int) -> WeightPlan:
-    """The plan with two slots, or else with one, that streams the fewest bytes. Resident are the weights of the steps
-    that read the most, as they determine the slots' size, then whatever fits, the smallest first. Raises DeviceError
-    if not even the largest step fits.
+    """The plan with two slots, or else with one, that streams the fewest bytes. The weights of the steps that read the
+    most are resident, as they determine the size of the slots, then the smallest ones that fit. Raises DeviceError if
+    not even the weights of the largest step fit.
     """
     nbytes, steps = weight_ranges(program), weights_of_steps(program)
     if program.weights.nbytes <= allowed:  # as they lie in the program
@@ -139,7 +140,8 @@ _RATE_BYTES, _RATE_REPEATS = 32 << 20, 5
 
 
 def copy_rate(driver: Driver) -> tuple[float, float]:
-    """Bytes/s of copies from the host, as weights are streamed, and the seconds of a small one: the best of a few."""
+    """(bytes per second, seconds of a small copy): the best of several copies from the host, done as weights are
+    streamed."""
     driver.enter()
     source, memory = np.ones(_RATE_BYTES, np.uint8), Memory(driver)
     memory.hold(source.nbytes)
@@ -158,9 +160,10 @@ def copy_rate(driver: Driver) -> tuple[float, float]:
 
 
 class BoundedWeights:
-    """A program's weights on the GPU within `device_memory` bytes, shared with `others`: arenas, arguments and state.
+    """The weights of a program on the GPU. Together with arenas, arguments and state they take at most `device_memory`
+    bytes.
 
-    One run at a time. plan: how they lie, once `fit` has been called.
+    Serves one run at a time. plan: the placement, after `fit` has been called.
     """
 
     def __init__(self, driver: Driver, program: Program, device_memory: int) -> None:
@@ -173,12 +176,12 @@ class BoundedWeights:
         self._copied, self._ended = ([driver.event() for _ in range(SLOTS)] for _ in range(2))
         self.plan: WeightPlan | None = None
         self.state_bytes = 0
-        self._held: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
-        self._next = 0
+        self._slot_steps: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
+        self._next_slot = 0
 
     def fit(self, others: int) -> WeightPlan:
-        """The plan that leaves `others` bytes for everything but state; weights move if the last one does not. Raises
-        DeviceError if none does."""
+        """The plan that leaves `others` bytes for everything except state. Moves the weights if the last plan does not.
+        Raises DeviceError if there is no such plan."""
         others += self.state_bytes
         if self.plan is not None and self.plan.nbytes + others <= self.device_memory:
             return self.plan
@@ -187,9 +190,9 @@ class BoundedWeights:
         plan = plan_weights(self._program, self.device_memory - others)
         for memory in (self.resident, *self._slots):
             memory.free()
-        self._held.clear()
-        self._held.extend(None for _ in range(plan.slots))
-        self._next = 0
+        self._slot_steps.clear()
+        self._slot_steps.extend(None for _ in range(plan.slots))
+        self._next_slot = 0
         self.resident.hold(plan.resident_bytes)
         for start, place in plan.resident.items():
             self._copy(start, self.resident.address + place, 0)
@@ -204,7 +207,7 @@ class BoundedWeights:
         return plan
 
     def notes(self) -> list[str]:
-        """What runs copy, once the first one has placed the weights."""
+        """A description of the copies of each run, after the first one has placed the weights."""
         if self.plan is None or not self.plan.streamed:
             return []
         heading = f"device_memory {self.device_memory}: {self.plan.resident_bytes} bytes of weights stay on the GPU"
@@ -217,9 +220,11 @@ class BoundedWeights:
     def launch(
         self, parts: Sequence[Node | Exchange], places: Places, stream: int, seconds: dict[int, float] | None = None
     ) -> None:
-        """Launch kernels and collectives one by one, each after its weights, while those of the next are copied.
+        """Launch kernels and collectives one by one. Each waits for its weights, while those of the next one are
+        copied.
 
-        seconds: receives those of each step. If given, a step's copies are not begun early, and count as its time.
+        seconds: receives the seconds of each step. If given, the copies for a step do not start early and are part of
+        its time.
         """
         driver = self._driver
         begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
@@ -243,22 +248,23 @@ class BoundedWeights:
             driver.drop_event(event)
 
     def load(self, step: int) -> None:
-        """Begin to copy the weights of a step, if they are streamed and lie in no slot."""
+        """Start to copy the weights of a step, if they are streamed and not in a slot."""
         assert self.plan is not None
-        if step not in self.plan.streamed or step in self._held:
+        if step not in self.plan.streamed or step in self._slot_steps:
             return
-        slot, self._next = self._next, (self._next + 1) % self.plan.slots
+        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % self.plan.slots
         self._driver.wait(self._stream, self._ended[slot])
-        self._held[slot] = step
+        self._slot_steps[slot] = step
         for start, place in self.plan.streamed[step].items():
             self._copy(start, self._slots[slot].address + place, self._stream)
         self._driver.record(self._copied[slot], self._stream)
 
     def begin(self, step: int, stream: int) -> Callable[[int], int]:
-        """Let the stream wait for a step's weights. Returns the address of each byte of the weights that it reads."""
+        """Let the stream wait for the weights of a step. Returns a function from the offset of a weight to its
+        address."""
         assert self.plan is not None
         self.load(step)
-        slot = self._held.index(step) if step in self.plan.streamed else None
+        slot = self._slot_steps.index(step) if step in self.plan.streamed else None
         if slot is not None:
             self._driver.wait(stream, self._copied[slot])
         slot_places = {} if slot is None else self.plan.streamed[step]
@@ -273,9 +279,9 @@ class BoundedWeights:
         return address
 
     def end(self, step: int, stream: int) -> None:
-        """The kernel that reads a step's weights is under way."""
-        if step in self._held:
-            self._driver.record(self._ended[self._held.index(step)], stream)
+        """Record that the kernel that reads the weights of a step was launched."""
+        if step in self._slot_steps:
+            self._driver.record(self._ended[self._slot_steps.index(step)], stream)
 
     def _copy(self, start: int, address: int, stream: int) -> None:
         source = self._weights[start : start + self._nbytes[start]]

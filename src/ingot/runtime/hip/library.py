@@ -60,7 +60,7 @@ _NAMES = {
     "cuGraphExecDestroy": "hipGraphExecDestroy",
 }
 # of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet
-WITHOUT = frozenset({
+MISSING_FUNCTIONS = frozenset({
     "cuTensorMapEncodeTiled", "cuGraphAddNode_v2", "cuGraphConditionalHandleCreate", "cuGraphAddDependencies_v2",
     "cuGraphKernelNodeSetAttribute", "cuLaunchCooperativeKernel", "cuDeviceGetAttribute",
 })  # fmt: skip
@@ -149,7 +149,7 @@ class HipDriver(Driver):
 
 @cache
 def hip_driver() -> HipDriver:
-    """The driver of the first GPU. Raises DeviceError where there is none."""
+    """The driver of the first GPU. Raises DeviceError if there is none."""
     for name in ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"):
         try:
             return HipDriver(ctypes.CDLL(name))
@@ -160,4 +160,4 @@ def hip_driver() -> HipDriver:
     )
 
 
-__all__ = ["WITHOUT", "HipDriver", "HipLibrary", "hip_driver"]
+__all__ = ["MISSING_FUNCTIONS", "HipDriver", "HipLibrary", "hip_driver"]

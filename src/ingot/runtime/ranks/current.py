@@ -1,4 +1,4 @@
-"""The group of this process, which it joins when it is first asked for."""
+"""The group of this process, which is joined at its first use."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class GlooGroup(ProcessGroup):
         import torch.distributed as dist
 
         self._torch, self._dist = torch, dist
-        self._own = not dist.is_initialized()
-        if self._own:
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
             dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._groups: dict[tuple[tuple[int, ...], ...], Any] = {}
@@ -67,5 +67,5 @@ class GlooGroup(ProcessGroup):
         return self._groups[key]
 
     def close(self, failed: bool = False) -> None:
-        if self._own and self._dist.is_initialized():
+        if self._owns_group and self._dist.is_initialized():
             self._dist.destroy_process_group()

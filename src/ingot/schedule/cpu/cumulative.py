@@ -1,12 +1,12 @@
-"""Cumulative folds: every element is the fold of those before it along one dimension.
+"""Cumulative reductions: each element is the reduction of those before it along one dimension.
 
     for 16 columns at once: acc = 0; for i: acc += x[i]; out[i] = acc
     along vectors:          acc = 0; for i in steps of 8: v = x[i ... i + 7] folded; out[i ... i + 7] = acc + v;
                             acc += the last lane of v
 
-Vectors run along another dimension where elements lie side by side there; the dimension itself is walked in order.
-Where they lie side by side along the dimension itself, a vector is folded in log2(lanes) steps (Sklansky 1960). Sums
-and products of f32 are kept in f64, of which they are rounded once; those of f64 stay in order: another may overflow.
+If another dimension is contiguous, vectors hold elements along it, and the reduced dimension is traversed in order. If
+the reduced dimension is contiguous, a vector is scanned in log2(lanes) steps (Sklansky 1960). Sums and products of f32
+are accumulated in f64 and rounded once; those of f64 are computed in order, as another order may overflow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIECE_COLUMNS = 1024  # columns of a line that are walked together where element
 
 
 def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A CumReduce, and the reshapes and transposes behind it."""
+    """Lower a CumReduce and the reshapes and transposes after it."""
     walk = _Walk.of(body, ins, outs, machine)
     x, op, length, strides = walk.anchor.inputs[0], walk.op, walk.length, walk.layout.strides
     others = [d for d in range(x.type.rank) if d != op.dim]
@@ -66,7 +66,7 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
 
 @dataclass(frozen=True)
 class _Walk:
-    """The ways along the dimension of a fold, in `dtype`; an index is that of the other dimensions."""
+    """The traversals of the reduced dimension, in `dtype`. An index is one of the other dimensions."""
 
     body: Graph
     outs: tuple[Layout, ...]
@@ -111,7 +111,7 @@ class _Walk:
         return k.cast(load_at(block, self.buffer, self.place(index, at), mask), self.dtype)
 
     def nth(self, i: Expr) -> Expr:
-        """The place of the i-th element that is folded."""
+        """The index of the i-th element of the scan."""
         return ix.sub(dim_expr(self.length - 1), i) if self.op.reverse else i
 
     def fold(self, a: Expr, b: Expr) -> Expr:
@@ -126,7 +126,7 @@ class _Walk:
         return acc
 
     def columns(self, axis: int, ahead: int, block: Block, index: Index, mask: Expr | None) -> None:
-        """One element of each column after the other. ahead: of so many columns what comes later is fetched."""
+        """Traverse columns, one element of each at a time. ahead: the number of columns to prefetch."""
         acc = self.started(block, index[axis].lanes if index else 1)
 
         def element(b: Block, i: Expr) -> None:
@@ -142,7 +142,7 @@ class _Walk:
         block.loop("i", 0, self.length, 1, element)
 
     def fetch(self, block: Block, index: Index, at: Expr, columns: int) -> None:
-        """What is `AHEAD` bytes on."""
+        """Prefetch the element that is `AHEAD` bytes ahead."""
         nbytes = self.buffer.dtype.nbytes
         rows = -(-PREFETCH_BYTES // (columns * nbytes))
         there = ix.first_lane(self.place(index, ix.add(at, integer(-rows if self.op.reverse else rows))))
@@ -150,7 +150,7 @@ class _Walk:
             block.stmts.append(k.Prefetch(self.buffer, k.add(there, integer(column))))
 
     def row(self, block: Block, index: Index, _: Expr | None) -> None:
-        """One vector of a row after the other."""
+        """Traverse a row, one vector at a time."""
         op, width = self.op, self.machine.lanes(self.dtype)
         acc = self.started(block, width)
 
@@ -166,7 +166,8 @@ class _Walk:
         vector_loop(block, ZERO, self.length, width, self.machine, vector, reverse=op.reverse)
 
     def lines(self, axis: int, size: DimLike, block: Block, index: Index, _: Expr | None) -> None:
-        """A piece of one line of `size` elements after the other, which memory gives sooner than columns."""
+        """Traverse pieces of `size` elements of one line after another, which is faster than by columns if they come
+        from memory."""
         lanes = self.machine.lanes(self.buffer.dtype)
         low = block.let(k.mul(index[axis], integer(PIECE_COLUMNS)), "low")
         high = block.let(k.binary("min", k.add(low, integer(PIECE_COLUMNS)), dim_expr(size)), "high")
@@ -191,18 +192,18 @@ class _Walk:
 
 
 def _any_order(op: CumReduce, dtype: DType) -> bool:
-    """Whether the fold may be bracketed in any way."""
+    """Whether the reduction is associative, so that it may be computed in any order."""
     return dtype != f64 or op.kind not in ("sum", "prod")
 
 
 def _fits(length: DimLike, lanes: int, machine: Machine) -> bool:
-    """Whether rows can be walked by whole vectors and masked ones."""
+    """Whether rows can be traversed by full vectors and a masked one."""
     whole = isinstance(length, int) and length % lanes == 0
     return lanes > 1 and estimate(length) >= lanes and (whole or machine.masks)
 
 
 def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine) -> int:
-    """How many columns to walk together: several vectors, where enough chunks remain for all threads."""
+    """The number of columns of a chunk: several vectors, if enough chunks remain for all threads."""
     lanes, size = machine.lanes(dtype), x.shape[dim]
     if not isinstance(size, int):
         return lanes
@@ -214,8 +215,8 @@ def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine)
 
 
 def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
-    """Every lane folded with those before it: halves of blocks twice the size each time, the later half with the last
-    lane of the earlier one."""
+    """The inclusive scan of the lanes, by blocks of doubling size: the second half of each block is combined with the
+    last lane of the first half."""
     lanes, half = value.lanes, 1
     while half < lanes:
         ends = [i & -2 * half | (half if op.reverse else half - 1) for i in range(lanes)]
@@ -229,7 +230,7 @@ def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
 
 
 def _shifted(op: CumReduce, value: Expr, fill: Expr) -> Expr:
-    """Every lane of `value` moved on by a place in the direction of the fold, `fill` in the one left free."""
+    """The lanes of `value` shifted by one in the direction of the scan, with `fill` in the first."""
     n = value.lanes
     pick = tuple(i + 1 for i in range(n)) if op.reverse else tuple(i - 1 if i else n for i in range(n))
     return k.Shuffle(value.dtype, n, value, fill, pick)

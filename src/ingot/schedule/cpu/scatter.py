@@ -98,7 +98,7 @@ class _Scattering:
             for d, b in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
         }
         whole = {u: d for u, d in self.window.items() if d not in op.scatter_dims_to_operand_dims}
-        self.own = sorted({**whole, **self.batching})
+        self.parallel_dims = sorted({**whole, **self.batching})
 
     def lower(self, in_place: bool = False) -> Lowered:
         return Lowered((self._combine(),) if in_place else (self._copy(), self._combine()))
@@ -123,9 +123,9 @@ class _Scattering:
     def _combine(self) -> Step:
         chunk, top = k.var("chunk"), Block()
         shape = self.anchor.inputs[2].shape
-        serial = [d for d in range(len(shape)) if d not in self.own]
+        serial = [d for d in range(len(shape)) if d not in self.parallel_dims]
         axis = self._axis(shape)
-        outer = [d for d in self.own if d != axis]
+        outer = [d for d in self.parallel_dims if d != axis]
         rows = product(shape[d] for d in outer)
         columns: DimLike = 1 if axis is None else shape[axis]
         run, block = self._chunk(rows, columns, max(1, estimate(product(shape[d] for d in serial))))
@@ -190,14 +190,14 @@ class _Scattering:
         return run, block
 
     def _axis(self, shape: tuple[DimLike, ...]) -> int | None:
-        """The dimension of the updates that lines run along: one in which they lie side by side and do not meet."""
-        dense = [d for d in self.own if shape[d] != 1 and self.updates[1].strides[d] == 1]
+        """The dimension of the updates for vectors: updates are contiguous along it and write different elements."""
+        dense = [d for d in self.parallel_dims if shape[d] != 1 and self.updates[1].strides[d] == 1]
         return dense[-1] if dense else None
 
     def _where_inside(
         self, block: Block, at: dict[int, Expr], axis: int | None, then: Callable[[Block, dict[int, Expr]], None]
     ) -> None:
-        """then(block, place of the update), but for `axis`, where that lies inside."""
+        """Call then(block, position of the update without `axis`) if the position is in bounds."""
         inside, target = self._target(block, at, axis)
         if inside is None:
             then(block, target)
@@ -205,7 +205,7 @@ class _Scattering:
             block.when(inside, lambda b: then(b, target))
 
     def _target(self, block: Block, at: dict[int, Expr], axis: int | None) -> tuple[Expr | None, dict[int, Expr]]:
-        """Where an update goes, but for `axis`, and whether it lies inside."""
+        """(whether an update is in bounds, None if always; its position in the result, without `axis`)."""
         op = self.op
         which, layout = self.indices
         rank = self.anchor.inputs[1].type.rank

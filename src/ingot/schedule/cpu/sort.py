@@ -1,4 +1,4 @@
-"""Sorting: each row as words of a key and a place, by a network or by radix; a heap where few of its elements are kept.
+"""Sorting: each row is sorted as words of a key and a position, by a network or by radix; a heap selects few elements.
 
     digits: 32 bits of a key each, the last of the last key first; floats as integers in their order, NaN last
     for digit in digits:  word[i] = digit of x[order[i]] << 32 | i;  sort the words;  order[i] = order[word[i] mod 2^32]
@@ -10,9 +10,9 @@
     first k of n:  heap[0..k] = the last of all keys;  for i < n: if key[i] < heap[0]: replace the root, sift it down
                    for j = k - 1 .. 0: order[j] = the root; the last leaf becomes the root, sift it down
 
-No two words are equal, so what sorts them need not be stable. A row has fewer than 2^32 elements (its words would take
-64 GB). A step down the heap (Williams, Floyd 1964), in which equal keys are ordered by their places, is a selection, no
-branch. Most of a row is compared with the root, and with the k-th of the first keys of 2k lanes or more, and left.
+No two words are equal, so the algorithms need not be stable. A row has fewer than 2^32 elements (its words would take
+64 GB). The heap (Williams, Floyd 1964) orders equal keys by position; a step down is a select, not a branch. Most
+elements of a row are only compared with the root, and with the k-th of the first keys of 2k lanes or more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LAST_KEY = integer((1 << 63) - 1)
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A Sort of any number of operands."""
+    """Lower a Sort with any number of operands."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Sort))
     return _Sorting(anchor, body, ins, outs, machine).lower()
 
@@ -75,7 +75,7 @@ class _Area:
 
 @dataclass(frozen=True)
 class _Digit:
-    """32 bits of an operand's keys: all of narrow ones, or the low or the high half."""
+    """32 bits of an operand's keys: the whole key of a narrow type, or its low or high half."""
 
     operand: int
     half: str
@@ -90,14 +90,14 @@ class _Digit:
 
 @dataclass(frozen=True)
 class _Heap:
-    """Elements by their keys and places, of which the last is the root; `size` of them, at least one."""
+    """A heap of `size` >= 1 elements, as keys and positions. The root is the element that comes last in the order."""
 
     keys: _Area
     places: _Area
     size: int
 
     def clear(self, block: Block, i: Expr) -> None:
-        """The i-th element comes behind all there can be."""
+        """Set the i-th element to one that comes after all possible elements."""
         self.keys.store(block, i, LAST_KEY)
         self.places.store(block, i, LAST_KEY)
 
@@ -105,7 +105,7 @@ class _Heap:
         return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
 
     def sift(self, block: Block, key: Expr, place: Expr, size: Expr) -> None:
-        """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
+        """Replace the root by an element and move it down below all that come after it. size: of the heap, >= 1."""
         hole = block.alloc("hole", i64, 1)
         block.store(hole, ZERO, ZERO)
 
@@ -129,7 +129,7 @@ class _Heap:
         block.loop("d", 0, integer(self.size.bit_length()), 1, down)
 
     def pop(self, block: Block, j: Expr, order: _Area) -> None:
-        """The root, the last of those that `j` pops have left, to its place in `order`."""
+        """Move the root, the last of the remaining elements after `j` pops, to its position in `order`."""
         last = block.let(k.sub(integer(self.size - 1), j), "last")
         order.store(block, last, self.places.load(ZERO))
         key, place = self.at(block, last)
@@ -147,13 +147,12 @@ class _Sorting:
         self.memory = [operand_memory(body, x, ins) for x in anchor.inputs]
         shape = anchor.inputs[0].shape
         self.length = shape[op.dimension]
-        self.others = tuple(d for d in range(len(shape)) if d != op.dimension)
-        self.outer = tuple(shape[d] for d in self.others)
+        self.outer_dims = tuple(d for d in range(len(shape)) if d != op.dimension)
+        self.outer = tuple(shape[d] for d in self.outer_dims)
         self.rows = product(self.outer)
-        self.kept = self.length if op.keep is None else op.keep
-        self.heaped = (
-            isinstance(self.kept, int) and op.num_keys == 1 and self.kept * MIN_ROW_PER_HEAP <= estimate(self.length)
-        )
+        self.top_k = self.length if op.keep is None else op.keep
+        is_small = isinstance(self.top_k, int) and self.top_k * MIN_ROW_PER_HEAP <= estimate(self.length)
+        self.uses_heap = is_small and op.num_keys == 1
 
         self.digits = [
             _Digit(operand, half)
@@ -162,18 +161,18 @@ class _Sorting:
         ]
         lanes = machine.lanes(i64)
         short = MAX_NETWORK_ROW_PER_LANE * min(lanes, max(1, estimate(self.rows)))
-        self.network = not self.heaped and isinstance(self.length, int) and self.length <= short
-        self.together = lanes if self.network else 1  # rows
+        self.network = not self.uses_heap and isinstance(self.length, int) and self.length <= short
+        self.rows_at_once = lanes if self.network else 1  # rows
         strides = self.memory[0][1].strides
         # rows that lie side by side are gone through together
-        nearest = min((estimate(strides[d]) for d in self.others if shape[d] != 1), default=1)
-        self.across = self.together > 1 and nearest < estimate(strides[op.dimension])
+        nearest = min((estimate(strides[d]) for d in self.outer_dims if shape[d] != 1), default=1)
+        self.has_rows_in_lanes = self.rows_at_once > 1 and nearest < estimate(strides[op.dimension])
 
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
-        n, together = self.length, self.together
+        n, together = self.length, self.rows_at_once
         work = max(1, estimate(n)) * together
-        if not self.heaped:
+        if not self.uses_heap:
             work *= max(1, estimate(n)).bit_length()
         run = max(1, CHUNK_ELEMENTS // work)
         if isinstance(self.rows, int):
@@ -197,7 +196,7 @@ class _Sorting:
                 _Area(b, block.let(k.mul(r, dim_expr(size)), "base") if b in extra else ZERO, together)
                 for b, size in zip(buffers, sizes, strict=True)
             ]
-            if self.heaped:
+            if self.uses_heap:
                 self._first_of_row(block, self._row(block, r), areas)
             else:
                 self._sort(block, r, areas)
@@ -217,13 +216,13 @@ class _Sorting:
         return Lowered((Step(kernel, args),), tuple(temps))
 
     def _areas(self) -> list[DimLike]:
-        """Sizes of what a row, or rows together, need: the heap's keys and places, and the order; or words, the order
-        that further digits start from, and counts."""
-        if self.heaped:
-            return [self.kept] * 3
-        orders = [self.length * self.together] if len(self.digits) > 1 else []
+        """The sizes of the working memory for the rows that are sorted at once: keys and positions of the heap, and the
+        order; or the words, the order that further digits start from, and the counts."""
+        if self.uses_heap:
+            return [self.top_k] * 3
+        orders = [self.length * self.rows_at_once] if len(self.digits) > 1 else []
         if self.network:
-            return [self.length * self.together, *orders]
+            return [self.length * self.rows_at_once, *orders]
         return [2 * self.length, *orders, BYTES * VALUES]  # words are moved from one half to the other
 
     def _row(self, block: Block, r: Expr) -> Index:
@@ -241,12 +240,12 @@ class _Sorting:
         return block.let(k.load(self.operands.ins[which], flat), "x")
 
     def _sort(self, block: Block, r: Expr, areas: list[_Area]) -> None:
-        """Sort row `r`, or as many rows from there on as a vector has lanes."""
+        """Sort row `r`, or one row per lane from `r` on."""
         words = areas[0]
         order = areas[1] if len(self.digits) > 1 else None
         rows: Expr = integer(1)
-        if self.together > 1:
-            rows = block.let(k.binary("min", integer(self.together), k.sub(dim_expr(self.rows), r)), "rows")
+        if self.rows_at_once > 1:
+            rows = block.let(k.binary("min", integer(self.rows_at_once), k.sub(dim_expr(self.rows), r)), "rows")
 
         def each(count: DimLike, body: Callable[[Block, Index, Expr, Expr], None]) -> None:
             """body(block, index of a row, its lane, i) for all rows and the i below `count`, in the order of memory."""
@@ -258,13 +257,13 @@ class _Sorting:
             def column(b: Block, i: Expr) -> None:
                 b.loop("lane", ZERO, rows, 1, lambda c, lane: body(c, self._row(c, k.add(r, lane)), lane, i))
 
-            if self.across:
+            if self.has_rows_in_lanes:
                 block.loop("i", 0, count, 1, column)
             else:
                 block.loop("lane", ZERO, rows, 1, row)
 
         def place(b: Block, lane: Expr, i: Expr) -> Expr:
-            """Where the word at `i` says that it comes from."""
+            """The position in the word at `i`."""
             return b.let(k.binary("and", words.past(lane).load(i), PLACE), "at")
 
         for number, digit in enumerate(self.digits):
@@ -287,15 +286,15 @@ class _Sorting:
             else:
                 self._distribute(block, words, areas[-1])
             if order is None:
-                each(self.kept, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
+                each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
                 return
             each(self.length, follow)
             each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
         assert order is not None
-        each(self.kept, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
+        each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
 
     def _exchange(self, block: Block, words: _Area) -> None:
-        """Sort the rows in the lanes of `words`: of elements `far` apart the lesser comes first."""
+        """Sort the rows in the lanes of `words` by compare-exchange of elements at distance `far`."""
         (n,) = static_shape((self.length,))
         levels = max(n - 1, 0).bit_length()
         one = integer(1)
@@ -318,7 +317,7 @@ class _Sorting:
                 def exchange(y: Block, c: Expr) -> None:
                     i = y.let(k.add(k.add(c, k.binary("and", c, k.sub(ZERO, p))), start), "i")
                     j = y.let(k.add(i, far), "j")
-                    near, other = (y.let(words.load(at, self.together), "w") for at in (i, j))
+                    near, other = (y.let(words.load(at, self.rows_at_once), "w") for at in (i, j))
                     words.store(y, i, k.binary("min", near, other))
                     words.store(y, j, k.binary("max", near, other))
 
@@ -389,8 +388,8 @@ class _Sorting:
         block.when(k.binary("gt", n, ZERO), sort)
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
-        """The elements that come first, by a heap whose root is the last of those kept so far."""
-        (kept,) = static_shape((self.kept,))
+        """Select the first elements of the order with a heap whose root is the last of those selected so far."""
+        (kept,) = static_shape((self.top_k,))
         if not kept:
             return
         keys, places, order = areas
@@ -409,7 +408,7 @@ class _Sorting:
             return self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
 
         def take_some(b: Block, i: Expr) -> None:
-            """A vector of elements, most of which come behind the root."""
+            """Test a vector of elements, most of which come after the root."""
             near = vector_keys(b, i)
             better = k.reduce("or", k.binary("lt", near, heap.keys.load(ZERO)))
             unfilled = k.binary("eq", heap.places.load(ZERO), LAST_KEY)
@@ -451,10 +450,10 @@ class _Sorting:
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
         block.loop("j", 0, kept, 1, lambda b, j: heap.pop(b, j, order))
-        block.loop("i", 0, self.kept, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
+        block.loop("i", 0, self.top_k, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
-        """The element at `at` of a row is the i-th of the result."""
+        """Store the element at position `at` of a row as the i-th of the result."""
         to = self._full(index, i)
         values = [self._load(block, operand, index, at) for operand in range(len(self.memory))]
         if len(values) == 1:
@@ -466,7 +465,7 @@ class _Sorting:
             block.store(buffer, ix.linear(to, lay.strides, lay.offset), value)
 
     def _key(self, block: Block, x: Expr) -> Expr:
-        """An i64 in the order of x, within 32 bits for narrow types; NaN after everything, both zeros alike."""
+        """An i64 that sorts like x, within 32 bits for narrow types; NaN sorts last, and both zeros are equal."""
         key = block.let(_ascending(block, x), "key")
         return block.let(k.unary("not", key), "key") if self.op.descending else key
 

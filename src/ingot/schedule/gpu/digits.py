@@ -21,7 +21,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.gpu.blocks import Group, constant_tile, power_of_two, register
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, Runs
+from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, SortedRuns
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
@@ -39,17 +39,17 @@ def digit_count(bits: int) -> int:
 
 def order_rows_by_digits(
     rows: KeyRows, bits: int, group: Group, machine: Machine, temps: list[DimLike]
-) -> tuple[list[Step], Runs]:
+) -> tuple[list[Step], SortedRuns]:
     """Return kernels that sort all rows by one non-negative key of `bits` bits, and the sorted runs, one per row, with
     their keys."""
     count, steps = digit_count(bits), list[Step]()
-    source: Runs | None = None
+    source: SortedRuns | None = None
     for i in range(count):
         low_bit, high_bit = bits * i // count, bits * (i + 1) // count
         counts = Buffer("counts", i32, writable=True), Arg("temp", len(temps))
         digit_pass = _DigitPass(rows, source, low_bit, 1 << (high_bit - low_bit), group, machine, counts)
         temps.append(rows.count * digit_pass.radix * digit_pass.parts * i32.nbytes)
-        source = Runs(rows, MAX_ROW_ELEMENTS).with_buffers(temps, with_keys=True)
+        source = SortedRuns(rows, MAX_ROW_ELEMENTS).with_buffers(temps, with_keys=True)
         steps += [digit_pass.count_step(), digit_pass.place_step(source)]
     assert source is not None
     return steps, source
@@ -61,7 +61,7 @@ class _DigitPass:
     radix: the number of its values. counts: of elements, [row, value, part]."""
 
     rows: KeyRows
-    source: Runs | None
+    source: SortedRuns | None
     low_bit: int
     radix: int
     group: Group
@@ -93,7 +93,7 @@ class _DigitPass:
         top.store(self.counts[0], self._count_offset(row, part, (self.radix, 1)), counts)
         return self._step("count_digits", chunk, top)
 
-    def place_step(self, target: Runs) -> Step:
+    def place_step(self, target: SortedRuns) -> Step:
         """The kernel that stores the elements sorted by this digit."""
         top, chunk = Block(), k.var("chunk")
         row, part = self._row_and_part(top, chunk)
@@ -141,7 +141,7 @@ class _DigitPass:
         """Return the original positions of the elements at `position`, their keys, and the mask of those in bounds."""
         live = block.let(k.binary("lt", position, dim_expr(self.rows.length)), "live")
         if self.source is None:
-            return k.cast(position, i32), self.rows.read(block, row, position, live)[0], live
+            return k.cast(position, i32), self.rows.read_keys(block, row, position, live)[0], live
         offset = block.let(ix.add(ix.mul(row, dim_expr(self.source.stride)), position), "at")
         order, key = (block.let(k.gather(buffer, offset, live)) for buffer, _ in self.source.buffers)
         return order, key, live

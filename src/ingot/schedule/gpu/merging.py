@@ -35,15 +35,15 @@ ReadKeys = Callable[[Block, Expr, Expr, Expr | None], Sequence[Expr]]
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Rows of keys to sort: `count` rows of `length` elements. read: return an element's keys, made by `order_key`, for
-    its row and position. dtypes: of the keys. keep: the number of first elements of each sorted row to keep; None:
-    all."""
+    """Rows of keys to sort: `count` rows of `length` elements. read_keys: return an element's keys, made by
+    `order_key`, for its row and position. dtypes: of the keys. result_length: the number of first elements of each
+    sorted row to keep; None: all."""
 
     count: DimLike
     length: DimLike
-    read: ReadKeys
+    read_keys: ReadKeys
     dtypes: tuple[DType, ...]
-    keep: DimLike | None = None
+    result_length: DimLike | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.length, int) and self.length >= MAX_ROW_ELEMENTS:
@@ -83,7 +83,7 @@ def _precedes(a_keys: Sequence[Expr], b_keys: Sequence[Expr], if_equal: Expr) ->
 
 
 @dataclass(frozen=True)
-class Runs:
+class SortedRuns:
     """Rows as sorted runs of `size` elements, of which `stored_length` are stored. buffers: each element's position in
     its row, and its keys if needed."""
 
@@ -91,7 +91,7 @@ class Runs:
     size: int
     buffers: tuple[tuple[Buffer, Arg], ...] = ()
 
-    def with_buffers(self, temps: list[DimLike], with_keys: bool) -> Runs:
+    def with_buffers(self, temps: list[DimLike], with_keys: bool) -> SortedRuns:
         """Allocate buffers for the runs in `temps`."""
         buffers: list[tuple[Buffer, Arg]] = []
         for dtype in (i32, *(self.rows.dtypes if with_keys else ())):
@@ -122,7 +122,7 @@ class Runs:
     @property
     def stored_length(self) -> DimLike:
         """The maximum number of stored elements per run."""
-        row_length = self.rows.length if self.rows.keep is None else self.rows.keep
+        row_length = self.rows.length if self.rows.result_length is None else self.rows.result_length
         return dim_min(row_length, self.rows.length if self.is_full_row else self.size)
 
     @property
@@ -149,12 +149,12 @@ class Runs:
 
 def order_rows(
     rows: KeyRows, group: Group, temps: list[DimLike], *, with_keys: bool = False
-) -> tuple[list[Step], Runs]:
+) -> tuple[list[Step], SortedRuns]:
     """Return kernels that sort all rows, and the resulting runs, one per row. with_keys: store the keys, too."""
     size = min(RUN_ELEMENTS, power_of_two(rows.length)) if isinstance(rows.length, int) else RUN_ELEMENTS
 
-    def runs(size: int) -> Runs:
-        result = Runs(rows, size)
+    def runs(size: int) -> SortedRuns:
+        result = SortedRuns(rows, size)
         return result.with_buffers(temps, with_keys or not result.is_full_row)
 
     current = runs(size)
@@ -174,7 +174,7 @@ def merge_count(length: DimLike) -> int:
     return count
 
 
-def _count_step(runs: Runs, group: Group) -> Step:
+def _count_step(runs: SortedRuns, group: Group) -> Step:
     """The kernel that sorts runs by counting."""
     rows, top, chunk = runs.rows, Block(), k.var("chunk")
     tile_rows, tile_columns = min(COUNT_TILE_ROWS, runs.size), min(COUNT_TILE_COLUMNS, runs.size)
@@ -182,13 +182,13 @@ def _count_step(runs: Runs, group: Group) -> Step:
     row, run, piece = _locate(top, chunk, runs, pieces, tile_rows)
     begin = top.let(k.mul(run, integer(runs.size)), "begin")
     own = Span.of(top, k.add(begin, piece), tile_rows, rows.length, 0, wraps=True)
-    own_keys = rows.read(top, row, own.position, None)
+    own_keys = rows.read_keys(top, row, own.position, None)
     tile = (tile_rows, tile_columns)
     acc = register(top, "acc", constant_tile(i32, tile))
 
     def compare(block: Block, first: Expr) -> None:
         span = Span.of(block, k.add(begin, first), tile_columns, rows.length, 1)
-        other_keys = rows.read(block, row, span.position, span.in_bounds)
+        other_keys = rows.read_keys(block, row, span.position, span.in_bounds)
         precedes = _precedes(other_keys, own_keys, k.binary("lt", span.position, own.position))
         if span.in_bounds is not None:
             precedes = k.binary("and", precedes, span.in_bounds)
@@ -212,7 +212,7 @@ def binary_search(top: Block, max_count: DimLike, probe: Callable[[Block, Expr],
     top.loop("turn", 0, bits, 1, loop_body)
 
 
-def _locate(top: Block, chunk: Expr, runs: Runs, pieces: DimLike, width: int) -> tuple[Expr, Expr, Expr]:
+def _locate(top: Block, chunk: Expr, runs: SortedRuns, pieces: DimLike, width: int) -> tuple[Expr, Expr, Expr]:
     """Return a program's row, its run, and the start of its piece in the run."""
     number = top.let(k.binary("div", chunk, dim_expr(pieces)), "number")
     row = top.let(k.binary("div", number, dim_expr(runs.count)), "line")
@@ -220,7 +220,7 @@ def _locate(top: Block, chunk: Expr, runs: Runs, pieces: DimLike, width: int) ->
     return row, run, top.let(k.mul(k.binary("rem", chunk, dim_expr(pieces)), integer(width)), "piece")
 
 
-def _merge_step(source: Runs, target: Runs, group: Group) -> Step:
+def _merge_step(source: SortedRuns, target: SortedRuns, group: Group) -> Step:
     """The kernel that merges MERGE_RUNS runs each. A program ranks some elements of one run."""
     rows, top, chunk = source.rows, Block(), k.var("chunk")
     width = min(MERGE_ELEMENTS, power_of_two(max(1, estimate(source.stored_length))))
@@ -256,4 +256,13 @@ def _merge_step(source: Runs, target: Runs, group: Group) -> Step:
     return group.step("merge", chunk, chunks, top, *source.buffers, *target.buffers)
 
 
-__all__ = ["MAX_ROW_ELEMENTS", "KeyRows", "Runs", "binary_search", "key_type", "merge_count", "order_key", "order_rows"]
+__all__ = [
+    "MAX_ROW_ELEMENTS",
+    "KeyRows",
+    "SortedRuns",
+    "binary_search",
+    "key_type",
+    "merge_count",
+    "order_key",
+    "order_rows",
+]

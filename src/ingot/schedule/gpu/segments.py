@@ -24,7 +24,7 @@ from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.gpu.blocks import Elements, Group, Span, constant_tile, power_of_two, read_at, register
 from ingot.schedule.gpu.digits import digit_count, order_rows_by_digits
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, Runs, binary_search, merge_count, order_rows
+from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, SortedRuns, binary_search, merge_count, order_rows
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
@@ -116,7 +116,9 @@ def lower_by_segments(windows: Windows, group: Group, machine: Machine) -> Lower
     return Lowered((*steps, work.step()), tuple(temps))
 
 
-def _order_updates(windows: Windows, group: Group, machine: Machine, temps: list[DimLike]) -> tuple[list[Step], Runs]:
+def _order_updates(
+    windows: Windows, group: Group, machine: Machine, temps: list[DimLike]
+) -> tuple[list[Step], SortedRuns]:
     """Sort the updates by target: by a radix sort if there are few targets for that many updates."""
     rows = _target_keys(windows, group)
     max_key = product(windows.anchor.shape[d] for d in windows.targets)  # the key of updates out of bounds
@@ -125,7 +127,7 @@ def _order_updates(windows: Windows, group: Group, machine: Machine, temps: list
     return order_rows(rows, group, temps, with_keys=True)
 
 
-def _starts_step(windows: Windows, group: Group, runs: Runs, starts: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
+def _starts_step(windows: Windows, group: Group, runs: SortedRuns, starts: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
     """Return the kernel that computes the start of each target's segment in its row, and the end of the last; and its
     bytes."""
     top, chunk = Block(), k.var("chunk")
@@ -139,7 +141,7 @@ def _starts_step(windows: Windows, group: Group, runs: Runs, starts: tuple[Buffe
     return step, total * i32.nbytes
 
 
-def _count_before(top: Block, runs: Runs, row: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
+def _count_before(top: Block, runs: SortedRuns, row: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
     """Return the number of a row's updates with smaller targets."""
     (keys,) = runs.keys
     counts = register(top, "found", constant_tile(i32, tile))
@@ -193,7 +195,7 @@ class _Segments:
 
     windows: Windows
     group: Group
-    runs: Runs
+    runs: SortedRuns
     machine: Machine
     starts: tuple[Buffer, Arg] | None
 

@@ -13,7 +13,7 @@ from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.site_key import around_text, loops_text, size_text
 
-BEST = 8  # choices behind the model's own that are tried
+MAX_ALTERNATIVES = 8  # choices behind the model's own that are tried
 C = TypeVar("C", bound=Choice)
 
 
@@ -28,7 +28,7 @@ def product_site(
     body: Graph, anchors: Sequence[Node], loops: Loops, shape: ProductShape, machine: Machine, *, packed: bool
 ) -> Site:
     """anchors: products of one operand that share the kernel."""
-    default, *others = shape.candidates(machine)[: 1 + BEST]
+    default, *others = shape.candidates(machine)[: 1 + MAX_ALTERNATIVES]
 
     def neighbors(choice: Choice) -> list[Choice]:
         assert isinstance(choice, Tiling)

@@ -20,7 +20,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.blocks import Elements, Group, read_at
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import KeyRows, Runs, key_type, order_key, order_rows
+from ingot.schedule.gpu.merging import KeyRows, SortedRuns, key_type, order_key, order_rows
 from ingot.schedule.index import linear
 from ingot.schedule.lowered import Lowered, Step
 
@@ -48,7 +48,7 @@ def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     return Lowered((*steps, _gather_in_order(anchor, group, runs, machine)), tuple(temps))
 
 
-def _gather_in_order(anchor: Node, group: Group, runs: Runs, machine: Machine) -> Step:
+def _gather_in_order(anchor: Node, group: Group, runs: SortedRuns, machine: Machine) -> Step:
     op = anchor.op
     assert isinstance(op, Sort)
     work = Elements.of(group, anchor, machine)

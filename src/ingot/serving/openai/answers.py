@@ -1,7 +1,7 @@
-"""Pieces of the engine's answers as OpenAI's objects: complete ones, and chunks of a stream.
+"""Parts of the engine's answers as OpenAI's objects: complete ones, and chunks of a stream.
 
 async for choice, delta in deltas(choices): ...        as they come, from several concurrent answers
-Form(...).chunk(choice, delta);  Form(...).whole(choices, joined deltas)
+Form(...).chunk(choice, delta);  Form(...).response(choices, joined deltas)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Delta:
     finish: str = ""
 
     @staticmethod
-    def joined(parts: Sequence[Delta]) -> Delta:
+    def join(parts: Sequence[Delta]) -> Delta:
         """The concatenation, with complete calls."""
         calls: dict[int, CallPart] = {}
         for call in (call for part in parts for call in part.calls):
@@ -140,7 +140,7 @@ class Form:
         """The last chunk of a stream."""
         return {**self._chunk([]), "usage": usage(choices)}
 
-    def whole(self, choices: Sequence[Choice], joined: Sequence[Delta]) -> dict[str, Any]:
+    def response(self, choices: Sequence[Choice], joined: Sequence[Delta]) -> dict[str, Any]:
         entries: list[dict[str, Any]] = []
         for choice, delta in zip(choices, joined, strict=True):
             content_fields: dict[str, Any] = {"text": delta.content}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot.language.text.generation import overlap
-from ingot.serving.openai.calls import ANY_ID, ByName, CallForm
+from ingot.serving.openai.calls import ANY_ID, ANY_TYPE, KEY, ByName, CallForm
 from ingot.serving.openai.protocol import Tool
 from ingot.support.dataclass import dataclass
 
@@ -27,6 +27,7 @@ _DECODER = json.JSONDecoder()
 _PYTHON_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _PYTHON_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _MAX_DEPTH = 64  # of nested lists
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _INCOMPLETE = -1  # in place of a position: the text ends before it can be determined
 
 
@@ -84,6 +85,10 @@ class CallReader:
                     return content, parts
                 self._pending = self._pending[self._pending.find(trigger) :]
                 self._is_inside, self._first = True, len(self._reported_lengths)
+            if _after(self._pending, 0, self._form.before) is None:
+                content += self._content(len(trigger))
+                self._is_inside = False
+                continue
             calls, end = self._read(self._pending)
             parts += self._parts(calls)
             if not calls or end is None or not self._form.after:
@@ -205,28 +210,33 @@ class _ByNameReader:
     def read(self, at: int) -> tuple[str, int | None] | None:
         """(the JSON as far as it is certain, its end or None); None if there are no valid arguments."""
         form, text = self._form, self._text
-        place = _after(text, at, self._middle)
+        begin, place = at, _after(text, at, self._middle)
         if place is None:
-            place = None if form.empty is None else _after(text, at, form.empty)
-            return None if place is None else ("{}", place) if place != _INCOMPLETE else ("", None)
+            return self._none(begin)
         json_text = "{"
         while place != _INCOMPLETE:
-            key = _KEY.match(text, _after_spaces(text, place))
+            key_start = _after_spaces(text, place)
+            key = _KEY.match(text, key_start)
+            if key is None and key_start < len(text):  # what precedes a key may also precede the end
+                return self._none(begin) if json_text == "{" else (json_text + "}", at)
             if key is None or key.end() == len(text):
-                # all arguments may have been omitted
-                is_empty = json_text == "{" and form.empty == self._middle
-                return ("{}", place) if is_empty and place < len(text) else (json_text, None)
+                break
             value = self._value(key.group(), key.end())
             if value is None:
                 return None
-            json_text += f"{json.dumps(key.group())}: {value[0]}"
+            json_text += f"{', ' if json_text != '{' else ''}{json.dumps(key.group())}: {value[0]}"
             if value[1] is None:
                 return json_text, None
-            place = _after(text, value[1], form.following)
+            at = value[1]
+            place = _after(text, at, form.following)
             if place is None:
-                return json_text + "}", value[1]
-            json_text += ", " if place != _INCOMPLETE else ""
+                return json_text + "}", at
         return (json_text if json_text != "{" else ""), None
+
+    def _none(self, at: int) -> tuple[str, int | None] | None:
+        """As `read`, without any argument."""
+        place = None if self._form.empty is None else _after(self._text, at, self._form.empty)
+        return None if place is None else ("{}", place) if place != _INCOMPLETE else ("", None)
 
     def _value(self, key: str, at: int) -> tuple[str, int | None] | None:
         form, text = self._form, self._text
@@ -235,87 +245,167 @@ class _ByNameReader:
             return None
         if (of_text in (None, _INCOMPLETE)) and (of_other in (None, _INCOMPLETE)):
             return "", None
-        if form.is_python:
+        if form.quote:
             assert of_other is not None
             try:
-                value, end = _literal(text, of_other)
+                value, end = _Literals(text, form.quote).value(of_other)
             except _IncompleteError:
                 return "", None
             except ValueError:
                 return None
             return json.dumps(value), end
-        kind = self._kind(key)
-        is_text = of_other in (None, _INCOMPLETE) or (of_text not in (None, _INCOMPLETE) and kind == "string")
+        schema = self._properties.get(key)
+        kind, is_certain = _kind(schema), form.text_value != form.other_value
+        is_text = of_other in (None, _INCOMPLETE) or (
+            of_text not in (None, _INCOMPLETE) and (is_certain or kind == "string")
+        )
         start, mark, opening = (
             (of_text, form.text_end, form.text_value) if is_text else (of_other, form.other_end, form.other_value)
         )
         assert start is not None
+        mark = mark.replace(KEY, key)
         tail, space = mark.lstrip(), mark[: len(mark) - len(mark.lstrip())]
         lead = opening[len(opening.rstrip()) :]
         start += len(lead) if lead and text.startswith(lead, start) else 0
+        if is_text and text.startswith(_CDATA[: len(text) - start], start):
+            return self._cdata(start, mark)
         end = text.find(tail, start)
         value_text = text[start : len(text) - overlap(text[start:], tail) if end < 0 else end]
         if end < 0:  # spaces at the end may belong to the mark
             return (json.dumps(value_text.rstrip() if space else value_text)[:-1] if is_text else ""), None
         value_text = value_text.removesuffix(space)
-        return (json.dumps(value_text) if is_text else _as_json(value_text, kind)), end + len(tail)
+        value = json.dumps(value_text) if is_text else self._as_json(value_text, schema)
+        return value, end + len(tail)
 
-    def _kind(self, key: str) -> str:
-        schema = self._properties.get(key)
-        return str(schema.get("type", "")) if isinstance(schema, Mapping) else ""
+    def _cdata(self, start: int, mark: str) -> tuple[str, int | None] | None:
+        """A text as XML quotes one that has marks in it."""
+        end = self._text.find(_CDATA_END + mark, start)
+        if end < 0:
+            return "", None
+        return json.dumps(self._text[start + len(_CDATA) : end]), end + len(_CDATA_END + mark)
+
+    def _as_json(self, text: str, schema: Any, depth: int = 0) -> str:
+        """A value as JSON; a text that is not JSON becomes a string. Lists and objects may be further arguments."""
+        kind = _kind(schema)
+        parts = self._parts(text) if self._form.item and depth < _MAX_DEPTH else None
+        if parts is not None and (parts or kind in ("array", "object")):
+            details: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+            if kind == "array" or (kind != "object" and {key for key, _ in parts} == {self._form.item}):
+                return f"[{', '.join(self._as_json(part, details.get('items'), depth + 1) for _, part in parts)}]"
+            properties = details.get("properties")
+            properties = properties if isinstance(properties, Mapping) else {}
+            values = [(json.dumps(k), self._as_json(part, properties.get(k), depth + 1)) for k, part in parts]
+            return f"{{{', '.join(f'{k}: {value}' for k, value in values)}}}"
+        if kind == "string" and self._form.item:
+            return json.dumps(text)
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return _python_as_json(text) if kind in ("array", "object", "boolean", "null") else json.dumps(text)
+        return text.strip()
+
+    def _parts(self, text: str) -> list[tuple[str, str]] | None:
+        """(key, text) of each argument of which the text consists; None if it is another one."""
+        form, parts, at = self._form, list[tuple[str, str]](), _after_spaces(text, 0)
+        while at < len(text):
+            start = _after(text, at, form.following)
+            key = None if start in (None, _INCOMPLETE) else _KEY.match(text, start)
+            value_start = key and _after(text, key.end(), form.other_value)
+            if key is None or value_start is None or value_start == _INCOMPLETE:
+                return None
+            mark = form.other_end.replace(KEY, key.group())
+            end = _matching_end(text, value_start, form.following + key.group(), mark)
+            if end < 0:
+                return None
+            parts.append((key.group(), text[value_start:end]))
+            at = _after_spaces(text, end + len(mark))
+        return parts
 
 
-def _as_json(text: str, kind: str) -> str:
-    """A value as JSON; a text that is not JSON becomes a string."""
+def _matching_end(text: str, at: int, opening: str, mark: str) -> int:
+    """The position of the end mark that closes a value, in which others of its name may be; -1 if there is none."""
+    depth = 1
+    for match in re.compile(f"{re.escape(opening)}(?![\\w.$-])|{re.escape(mark)}").finditer(text, at):
+        depth += 1 if match.group() == opening else -1
+        if not depth:
+            return match.start()
+    return -1
+
+
+def _python_as_json(text: str) -> str:
+    """Templates that print values as they are have taught models Python's notation. Any other text is a string."""
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        value, end = _Literals(text + " ", "'").value(0)
+    except (ValueError, _IncompleteError):
         return json.dumps(text)
-    return text.strip()
+    return json.dumps(text if text[end:].strip() else value)
+
+
+def _kind(schema: Any) -> str:
+    return str(schema.get("type", "")) if isinstance(schema, Mapping) else ""
 
 
 class _IncompleteError(Exception):
     """The text ends within a value."""
 
 
-def _literal(text: str, position: int, depth: int = 0) -> tuple[Any, int]:
-    """(a value in Python's notation, its end). Raises ValueError if there is none, _IncompleteError if the text ends
-    within it."""
-    position = _after_spaces(text, position)
-    if position == len(text):
-        raise _IncompleteError
-    if text[position] in "'\"":
-        match = _PYTHON_TEXT.match(text, position)
-        if match is None:
+class _Literals:
+    """Reads values in Python's notation, or with another mark around texts, whose objects then have bare keys."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text, self._quote = text, quote
+
+    def value(self, position: int, depth: int = 0) -> tuple[Any, int]:
+        """(a value, its end). Raises ValueError if there is none, _IncompleteError if the text ends within it."""
+        text, position = self._text, _after_spaces(self._text, position)
+        if position == len(text) or (text[position:] != self._quote and self._quote.startswith(text[position:])):
             raise _IncompleteError
-        return ast.literal_eval(match.group().replace("\n", "\\n")), match.end()
-    if text[position] in "[{":
-        if depth == _MAX_DEPTH:
-            raise ValueError("lists in lists")
-        return _collection(text, position, depth + 1)
-    end = _end_of_run(text, position, lambda c: c.isalnum() or c in "+-._")
-    if end == len(text):
-        raise _IncompleteError
-    word = text[position:end]
-    return (_PYTHON_WORDS[word] if word in _PYTHON_WORDS else json.loads(word)), end
+        if self._quote != "'" and text.startswith(self._quote, position):
+            start = position + len(self._quote)
+            end = text.find(self._quote, start)
+            if end < 0:
+                raise _IncompleteError
+            return text[start:end], end + len(self._quote)
+        if self._quote == "'" and text[position] in "'\"":
+            match = _PYTHON_TEXT.match(text, position)
+            if match is None:
+                raise _IncompleteError
+            return ast.literal_eval(match.group().replace("\n", "\\n")), match.end()
+        if text[position] in "[{":
+            if depth == _MAX_DEPTH:
+                raise ValueError("lists in lists")
+            return self._collection(position, depth + 1)
+        end = _end_of_run(text, position, lambda c: c.isalnum() or c in "+-._")
+        if end == len(text):
+            raise _IncompleteError
+        word = text[position:end]
+        return (_PYTHON_WORDS[word] if word in _PYTHON_WORDS else json.loads(word)), end
 
+    def _key(self, at: int, depth: int) -> tuple[Any, int]:
+        match = None if self._quote == "'" else _KEY.match(self._text, at)
+        if match is None:
+            return self.value(at, depth)
+        if match.end() == len(self._text):
+            raise _IncompleteError
+        return match.group(), match.end()
 
-def _collection(text: str, at: int, depth: int) -> tuple[Any, int]:
-    is_list, close = text[at] == "[", "]" if text[at] == "[" else "}"
-    items: list[Any] = []
-    at = _after_spaces(text, at + 1)
-    while not text.startswith(close, at):
-        if items:
-            at = _expected(text, at, ",")
-            if text.startswith(close, at):
-                break
-        item, at = _literal(text, at, depth)
-        if not is_list:
-            value, at = _literal(text, _expected(text, at, ":"), depth)
-            item = str(item), value
-        items.append(item)
-        at = _after_spaces(text, at)
-    return (items if is_list else dict(items)), at + 1
+    def _collection(self, at: int, depth: int) -> tuple[Any, int]:
+        text = self._text
+        is_list, close = text[at] == "[", "]" if text[at] == "[" else "}"
+        items: list[Any] = []
+        at = _after_spaces(text, at + 1)
+        while not text.startswith(close, at):
+            if items:
+                at = _expected(text, at, ",")
+                if text.startswith(close, at):
+                    break
+            item, at = self.value(at, depth) if is_list else self._key(at, depth)
+            if not is_list:
+                value, at = self.value(_expected(text, at, ":"), depth)
+                item = str(item), value
+            items.append(item)
+            at = _after_spaces(text, at)
+        return (items if is_list else dict(items)), at + 1
 
 
 def _expected(text: str, at: int, mark: str) -> int:
@@ -356,7 +446,7 @@ def _after(text: str, at: int, expected: str) -> int | None:
         at = _after_spaces(text, at)
         if at == len(text):
             return _INCOMPLETE
-        if expected[i] == ANY_ID and text[at].isalnum():
+        if expected[i] in (ANY_ID, ANY_TYPE) and text[at].isalnum():
             at, i = _end_of_run(text, at, str.isalnum), i + 1
         elif expected[i].isdigit() and text[at].isdigit():
             at, i = _end_of_run(text, at, str.isdigit), _end_of_run(expected, i, str.isdigit)

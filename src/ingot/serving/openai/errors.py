@@ -46,7 +46,7 @@ def status_of(error: Exception) -> int:
 
 
 def body_of_error(error: Exception) -> dict[str, Any]:
-    """Of an error that nobody expected the client sees the kind alone; the log has the rest."""
+    """For an unexpected error, the client sees only its kind; the log has the details."""
     status = status_of(error)
     if isinstance(error, HTTPException):
         text = str(error.detail)
@@ -77,7 +77,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _goodbye(request: Request, error: Exception) -> Response:
-    """Nobody reads it."""
+    """The response is never read."""
     return Response(status_code=499)
 
 

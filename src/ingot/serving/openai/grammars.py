@@ -14,18 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.language.text.tokenizer import Tokenizer
-from ingot.serving.openai.calls import ANY_ID, COUNT, ByName, CallForm
+from ingot.serving.openai.calls import ANY_ID, ANY_TYPE, COUNT, KEY, ByName, CallForm
 from ingot.serving.openai.protocol import Tool
 from ingot.serving.openai.reasoning import Reasoning
 
 # as in `json.dumps`: with flexible spaces a model could write spaces forever
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TEXT = r"TEXT: /(.|\n)*/"
-_PYTHON = r"""
-python: PYTHON_TEXT | %json {"type": "number"} | "True" | "False" | "None" | "[" (python (", " python)*)? "]" | "{" (entry (", " entry)*)? "}"
-entry: PYTHON_TEXT ": " python
-PYTHON_TEXT: /'([^'\\\n]|\\.)*'|"([^"\\\n]|\\.)*"/
+# values with a mark around texts, whose words and separators are that notation's
+_QUOTED = """
+quoted: quoted_text | %json {{"type": "number"}} | {words} | "[" (quoted ({comma} quoted)*)? "]" | "{{" (entry ({comma} entry)*)? "}}"
+entry: {key} {colon} quoted
 """  # noqa: E501
+_PYTHON_TEXT = r"""/'([^'\\\n]|\\.)*'|"([^"\\\n]|\\.)*"/"""
 
 
 def calls_grammar(
@@ -50,7 +51,7 @@ def calls_grammar(
         other = "" if is_required else f" | {thought} %json {json.dumps(schema)}"
         start = f"start: {thought} marked{other}"
         return "\n".join([start, *thought_rules, f"marked: {literal(form.before)} call{further_calls} {after}", *rules])
-    if not form.trigger:
+    if not form.trigger or form.long_trigger:  # answers have marks that no text of a grammar has
         return None
     rest = literal(form.before[len(form.trigger) :])
     lines = ["start: marked? tail", "tail: TEXT", literal.until("head", form.trigger)]
@@ -86,7 +87,7 @@ def _call_rules(form: CallForm, tools: Sequence[Tool], literal: _Literals) -> li
     for name, arguments in parameters:
         schemas_by_key = {form.name_key: {"const": name}, form.arguments_key: arguments}
         properties = {
-            key: schemas_by_key.get(key, {"type": "string", "pattern": "^[A-Za-z0-9]{9}$"}) for key in form.keys
+            key: schemas_by_key.get(key, {"type": "string", "pattern": "^[A-Za-z0-9]{1,9}$"}) for key in form.keys
         }
         schemas.append(
             {"type": "object", "properties": properties, "required": [*form.keys], "additionalProperties": False}
@@ -99,7 +100,7 @@ def _rules_by_name(
     form: CallForm, by_name: ByName, parameters: Sequence[tuple[str, Mapping[str, Any]]], literal: _Literals
 ) -> list[str]:
     """The rules of calls with arguments by name, in the order of the schema; optional ones may be omitted."""
-    rules = [_PYTHON] if by_name.is_python else []
+    rules = _quoted_rules(by_name, literal) if by_name.quote else []
     calls: list[str] = []
     for i, (name, schema) in enumerate(parameters):
         properties: Mapping[str, Any] = schema.get("properties") or {}
@@ -117,27 +118,50 @@ def _rules_by_name(
     return [f"call: {' | '.join(calls)}", *rules]
 
 
+def _quoted_rules(by_name: ByName, literal: _Literals) -> list[str]:
+    quote, comma = literal(by_name.quote), literal(by_name.following)
+    if by_name.is_python:
+        form = {"words": '"True" | "False" | "None"', "key": "quoted_text", "colon": '": "'}
+        return [_QUOTED.format(comma=comma, **form), "quoted_text: PYTHON_TEXT", f"PYTHON_TEXT: {_PYTHON_TEXT}"]
+    form = {"words": '"true" | "false" | "null" | "None"', "key": "QUOTED_KEY", "colon": literal(by_name.other_value)}
+    key, text = (
+        r"QUOTED_KEY: /[\w.$-]+/",
+        [f"quoted_text: {quote} quoted_rest", literal.until("quoted_rest", by_name.quote)],
+    )
+    return [_QUOTED.format(comma=comma, **form), key, *text]
+
+
 def _argument(rule: str, key: str, schema: Any, by_name: ByName, literal: _Literals) -> list[str]:
     """The rules of an argument: key, value and end mark."""
     details = schema if isinstance(schema, Mapping) else {}
     kind, words = details.get("type"), details.get("enum")
     words = words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
     name = json.dumps(key)
-    if by_name.is_python:
-        value = {"string": "PYTHON_TEXT", "boolean": '("True" | "False")', "null": '"None"'}.get(str(kind), "python")
+    text_end, other_end = (literal(end.replace(KEY, key)) for end in (by_name.text_end, by_name.other_end))
+    if by_name.quote:
+        yes, no, none = ("True", "False", "None") if by_name.is_python else ("true", "false", "null")
+        value = {"string": "quoted_text", "boolean": f'("{yes}" | "{no}")', "null": f'"{none}"'}.get(
+            str(kind), "quoted"
+        )
         if words:
-            value = f"({' | '.join(json.dumps(repr(word)) for word in words)})"
+            mark = literal("" if by_name.is_python else by_name.quote)
+            texts = (json.dumps(repr(word) if by_name.is_python else word) for word in words)
+            value = f"({' | '.join(f'{mark} {text} {mark}' for text in texts)})"
         elif kind in ("integer", "number"):
             value = f"%json {json.dumps(dict(details))}"
-        return [f"{rule}: {name} {literal(by_name.other_value)} {value} {literal(by_name.other_end)}"]
+        return [f"{rule}: {name} {literal(by_name.other_value)} {value} {other_end}"]
     if words:
-        value = f"({' | '.join(map(json.dumps, words))}) {literal(by_name.text_end)}"
+        value = f"({' | '.join(map(json.dumps, words))}) {text_end}"
         return [f"{rule}: {name} {literal(by_name.text_value)} {value}"]
-    if kind in ("integer", "number", "boolean", "array", "object", "null"):
-        value = f"%json {json.dumps({**details, 'x-guidance': _SPACES})} {literal(by_name.other_end)}"
-        return [f"{rule}: {name} {literal(by_name.other_value)} {value}"]
+    other_value = literal(by_name.other_value.replace(ANY_TYPE, "number" if kind == "integer" else str(kind)))
+    if kind in ("integer", "number", "boolean", "null") or (kind in ("array", "object") and not by_name.item):
+        value = f"%json {json.dumps({**details, 'x-guidance': _SPACES})} {other_end}"
+        return [f"{rule}: {name} {other_value} {value}"]
     text = f"{rule}_text"
-    return [f"{rule}: {name} {literal(by_name.text_value)} {text}", literal.until(text, by_name.text_end)]
+    return [
+        f"{rule}: {name} {literal(by_name.text_value)} {text}",
+        literal.until(text, by_name.text_end.replace(KEY, key)),
+    ]
 
 
 class _Literals:

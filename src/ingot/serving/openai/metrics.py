@@ -20,7 +20,9 @@ class LanguageMetrics:
             return Histogram(name, text, _LABELS, buckets=buckets, registry=registry)
 
         self._first = seconds("ingot_first_token_seconds", "from a request's head to its first token", _FIRST_SECONDS)
-        self._between = seconds("ingot_between_tokens_seconds", "from a token to the next", _BETWEEN_SECONDS)
+        self._inter_token_seconds = seconds(
+            "ingot_between_tokens_seconds", "from a token to the next", _BETWEEN_SECONDS
+        )
         self._prompt = Counter("ingot_prompt_tokens", "tokens of prompts", _LABELS, registry=registry)
         self._generated = Counter("ingot_generated_tokens", "tokens of answers", _LABELS, registry=registry)
         waiting = Gauge("ingot_waiting_sequences", "sequences in the queue", _LABELS, registry=registry)
@@ -39,14 +41,21 @@ class LanguageMetrics:
 
     def pace(self, model: str, since: float) -> Pace:
         """The pace of an answer to a request that arrived at `since`, in the time of `time.perf_counter`."""
-        return Pace(self._first.labels(model), self._between.labels(model), self._generated.labels(model), since)
+        return Pace(
+            self._first.labels(model), self._inter_token_seconds.labels(model), self._generated.labels(model), since
+        )
 
 
 class Pace:
     """Receives the tokens of one answer as they come."""
 
-    def __init__(self, first: Histogram, between: Histogram, generated: Counter, since: float) -> None:
-        self._first, self._between, self._generated, self._last = first, between, generated, since
+    def __init__(self, first: Histogram, inter_token_seconds: Histogram, generated: Counter, since: float) -> None:
+        self._first, self._inter_token_seconds, self._generated, self._last = (
+            first,
+            inter_token_seconds,
+            generated,
+            since,
+        )
         self._is_first = True
 
     def tokens(self, count: int) -> None:
@@ -61,4 +70,4 @@ class Pace:
             self._first.observe(elapsed)
             return
         for _ in range(count):
-            self._between.observe(elapsed / count)
+            self._inter_token_seconds.observe(elapsed / count)

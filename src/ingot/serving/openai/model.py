@@ -29,6 +29,7 @@ from ingot.support.dataclass import dataclass
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _OBJECT = {"type": "object"}
+_CHARACTERS = 16  # for each token of the context, of a text that is encoded as a whole
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ServedLanguageModel:
 
     def completion(self, request: CompletionRequest) -> list[Prompt]:
         self.engine  # noqa: B018  # raises before any error about the prompt
-        return [Prompt(self._checked(self._ids(p), "prompt"), {}) for p in request.prompts]
+        return [Prompt(self._ids(p, "prompt"), {}) for p in request.prompts]
 
     def chat(self, request: ChatRequest) -> Prompt:
         self.engine  # noqa: B018
@@ -85,15 +86,15 @@ class ServedLanguageModel:
         else:
             chosen = tools
         messages = [_message(message, i) for i, message in enumerate(request.messages)]
-        if any("tool_calls" in message for message in messages) and not self._takes_text():
-            _read_arguments(messages)
+        if any("tool_calls" in message for message in messages):
+            messages = self._with_calls(messages)
         tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
         text = self._rendered(messages, tool_objects or None, **(request.chat_template_kwargs or {}))
         reasoning = None if request.reasoning_format == "none" else self._reasoning()
         is_thinking = reasoning is not None and reasoning.is_begun(text)
         calls, constraint = self._constraint(request, chosen, reasoning, is_thinking=is_thinking)
-        ids = self.model.tokenizer.encode(text, framed=False)
-        return Prompt(self._checked(ids, "messages"), constraint, calls, chosen, reasoning, is_thinking)
+        ids = self._ids(text, "messages", framed=False)
+        return Prompt(ids, constraint, calls, chosen, reasoning, is_thinking)
 
     def _constraint(
         self, request: ChatRequest, tools: Sequence[Tool], reasoning: Reasoning | None, *, is_thinking: bool
@@ -136,12 +137,15 @@ class ServedLanguageModel:
             self._thoughts[source] = reasoning_of(self._rendered, source)
         return self._thoughts[source]
 
-    def _takes_text(self) -> bool:
-        """Whether the template takes arguments of calls as text."""
+    def _with_calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages with their calls as the template takes them: arguments as objects or text, or all in the content."""
         try:
-            return self._call_form().takes_text
+            form = self._call_form()
         except OpenAIError:
-            return False
+            form = None
+        if form is None or not form.takes_text:
+            _read_arguments(messages)
+        return messages if form is None or not form.in_content else [_in_content(form, m) for m in messages]
 
     def _schema(self, request: ChatRequest) -> Any:
         match request.response_format:
@@ -152,22 +156,31 @@ class ServedLanguageModel:
             case _:
                 return None
 
-    def _ids(self, text: str | list[int]) -> list[int]:
-        if isinstance(text, str):
-            return self.model.tokenizer.encode(text)
-        return text
-
-    def _checked(self, ids: list[int], param: str) -> list[int]:
+    def _ids(self, text: str | list[int], param: str, *, framed: bool = True) -> list[int]:
+        """Raises OpenAIError (400) for ids that do not fit; see `_encoded`."""
         context = self.model.context
+        ids = self._encoded(text, param, framed=framed) if isinstance(text, str) else text
         if len(ids) > context:
-            raise OpenAIError(400, "the prompt", expected=f"at most {context} tokens", got=len(ids),
-                              fix="shorten it, or serve the model with a larger --context", param=param,
-                              code="context_length_exceeded")  # fmt: skip
+            raise self._too_long(len(ids), param)
         if not ids or not 0 <= min(ids) <= max(ids) < self.model.vocabulary:
             got = "none" if not ids else f"{min(ids)} to {max(ids)}"
             expected = f"one token id or more, from 0 to {self.model.vocabulary - 1}"
             raise OpenAIError(400, "the prompt", expected=expected, got=got, param=param)
         return ids
+
+    def _encoded(self, text: str, param: str, *, framed: bool) -> list[int]:
+        """Of a text far too long the beginning alone is encoded."""
+        context, encode = self.model.context, self.model.tokenizer.encode
+        beginning = text[: _CHARACTERS * context]
+        # what follows the beginning may change its last tokens
+        if len(beginning) < len(text) and len(encode(beginning, framed=framed)) > 2 * context:
+            raise self._too_long(f"more than {2 * context}", param)
+        return encode(text, framed=framed)
+
+    def _too_long(self, got: int | str, param: str) -> OpenAIError:
+        return OpenAIError(400, "the prompt", expected=f"at most {self.model.context} tokens", got=got,
+                           fix="shorten it, or serve the model with a larger --context", param=param,
+                           code="context_length_exceeded")  # fmt: skip
 
     # --- answers
 
@@ -198,10 +211,7 @@ class ServedLanguageModel:
     # --- embeddings
 
     def embedding_ids(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
-        rows = [self.model.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
-        for ids in rows:
-            self._checked(ids, "input")
-        return rows
+        return [self._ids(text, "input") for text in texts]
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
         """The embedding of a text: f32[width]."""
@@ -255,6 +265,15 @@ def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
+
+
+def _in_content(form: CallForm, message: dict[str, Any]) -> dict[str, Any]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    if not functions:
+        return message
+    calls = form.written([(function["name"], function["arguments"]) for function in functions])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": f"{message['content'] or ''}{calls}"}
 
 
 def _arguments(text: str, index: int) -> Any:

@@ -109,7 +109,7 @@ class _Endpoints:
                 return EventStream(request, events, self._limits, stack.pop_all().close)
             results = await answer(request, _collected(choices), self._limits)
             outcome.is_success = True
-            return JSONResponse(form.whole(choices, results))
+            return JSONResponse(form.response(choices, results))
 
     async def _embedded(self, request: Request) -> Response:
         async with body_of(request, self._limits) as body:
@@ -170,7 +170,7 @@ async def _collected(choices: Sequence[Choice]) -> list[Delta]:
     parts: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
     async for choice, delta in deltas(choices):
         parts[choice.index].append(delta)
-    return [Delta.joined(choice_parts) for choice_parts in parts.values()]
+    return [Delta.join(choice_parts) for choice_parts in parts.values()]
 
 
 async def _events(

@@ -29,7 +29,7 @@ class Counter(ABC):
 
     @abstractmethod
     def joules(self) -> float:
-        """Raises DeviceError if it cannot be read any more."""
+        """Raises DeviceError if the counter can no longer be read."""
 
 
 class FileCounter(Counter):

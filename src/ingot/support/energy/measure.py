@@ -84,7 +84,7 @@ def joules_text(joules: float) -> str:
 
 def measure(
     window: Window,
-    found: EnergyCounters,
+    energy_counters: EnergyCounters,
     windows: int = WINDOWS,
     seconds: float = MIN_SECONDS,
     clock: Clock = time.monotonic,
@@ -99,9 +99,9 @@ def measure(
     """
     check_number("windows", windows, "at least 1", lambda n: n >= 1, whole=True)
     check_number("the seconds of a window", seconds, f"at least {MIN_SECONDS:g}", lambda s: MIN_SECONDS <= s < 1e6)
-    counters = found.counters
+    counters = energy_counters.counters
     if not counters:
-        return Energy((), reasons=found.reasons, unit=unit)
+        return Energy((), reasons=energy_counters.reasons, unit=unit)
     with sampled(counters):
         window(0.0)  # warms up
         idle = [_idle_watts(counters, seconds, clock, sleep)]
@@ -119,7 +119,7 @@ def measure(
         idle.append(_idle_watts(counters, seconds, clock, sleep))
     call_seconds = statistics.median(busy_seconds / calls for calls, busy_seconds, _ in rows)
     results: list[CounterEnergy] = []
-    reasons = list(found.reasons)
+    reasons = list(energy_counters.reasons)
     for n, counter in enumerate(counters):
         if any(total[n][1] <= 0 for _, _, total in rows):
             reasons.append(f"{counter.name} does not advance")

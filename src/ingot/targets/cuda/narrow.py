@@ -35,7 +35,7 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
 
 # e8m0 has neither sign nor zero
-NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
+NARROW_FORMATS = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
 _MOVE_EXPRESSIONS = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
 
 
@@ -56,7 +56,7 @@ class _Products(Rewriter):
 
     def expr(self, e: Expr) -> Expr:
         if isinstance(e, TileProduct):
-            self.types |= NARROW.keys() & {e.a.dtype, e.b.dtype}
+            self.types |= NARROW_FORMATS.keys() & {e.a.dtype, e.b.dtype}
         return e
 
 
@@ -69,7 +69,7 @@ class _Bytes(Rewriter):
         self.alive: list[Expr] = []  # results are cached by id, so expressions must outlive the rewriting
 
     def storage_type(self, dtype: DType) -> DType:
-        return u8 if dtype in NARROW and dtype not in self.native else dtype
+        return u8 if dtype in NARROW_FORMATS and dtype not in self.native else dtype
 
     def buffer(self, b: Buffer) -> Buffer:
         return b if self.storage_type(b.dtype) == b.dtype else replace(b, dtype=u8)
@@ -78,14 +78,14 @@ class _Bytes(Rewriter):
         return v if self.storage_type(v.dtype) == v.dtype else replace(v, dtype=u8)
 
     def of(self, e: Expr) -> Expr:
-        if isinstance(e, Lit) and e.dtype in NARROW:
+        if isinstance(e, Lit) and e.dtype in NARROW_FORMATS:
             code = int(np.asarray(e.value).astype(e.dtype.numpy).view(np.uint8))
             return k.bitcast(replace(e, dtype=u8, value=code), self.storage_type(e.dtype))
         return super().of(e)
 
     def rebuilt(self, e: Expr) -> Expr:
         operands = children(e)
-        if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
+        if e.dtype not in NARROW_FORMATS and not any(x.dtype in NARROW_FORMATS for x in operands):
             return super().rebuilt(e)
         if isinstance(e, _MOVE_EXPRESSIONS):
             return replace(super().rebuilt(e), dtype=self.storage_type(e.dtype))
@@ -93,15 +93,17 @@ class _Bytes(Rewriter):
             return super().rebuilt(e)
         if isinstance(e, Cast):
             x = self.of(e.a)
-            x = _decode(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW else x
+            x = _decode(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW_FORMATS else x
             return (
-                k.bitcast(_encode(x, e.dtype), self.storage_type(e.dtype)) if e.dtype in NARROW else k.cast(x, e.dtype)
+                k.bitcast(_encode(x, e.dtype), self.storage_type(e.dtype))
+                if e.dtype in NARROW_FORMATS
+                else k.cast(x, e.dtype)
             )
         if isinstance(e, Bitcast):
             x, dtype = self.of(e.a), self.storage_type(e.dtype)
             return x if x.dtype == dtype else replace(e, a=x, dtype=dtype)
-        widened = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
-        widened = k.cast(replace(widened, dtype=f32), e.dtype) if e.dtype in NARROW else widened
+        widened = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW_FORMATS})
+        widened = k.cast(replace(widened, dtype=f32), e.dtype) if e.dtype in NARROW_FORMATS else widened
         self.alive.append(widened)
         return self.of(widened)
 
@@ -116,7 +118,7 @@ def _op(fn: str, a: Expr, value: int) -> Expr:
 
 def _decode(code: Expr, dtype: DType) -> Expr:
     """Decode a byte to f32."""
-    form, sign_bit = NARROW[dtype], dtype.bits - 1
+    form, sign_bit = NARROW_FORMATS[dtype], dtype.bits - 1
     bits = k.cast(code, i32)
     low = _op("and", bits, (1 << sign_bit) - 1)
     magnitude = k.bitcast(_op("shl", low, 23 - form.mantissa), f32)
@@ -134,7 +136,7 @@ def _decode(code: Expr, dtype: DType) -> Expr:
 
 def _encode(x: Expr, dtype: DType) -> Expr:
     """Encode a float as a byte, rounding to nearest even; an f64 is rounded to f32 first, as in ml_dtypes."""
-    form, sign_bit = NARROW[dtype], dtype.bits - 1
+    form, sign_bit = NARROW_FORMATS[dtype], dtype.bits - 1
     x = k.cast(x, f32)
     bits = k.bitcast(x, i32)
     magnitude = _op("and", bits, 0x7FFFFFFF)
@@ -154,4 +156,4 @@ def _encode(x: Expr, dtype: DType) -> Expr:
     return k.cast(k.select(k.binary("ne", x, x), _int(form.nan, code), signed), u8)
 
 
-__all__ = ["NARROW", "lower_narrow_floats"]
+__all__ = ["NARROW_FORMATS", "lower_narrow_floats"]

@@ -22,7 +22,7 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
-from ingot.targets.cuda.narrow import NARROW, lower_narrow_floats
+from ingot.targets.cuda.narrow import NARROW_FORMATS, lower_narrow_floats
 from ingot.targets.cuda.rounds import PROGRAM, ROUND, split_rounds
 
 TYPES: dict[DType, str] = {
@@ -99,7 +99,7 @@ def _memory_type(b: k.Buffer) -> str:
 def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
     """Return Triton's name of a type. Raises CompileError for a type that kernels do not support."""
     if dtype not in names:
-        supported = ", ".join(dict.fromkeys(d.name for d in (*TYPES, *NARROW)))
+        supported = ", ".join(dict.fromkeys(d.name for d in (*TYPES, *NARROW_FORMATS)))
         raise CompileError(
             "a kernel for NVIDIA GPUs", expected=f"values of {supported}", got=dtype.name, fix=_UNSUPPORTED_FIX
         )
@@ -340,7 +340,7 @@ class _Text:
         if e.buffer.space == "register":
             return self.writer.register(e.buffer, e.index)
         other = (
-            "0" if e.dtype not in NARROW else _typed_literal(k.Lit(e.dtype, 1, 0))
+            "0" if e.dtype not in NARROW_FORMATS else _typed_literal(k.Lit(e.dtype, 1, 0))
         )  # Triton would convert a plain number
         mask = f", mask={self.operands(e, e.mask, e.index)[0]}, other={other}" if e.mask is not None else ""
         index = self.of(e.index) if e.index.tile is None else self.tensor(e.index)
@@ -368,7 +368,7 @@ class _Text:
     def product(self, e: k.TileProduct) -> str:
         precision = ', input_precision="ieee"' if e.a.dtype == f32 else ""
         a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
-        if e.a.dtype in NARROW:  # a run of terms is the depth of the tile
+        if e.a.dtype in NARROW_FORMATS:  # a run of terms is the depth of the tile
             assert e.a.tile is not None
             return f"({c} + tl.dot({a}, {b}, max_num_imprecise_acc={e.a.tile[1]}))"
         return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{type_name(e.dtype)})"

@@ -64,7 +64,7 @@ def print_circuit(
         target = launch.params[launch.nest.store[0]]
         assert not isinstance(target, np.ndarray)
         memory = memories[target[0]]
-        memory.range = min(memory.range[0], module.stored[0]), max(memory.range[1], module.stored[1])
+        memory.range = min(memory.range[0], module.stored_range[0]), max(memory.range[1], module.stored_range[1])
     text = _top(name, memories, launches, modules, source, result)
     files[f"{name}.v"] = "\n".join([_HEAD, text, *(m.text for m in modules)])
     cycles = source[1] + sum(m.cycles + 1 for m in modules) + result[1] + 1
@@ -111,7 +111,7 @@ def _top(
             ports.append(f".in{param}_address(n{number}_in{param}), .in{param}_data(ram_{memory}_data)")
             reads[memory].append(f"state == {number + 1} ? n{number}_in{param} + {offset} : ")
         memory, offset = _place(launch, launch.nest.store[0])
-        out_bits = width(module.stored)
+        out_bits = width(module.stored_range)
         lines += [
             f"  wire n{number}_write; wire signed [31:0] n{number}_at; wire signed [{out_bits - 1}:0] n{number}_out;",
         ]

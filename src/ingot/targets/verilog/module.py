@@ -41,12 +41,12 @@ _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": 
 @dataclass(frozen=True)
 class Module:
     """text: Verilog. reads: the params in external memories, each of which has a port. memories: the words of each file
-    of constants, in hexadecimal. stored: the range of the values that it writes. cycles: of a run."""
+    of constants, in hexadecimal. stored_range: that of the values that it writes. cycles: of a run."""
 
     text: str
     reads: tuple[int, ...]
     memories: Mapping[str, str]
-    stored: Range
+    stored_range: Range
     cycles: int
 
 

@@ -1,7 +1,7 @@
-"""The four methods as graphs: of the inputs' values, one attribution for each value that is varied.
+"""The four methods as graphs that map the values of the inputs to an attribution of each varied value.
 
-A loop takes a few points for each example at a time, as one batch. Its body is the model once, so that the code and
-the memory do not grow with the number of points.
+Each iteration of a loop evaluates the model on a few points of each example, as one batch. The body contains the model
+once, so code size and memory do not depend on the number of points.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ingot.ir.types import DType, Shape, i64
 from ingot.ops import sampling
 from ingot.ops.random import counted_key
 from ingot.support.dataclass import dataclass
-from ingot.transform.attribute.scores import Scores, along, joined, points_shape, repeated
+from ingot.transform.attribute.scores import Scores, along_axis, merge_axes, points_shape, repeat_examples
 
-RANGE_FRACTION = 0.15  # the noise of SmoothGrad relative to an example's range, as in the paper
+RANGE_FRACTION = 0.15  # the standard deviation of SmoothGrad's noise over the range of an example, as in the paper
 
-# (turn, number of the value, shape of its points) -> how far each point lies along its span
+# (iteration, number of the value, shape of its points) -> the position of each point on its span, 0 to 1
 Coefficients = Callable[[Node, int, Shape], Node]
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points `bases + coefficients * spans` for each example, a batch of `count` points in each of `turns` turns.
+    """The points `bases + coefficients * spans` of each example: `count` points in each of `iterations` iterations.
 
-    weights: of each point's gradient in the sum.
+    weights: the weight of the gradient at each point.
     """
 
     bases: tuple[Node, ...]
@@ -39,37 +39,39 @@ class Points:
     count: int
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         return len(self.weights) // self.count
 
 
-def path(bases: Sequence[Node], ends: Sequence[Node], steps: int, at_once: int) -> Points:
-    """The straight path from `bases` to `ends`, by Gauss-Legendre quadrature with `steps` points (Sundararajan et al.
-    2017, "Axiomatic attribution for deep networks")."""
+def path(bases: Sequence[Node], ends: Sequence[Node], steps: int, max_points: int) -> Points:
+    """The points of the straight path from `bases` to `ends` for Gauss-Legendre quadrature with `steps` points
+    (Sundararajan et al. 2017, "Axiomatic attribution for deep networks")."""
     nodes, node_weights = np.polynomial.legendre.leggauss(steps)
-    places, weights, count = _in_turns((nodes + 1) / 2, node_weights / 2, at_once)
+    places, weights, count = _in_iterations((nodes + 1) / 2, node_weights / 2, max_points)
     spans = tuple(ops.sub(end, base) for base, end in zip(bases, ends, strict=True))
 
-    def coefficients(turn: Node, number: int, shape: Shape) -> Node:
-        return _turn_part(places, turn, count, bases[number].dtype)
+    def coefficients(iteration: Node, number: int, shape: Shape) -> Node:
+        return _iteration_entries(places, iteration, count, bases[number].dtype)
 
     return Points(tuple(bases), spans, coefficients, weights, count)
 
 
-def noisy(values: Sequence[Node], scores: Scores, steps: int, at_once: int, stdev: float | None, seed: int) -> Points:
-    """`steps` samples with normal noise around each example (Smilkov et al. 2017, "SmoothGrad").
+def noisy(
+    values: Sequence[Node], scores: Scores, steps: int, max_points: int, stdev: float | None, seed: int
+) -> Points:
+    """`steps` points around each example, with normal noise (Smilkov et al. 2017, "SmoothGrad").
 
-    stdev: of the noise; None: a fraction of the range of the example's values.
+    stdev: the standard deviation of the noise; None: `RANGE_FRACTION` of the range of the example's values.
     """
-    _, weights, count = _in_turns(np.zeros(steps), np.full(steps, 1 / steps), at_once)
-    kept = [None if scores.batch is None else scores.axis_of(v) for v in scores.values]
+    _, weights, count = _in_iterations(np.zeros(steps), np.full(steps, 1 / steps), max_points)
+    batch_axes = [None if scores.batch is None else scores.axis_of(v) for v in scores.values]
     spans = tuple(
         _deviation(x, axis) if stdev is None else ops.full(x.shape, stdev, x.dtype)
-        for x, axis in zip(values, kept, strict=True)
+        for x, axis in zip(values, batch_axes, strict=True)
     )
 
-    def coefficients(turn: Node, number: int, shape: Shape) -> Node:
-        draw = ops.add(ops.mul(turn, len(values)), number)
+    def coefficients(iteration: Node, number: int, shape: Shape) -> Node:
+        draw = ops.add(ops.mul(iteration, len(values)), number)
         return sampling.normal(counted_key(const(seed, np.int64), draw), shape, values[number].dtype)
 
     return Points(tuple(values), spans, coefficients, weights, count)
@@ -81,82 +83,87 @@ def _deviation(x: Node, batch_axis: int | None) -> Node:
     return ops.broadcast_to(ops.mul(spread, ops.scalar(RANGE_FRACTION, x.dtype)), x.shape)
 
 
-def _in_turns(places: np.ndarray, weights: np.ndarray, at_once: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Places and weights filled up to equal turns by points of weight 0, and the points of a turn."""
-    turns = -(-len(places) // at_once)
-    count = -(-len(places) // turns)
-    fill = turns * count - len(places)
+def _in_iterations(places: np.ndarray, weights: np.ndarray, max_points: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(places, weights, points of an iteration). Points of weight 0 are appended so that all iterations have the same
+    number of points."""
+    iterations = -(-len(places) // max_points)
+    count = -(-len(places) // iterations)
+    fill = iterations * count - len(places)
     return np.pad(places, (0, fill), "edge"), np.pad(weights, (0, fill)), count
 
 
-def _turn_part(table: np.ndarray, turn: Node, count: int, dtype: DType) -> Node:
-    """The entries [count] of a table of all turns."""
+def _iteration_entries(table: np.ndarray, iteration: Node, count: int, dtype: DType) -> Node:
+    """The `count` entries of one iteration, from a table of all iterations."""
     entries = const(table.astype(dtype.numpy))
-    return entries if len(table) == count else ops.DynamicSlice((count,))(entries, ops.mul(turn, count))
+    return entries if len(table) == count else ops.DynamicSlice((count,))(entries, ops.mul(iteration, count))
 
 
-def summed_gradients(scores: Scores, points: Points, others: Sequence[Node], seed: Node) -> list[Node]:
-    """The weighted sum of the gradients at the points, for each value.
+def summed_gradients(scores: Scores, points: Points, fixed_values: Sequence[Node], seed: Node) -> list[Node]:
+    """For each varied value the weighted sum of its gradients at the points.
 
-    others: the inputs that stay. seed: the result's cotangent for one point of each example.
+    fixed_values: the values of `scores.fixed_inputs`. seed: the cotangent of the result at one point of each example.
     """
-    many = scores.with_points(points.count)
-    graph, many_seed = many.gradients()
+    batched = scores.with_points(points.count)
+    graph, batched_seed = batched.gradients()
     axes, n_values = _Axes(scores, points.count), len(scores.values)
 
-    def turn_sums(turn: Node, sums: Sequence[Node], held: Sequence[Node]) -> list[Node]:
-        bases, spans, (*rest, one_seed) = held[:n_values], held[n_values : 2 * n_values], held[2 * n_values :]
-        images = dict(zip(many.others, map(axes.repeated, scores.others, rest), strict=True))
+    def iteration_sums(iteration: Node, sums: Sequence[Node], invariants: Sequence[Node]) -> list[Node]:
+        bases, spans, (*rest, score_seed) = (
+            invariants[:n_values],
+            invariants[n_values : 2 * n_values],
+            invariants[2 * n_values :],
+        )
+        images = dict(zip(batched.fixed_inputs, map(axes.tile, scores.fixed_inputs, rest), strict=True))
         for n, v in enumerate(scores.values):
             shape = axes.points_shape(v)
-            coefficient = points.coefficients(turn, n, shape)
+            coefficient = points.coefficients(iteration, n, shape)
             if coefficient.shape != shape:
                 coefficient = axes.along_points(coefficient, v)
-            point = ops.add(axes.spread(bases[n], v), ops.mul(coefficient, axes.spread(spans[n], v)))
-            images[many.values[n]] = axes.joined(point, v)
-        inputs = dict(zip(graph.inputs, [images[x] for x in many.graph.inputs], strict=False))
-        inputs[many_seed] = axes.repeated(scores.result, one_seed)
+            point = ops.add(axes.expand(bases[n], v), ops.mul(coefficient, axes.expand(spans[n], v)))
+            images[batched.values[n]] = axes.merge(point, v)
+        inputs = dict(zip(graph.inputs, [images[x] for x in batched.graph.inputs], strict=False))
+        inputs[batched_seed] = axes.tile(scores.result, score_seed)
         _, *gradients = rebuild(graph.outputs, inputs)
         out: list[Node] = []
         for total, gradient, v in zip(sums, gradients, scores.values, strict=True):
-            apart = ops.reshape(gradient, axes.points_shape(v))
-            weights = _turn_part(points.weights, turn, points.count, v.dtype)
-            weighted = ops.mul(apart, axes.along_points(weights, v))
+            per_point = ops.reshape(gradient, axes.points_shape(v))
+            weights = _iteration_entries(points.weights, iteration, points.count, v.dtype)
+            weighted = ops.mul(per_point, axes.along_points(weights, v))
             out.append(ops.add(total, axes.sum_of_points(weighted, v)))
         return out
 
     zeros = [ops.full(v.shape, 0, v.dtype) for v in scores.values]
-    return repeat(points.turns, zeros, [*points.bases, *points.spans, *others, seed], turn_sums)
+    return repeat(points.iterations, zeros, [*points.bases, *points.spans, *fixed_values, seed], iteration_sums)
 
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where the points of an example lie: an axis behind that of the batch; with one point there is none."""
+    """The axis of the points of an example. It follows the batch axis; there is none if `count` is 1."""
 
     scores: Scores
     count: int
 
-    def spread(self, x: Node, like: Node) -> Node:
-        """A value of each example, for each of its points."""
+    def expand(self, x: Node, like: Node) -> Node:
+        """The value of each example, broadcast to its points."""
         return x if self.count == 1 else ops.broadcast_to(ops.expand_dims(x, self._axis(like)), self.points_shape(like))
 
     def along_points(self, vector: Node, like: Node) -> Node:
-        return along(vector, self.points_shape(like), None if self.count == 1 else self._axis(like))
+        return along_axis(vector, self.points_shape(like), None if self.count == 1 else self._axis(like))
 
     def points_shape(self, like: Node) -> Shape:
         return like.shape if self.count == 1 else points_shape(like.shape, self._axis(like) - 1, self.count)
 
-    def joined(self, x: Node, like: Node) -> Node:
-        return x if self.count == 1 else joined(x, self._axis(like) - 1)
+    def merge(self, x: Node, like: Node) -> Node:
+        return x if self.count == 1 else merge_axes(x, self._axis(like) - 1)
 
     def sum_of_points(self, x: Node, like: Node) -> Node:
         return x if self.count == 1 else ops.reduce_sum(x, self._axis(like))
 
-    def repeated(self, like: Node, x: Node) -> Node:
-        """The value of an input or of the result for all points; one without the batch stays."""
+    def tile(self, like: Node, x: Node) -> Node:
+        """The value of an input or result, repeated for each point; unchanged if it has no batch axis."""
         if self.count == 1 or self.scores.batch not in like.shape:
             return x
-        return repeated(x, self.scores.axis_of(like), self.count)
+        return repeat_examples(x, self.scores.axis_of(like), self.count)
 
     def _axis(self, like: Node) -> int:
         return self.scores.axis_of(like) + 1
@@ -164,13 +171,14 @@ class _Axes:
 
 def occluded(
     scores: Scores, number: int, values: Mapping[Node, Node], baseline: Node, result: Node, chosen: Node,
-    window: Sequence[int], stride: Sequence[int], at_once: int,
+    window: Sequence[int], stride: Sequence[int], max_points: int,
 ) -> Node:  # fmt: skip
-    """By how much the score falls where a window of one value is replaced by its baseline: for each element the mean
-    over the windows that cover it (Zeiler and Fergus 2014, "Visualizing and understanding convolutional networks").
+    """The decrease of the score when a window of one value is replaced by its baseline. Each element gets the mean over
+    the windows that cover it, or 0 if there are none (Zeiler and Fergus 2014, "Visualizing and understanding
+    convolutional networks").
 
-    number: of the value. values: of all inputs. result, chosen: at these values, and which of its elements is the
-    score. window, stride: sizes along the value's axes without that of the batch. Elements in no window get 0.
+    number: the index of the value among `scores.values`. values: of all inputs. result: at these values. chosen: bool,
+    which elements of the result are scores. window, stride: sizes along the axes of the value except the batch axis.
     """
     v = scores.values[number]
     axes = [d for d in range(v.type.rank) if scores.batch is None or d != scores.axis_of(v)]
@@ -180,47 +188,45 @@ def occluded(
     total = counts[0] if counts else const(1, np.int64)
     for n in counts[1:]:
         total = ops.mul(total, n)
-    count = 1 if scores.batch is None else at_once
-    many, points = scores.with_points(count), _Axes(scores, count)
+    count = 1 if scores.batch is None else max_points
+    batched, points = scores.with_points(count), _Axes(scores, count)
     shape, dtype = points.points_shape(v), scores.result.dtype
 
-    def turn_sums(turn: Node, sums: Sequence[Node], held: Sequence[Node]) -> list[Node]:
-        base, *rest, score, is_chosen = held
-        index = ops.add(ops.mul(turn, count), ops.arange(count))  # [count]
-        inside, left = points.along_points(ops.compare("LT", index, _total(v, axes, window, stride)), v), index
+    def iteration_sums(iteration: Node, sums: Sequence[Node], invariants: Sequence[Node]) -> list[Node]:
+        base, *rest, score, is_chosen = invariants
+        index = ops.add(ops.mul(iteration, count), ops.arange(count))  # [count]
+        is_inside, remaining = points.along_points(ops.compare("LT", index, _total(v, axes, window, stride)), v), index
         for d, w, s in reversed([*zip(axes, window, stride, strict=True)]):
             positions = _positions(v.shape[d], w, s)
-            start = ops.mul(ops.rem(left, positions), s)
-            left = ops.div(left, positions)
+            start = ops.mul(ops.rem(remaining, positions), s)
+            remaining = ops.div(remaining, positions)
             own_axis = d + (count > 1 and d >= points._axis(v))
             offset = ops.sub(ops.iota(shape, own_axis), points.along_points(start, v))
-            inside = ops.and_(inside, ops.and_(ops.compare("GE", offset, 0), ops.compare("LT", offset, w)))
-        images = {
-            m: points.repeated(o, x) for m, o, x in zip(many.graph.inputs, scores.graph.inputs, rest, strict=True)
-        }
-        whole = points.spread(rest[scores.graph.inputs.index(v)], v)
-        images[many.values[number]] = points.joined(ops.where(inside, points.spread(base, v), whole), v)
-        there = points.repeated(scores.result, is_chosen)
-        fallen = ops.sub(points.repeated(scores.result, score), many.call(images))
-        drop = ops.reduce_sum(ops.where(there, fallen, 0), list(scores.class_axes))  # [b * count], or a scalar
+            is_inside = ops.and_(is_inside, ops.and_(ops.compare("GE", offset, 0), ops.compare("LT", offset, w)))
+        images = {m: points.tile(o, x) for m, o, x in zip(batched.graph.inputs, scores.graph.inputs, rest, strict=True)}
+        original = points.expand(rest[scores.graph.inputs.index(v)], v)
+        images[batched.values[number]] = points.merge(ops.where(is_inside, points.expand(base, v), original), v)
+        is_scored = points.tile(scores.result, is_chosen)
+        drops = ops.sub(points.tile(scores.result, score), batched.call(images))
+        drop = ops.reduce_sum(ops.where(is_scored, drops, 0), list(scores.class_axes))  # [b * count], or a scalar
         if count > 1:
             drop = ops.reshape(drop, (scores.batch, count))  # type: ignore[arg-type]
             at = scores.axis_of(v)
             drop = ops.broadcast_to(ops.reshape(drop, (*(1,) * at, *drop.shape, *(1,) * (len(shape) - at - 2))), shape)
         else:
-            drop = along(drop, shape, 0 if drop.shape else None)
-        parts = (ops.where(inside, drop, 0), ops.cast(inside, dtype))
+            drop = along_axis(drop, shape, 0 if drop.shape else None)
+        parts = (ops.where(is_inside, drop, 0), ops.cast(is_inside, dtype))
         return [ops.add(s, points.sum_of_points(p, v)) for s, p in zip(sums, parts, strict=True)]
 
     zeros = [ops.full(v.shape, 0, dtype)] * 2
-    held = [baseline, *(values[x] for x in scores.graph.inputs), result, chosen]
-    turns = ops.div(ops.add(total, count - 1), count)
-    fall, cover = repeat(turns, zeros, held, turn_sums)
+    invariants = [baseline, *(values[x] for x in scores.graph.inputs), result, chosen]
+    iterations = ops.div(ops.add(total, count - 1), count)
+    fall, cover = repeat(iterations, zeros, invariants, iteration_sums)
     return ops.where(ops.compare("GT", cover, 0), ops.div(fall, cover), 0)
 
 
 def _positions(size: DimLike, window: int, stride: int) -> Node:
-    """The number of windows along an axis: the last one may lie partly behind its end."""
+    """The number of windows along an axis; the last one may extend beyond the end."""
     if isinstance(size, int):
         return const(max(1, -(-(size - window) // stride) + 1), np.int64)
     return ops.maximum(ops.add(ops.div(ops.add(ops.scalar(size, i64), stride - 1 - window), stride), 1), 1)
@@ -233,17 +239,17 @@ def _total(v: Node, axes: Sequence[int], window: Sequence[int], stride: Sequence
     return total
 
 
-Turn = Callable[[Node, Sequence[Node], Sequence[Node]], Sequence[Node]]
+LoopBody = Callable[[Node, Sequence[Node], Sequence[Node]], Sequence[Node]]
 
 
-def repeat(turns: int | Node, sums: Sequence[Node], held: Sequence[Node], turn: Turn) -> list[Node]:
-    """The sums after `turns` calls of `turn(number, sums, held)`, in a loop if there are several."""
-    if turns == 1:
-        return list(turn(const(0, np.int64), sums, held))
-    count = const(turns, np.int64) if isinstance(turns, int) else turns
-    starts = [const(0, np.int64), count, *sums, *held]
+def repeat(iterations: int | Node, sums: Sequence[Node], invariants: Sequence[Node], body: LoopBody) -> list[Node]:
+    """The sums after `iterations` calls of `body(iteration, sums, invariants)`, in a loop if there are several."""
+    if iterations == 1:
+        return list(body(const(0, np.int64), sums, invariants))
+    count = const(iterations, np.int64) if isinstance(iterations, int) else iterations
+    starts = [const(0, np.int64), count, *sums, *invariants]
     state = [Input(f"carried {n}", x.type)() for n, x in enumerate(starts)]
-    number, limit, own_sums, own_held = *state[:2], state[2 : 2 + len(sums)], state[2 + len(sums) :]
-    body = (ops.add(number, 1), limit, *turn(number, own_sums, own_held), *own_held)
-    loop = ops.While(Graph(tuple(state), (ops.compare("LT", number, limit),)), Graph(tuple(state), body))
+    number, limit, loop_sums, loop_invariants = *state[:2], state[2 : 2 + len(sums)], state[2 + len(sums) :]
+    results = (ops.add(number, 1), limit, *body(number, loop_sums, loop_invariants), *loop_invariants)
+    loop = ops.While(Graph(tuple(state), (ops.compare("LT", number, limit),)), Graph(tuple(state), results))
     return list(loop(*starts).results[2 : 2 + len(sums)])

@@ -1,4 +1,4 @@
-"""`ingot.attribute`: choose the inputs and the score, build the graph of one method, compile it, call it."""
+"""`ingot.attribute`: choose the inputs and the score, build the graph of a method, compile it, and call it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, check_number
 from ingot.support.log import Log
 from ingot.transform.attribute import methods
-from ingot.transform.attribute.scores import Scores, Variable, along, find_variables, scores_of, targets
+from ingot.transform.attribute.scores import Scores, Variable, along_axis, find_variables, scores_of, targets
 from ingot.transform.differentiate import detached
 
 MethodName = Literal["integrated_gradients", "smoothgrad", "gradient_x_input", "occlusion"]
 METHODS: tuple[MethodName, ...] = ("integrated_gradients", "smoothgrad", "gradient_x_input", "occlusion")
-POINTS_AT_ONCE = 16
+MAX_POINTS_PER_ITERATION = 16
 _MAX_WINDOWS = 1024  # of one input, unless `window` is given
 _log = Log("ingot.attribute")
 
@@ -46,7 +46,7 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
-        """Raise InputError for values that do not fit, and for options of another method."""
+        """Raise InputError for invalid values, and for options of another method."""
         if self.method not in METHODS:
             raise InputError("method", expected=f"one of {', '.join(METHODS)}", got=repr(self.method))
         check_number("steps", self.steps, "a number of points from 1 on", lambda n: 1 <= n <= 1 << 20, whole=True)
@@ -65,13 +65,15 @@ class Settings:
 
 
 class AttributionModel(CompiledModel):
-    """Takes the model's arguments and `target`, and `baseline` if it was made with one; returns one array of each
-    attributed input's shape: an array, or a tuple of several in the order of `wrt`.
+    """A program that attributes a score to inputs. It takes the model's arguments, `target`, and `baseline` if it was
+    compiled with one. It returns an array of the shape of each attributed input: one array, or a tuple of several in
+    the order of `wrt`.
 
-    It can be saved and loaded like any other program, which then takes its inputs by name: the model's own, `baseline
-    of NAME`, and `target`, -1 for the class of the largest score. A target that is not there gives NaN there.
+    It can be saved and loaded like any other program. A loaded program takes its inputs by name: those of the model,
+    `baseline of NAME`, and `target`, where -1 selects the class of the largest score. The attributions of an example
+    whose target is out of range are NaN.
 
-    wrt: the attributed inputs. batch_axis: that of the explained result; None if it has none.
+    wrt: the names of the attributed inputs. batch_axis: of the explained result; None if it has none.
     """
 
     def __init__(self, graph: Graph, opened: Opened, scores: Scores, variables: Sequence[Variable], options: Options):
@@ -106,7 +108,7 @@ class AttributionModel(CompiledModel):
         return self._inputs_in_order((), {**values, **extras})
 
     def _baselines(self, values: Mapping[str, Any], baseline: Any) -> dict[str, np.ndarray]:
-        """The baselines in the shapes and types of their inputs."""
+        """The baselines by input name, in the shapes and types of their inputs."""
         specs = {spec.name: spec for spec in self.inputs}
         if baseline_name(self.wrt[0]) not in specs:
             if baseline is not None:
@@ -127,7 +129,7 @@ class AttributionModel(CompiledModel):
         }
 
     def _target(self, values: Mapping[str, Any], target: Any) -> np.ndarray:
-        """The indices of the scores, in the shape of the program's input."""
+        """The indices of the explained scores, in the shape of the program's input `target`."""
         axes = len(self._class_sizes)
         sizes = f"an index below {self._class_sizes[0]}" if axes == 1 else f"indices below {tuple(self._class_sizes)}"
         has_batch = self._target_rank == 1 + (axes > 1)
@@ -181,7 +183,8 @@ def attribution_model(model: Any, request: Request, settings: Settings, options:
 
 
 def _open(model: Any, request: Request, target: str) -> Opened:
-    """The model; a module whose sizes nobody spoke of with an open batch, if it allows that."""
+    """Open the model. A module for which no dynamic sizes were requested gets an open batch size, if it supports
+    one."""
     kind = "" if isinstance(getattr(model, "opened", None), Opened) else recognize(model)[0]
     request = with_fitting_example(model, request)
     is_module = kind == "torch" and not hasattr(model, "graph_signature") and request.example_inputs is not None
@@ -203,7 +206,7 @@ def _open_batch(example_inputs: Any) -> Any:
 
 
 def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Scores, settings: Settings) -> Graph:
-    """A graph of the attributions of each variable. Its inputs: the model's, the baselines, the target."""
+    """The graph of the attributions of all variables. Its inputs are those of the model, the baselines, the target."""
     baselines = [Input(baseline_name(v.name), v.input.type)() for v in variables] if settings.baseline else []
     shape = scores.target_shape()
     target = None if shape is None else Input("target", TensorType(i64, shape))()
@@ -220,7 +223,7 @@ def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Score
             total = ops.add(total, _reduced(other, v))
         if chosen_there is not None:
             axis = 0 if chosen_there.shape else None
-            total = ops.where(along(chosen_there, total.shape, axis), total, float("nan"))
+            total = ops.where(along_axis(chosen_there, total.shape, axis), total, float("nan"))
         outputs.append(total)
     names = tuple(f"attribution of {v.name}" for v in variables)
     extra = (*baselines, *(() if target is None else (target,)))
@@ -228,7 +231,7 @@ def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Score
 
 
 def _reduced(x: Node, v: Variable) -> Node:
-    """The attribution of an index: the sum over the row that it selects."""
+    """The attribution of each index: the sum over the row that it selects."""
     axes = list(range(v.input.type.rank, x.type.rank))
     return ops.reduce_sum(x, axes) if axes else x
 
@@ -243,26 +246,26 @@ def _gradients(
     graph, seed_input = scores.gradients()
     core_inputs = dict(zip(graph.inputs, [images[x] for x in scores.graph.inputs], strict=False))
     (result,) = rebuild(graph.outputs[:1], core_inputs)
-    chosen, there = targets(scores, result, target)
+    chosen, is_in_range = targets(scores, result, target)
     seed = ops.cast(chosen, result.dtype)
-    others = [images[x] for x in scores.others]
+    fixed_values = [images[x] for x in scores.fixed_inputs]
     bases = _base_values(variables, baselines) if baselines or settings.method == "integrated_gradients" else None
     if settings.method == "gradient_x_input":
         spans = actual if bases is None else [ops.sub(x, b) for x, b in zip(actual, bases, strict=True)]
         gradients = rebuild(graph.outputs[1:], {**core_inputs, seed_input: seed})
-        return [ops.mul(g, s) for g, s in zip(gradients, spans, strict=True)], there
-    at_once = POINTS_AT_ONCE if scores.batch is not None else 1
+        return [ops.mul(g, s) for g, s in zip(gradients, spans, strict=True)], is_in_range
+    max_points = MAX_POINTS_PER_ITERATION if scores.batch is not None else 1
     if settings.method == "smoothgrad":
-        points = methods.noisy(actual, scores, settings.steps, at_once, settings.stdev, settings.seed)
-        return methods.summed_gradients(scores, points, others, seed), there
+        points = methods.noisy(actual, scores, settings.steps, max_points, settings.stdev, settings.seed)
+        return methods.summed_gradients(scores, points, fixed_values, seed), is_in_range
     assert bases is not None
-    points = methods.path(bases, actual, settings.steps, at_once)
-    sums = methods.summed_gradients(scores, points, others, seed)
-    return [ops.mul(g, s) for g, s in zip(sums, points.spans, strict=True)], there
+    points = methods.path(bases, actual, settings.steps, max_points)
+    sums = methods.summed_gradients(scores, points, fixed_values, seed)
+    return [ops.mul(g, s) for g, s in zip(sums, points.spans, strict=True)], is_in_range
 
 
 def _base_values(variables: Sequence[Variable], baselines: Sequence[Node]) -> list[Node]:
-    """The values of the variables at their baselines: zeros, or the rows of index 0."""
+    """The values of the variables at their baselines; by default zeros, or the rows of index 0."""
     out: list[Node] = []
     for n, v in enumerate(variables):
         base = baselines[n] if baselines else ops.full(v.input.shape, 0, v.input.dtype)
@@ -275,7 +278,7 @@ def _occlusion(
     baselines: Sequence[Node], target: Node | None, settings: Settings,
 ) -> _AttributionValues:  # fmt: skip
     result = scores.call(images)
-    chosen, there = targets(scores, result, target)
+    chosen, is_in_range = targets(scores, result, target)
     out: list[Node] = []
     for n, (v, base) in enumerate(zip(variables, _base_values(variables, baselines), strict=True)):
         shape = v.input.shape
@@ -286,13 +289,13 @@ def _occlusion(
         stride = _window("stride", settings.stride, shape, v.name) or window
         if any(s > w for s, w in zip(stride, window, strict=True)):
             raise InputError("stride", expected=f"at most the window {list(window)}", got=list(stride))
-        at_once = POINTS_AT_ONCE if scores.batch is not None else 1
-        out.append(methods.occluded(scores, n, images, base, result, chosen, window, stride, at_once))
-    return out, there
+        max_points = MAX_POINTS_PER_ITERATION if scores.batch is not None else 1
+        out.append(methods.occluded(scores, n, images, base, result, chosen, window, stride, max_points))
+    return out, is_in_range
 
 
 def _window(option: str, value: int | Sequence[int] | None, shape: Sequence[DimLike], name: str) -> list[int] | None:
-    """Sizes along the axes of an example; one number stands for each, up to the axis's size."""
+    """The sizes along the axes of an example, at most those of the axes; one number applies to all axes."""
     if value is None:
         return None
     sizes = [value] * len(shape) if isinstance(value, int) else list(value)
@@ -303,7 +306,8 @@ def _window(option: str, value: int | Sequence[int] | None, shape: Sequence[DimL
 
 
 def _default_window(shape: Sequence[DimLike]) -> list[int]:
-    """The smallest cube, cut to the example's shape, of which at most 1024 cover it. An open size counts as 1."""
+    """The smallest cube, clipped to the shape of the example, of which at most `_MAX_WINDOWS` cover it. An open size
+    counts as 1."""
 
     def cut(side: int) -> list[int]:
         return [max(1, min(side, d)) if isinstance(d, int) else 1 for d in shape]

@@ -1,4 +1,4 @@
-"""A model as scores of points: which values to attribute to, where the batch lies, and many points in one batch.
+"""A model as a function from points to scores: the values to attribute to, the batch axis, batches of several points.
 
 ids -> take(table, ids) -> ... -> logits[b, 10]   ->   point[b * c, L, E] -> ... -> logits[b * c, 10]
 """
@@ -21,7 +21,7 @@ _LOOKUPS = (ops.Take, ops.Gather, ops.GatherND, ops.EmbeddingLookup)
 
 @dataclass(frozen=True)
 class Variable:
-    """An input to attribute to. values: what is varied in its place: itself, or the rows that its indices select."""
+    """An input to attribute to. values: the varied values: the input itself, or the rows that its indices select."""
 
     input: Node
     values: tuple[Node, ...]
@@ -36,9 +36,9 @@ class Variable:
 
 
 def find_variables(graph: Graph, wrt: Sequence[str] | None) -> tuple[Variable, ...]:
-    """The inputs named `wrt`; by default those of floats, and those of integers that select rows of constant tables.
+    """The inputs named `wrt`; by default all float inputs, and the integer inputs that select rows of constant tables.
 
-    Raises InputError for unknown names, for other integers, and for a model without such inputs.
+    Raises InputError for unknown names, for other integer inputs, and for a model without inputs of these kinds.
     """
     found = {v.name: v for x in graph.inputs if (v := _variable(graph, x)) is not None}
     labels = [x.op.label for x in graph.inputs]  # type: ignore[attr-defined]
@@ -73,11 +73,12 @@ def _variable(graph: Graph, x: Node) -> Variable | None:
 
 @dataclass(frozen=True)
 class Scores:
-    """A model of one result, cut at the values of its variables.
+    """A model with one result, cut at the values of its variables.
 
-    graph: its inputs are the model's own, then the values of variables that are no inputs. values: those of all
-    variables among its inputs, in order. batch: the symbol of the batch, if points can be added along it: all values
-    then have one axis of this size, and so has the result; examples of a batch must not depend on one another.
+    graph: its inputs are those of the model, followed by the values of variables that are not inputs themselves.
+    values: the inputs of `graph` that are varied, in the order of the variables. batch: the size of the batch axis, if
+    points can be added along it: each value and the result then have exactly one axis of this size. The examples of a
+    batch must be independent.
     """
 
     graph: Graph
@@ -89,13 +90,13 @@ class Scores:
         return self.graph.outputs[0]
 
     @property
-    def others(self) -> tuple[Node, ...]:
-        """The inputs whose values stay."""
+    def fixed_inputs(self) -> tuple[Node, ...]:
+        """The inputs that are not varied."""
         return tuple(x for x in self.graph.inputs if x not in self.values)
 
     @property
     def batch_axis(self) -> int | None:
-        """The axis of the result along which examples lie, if it has one."""
+        """The batch axis of the result, if it has one."""
         shape, leading = self.result.shape, self.values[0].shape[:1]
         if self.batch is not None:
             return self.axis_of(self.result)
@@ -106,11 +107,11 @@ class Scores:
         return tuple(d for d in range(len(self.result.shape)) if d != self.batch_axis)
 
     def axis_of(self, x: Node) -> int:
-        """The axis of the batch."""
+        """The batch axis of `x`."""
         return x.shape.index(self.batch)
 
     def target_shape(self) -> Shape | None:
-        """The shape of the indices of the scores to explain; None where there is only one score."""
+        """The shape of the indices of the explained scores; None if each example has only one score."""
         axes = self.class_axes
         if not axes:
             return None
@@ -118,7 +119,7 @@ class Scores:
         return examples if len(axes) == 1 else (*examples, len(axes))
 
     def with_points(self, count: int) -> Scores:
-        """The same model for a batch of `count` points for each example."""
+        """The model for batches with `count` points of each example."""
         if count == 1:
             return self
         assert self.batch is not None
@@ -128,11 +129,11 @@ class Scores:
         return Scores(graph, tuple(images[v] for v in self.values), None)
 
     def call(self, values: Mapping[Node, Node]) -> Node:
-        """The result, of these values of the graph's inputs."""
+        """The result for the given values of the graph's inputs."""
         return rebuild(self.graph.outputs[:1], dict(values))[0]
 
     def gradients(self) -> tuple[Graph, Node]:
-        """(a graph of the result and its cotangents for each of `values`, its last input: the result's cotangent)."""
+        """(a graph of the result and the cotangents of `values`; its last input, the cotangent of the result)."""
         core = differentiable(self.graph)
         variables = [core.inputs[self.graph.inputs.index(v)] for v in self.values]
         seed = Input("cotangent of the result", core.outputs[0].type)()
@@ -143,7 +144,7 @@ class Scores:
 
 
 def scores_of(graph: Graph, variables: Sequence[Variable], output: int | str) -> Scores:
-    """The scores of one result of a MODEL graph. Raises InputError for a result that is not there or not of floats."""
+    """The scores of one result of a MODEL graph. Raises InputError if the result does not exist or is not float."""
     result = graph.results[_output_index(graph, output)]
     if not result.dtype.is_float:
         raise InputError(
@@ -176,7 +177,7 @@ def _output_index(graph: Graph, output: int | str) -> int:
 
 
 def _batch(graph: Graph, values: Sequence[Node]) -> Dim | None:
-    """The symbol of the batch: the first axis of the first value, if points can be added along it."""
+    """The size of the batch, which is the first axis of the first value, if points can be added along it."""
     size: DimLike = values[0].shape[0] if values[0].shape else 1
     if not isinstance(size, Dim) or len(symbols_of(size)) != 1:
         return None
@@ -194,9 +195,9 @@ def _batch(graph: Graph, values: Sequence[Node]) -> Dim | None:
 
 
 def targets(scores: Scores, result: Node, target: Node | None) -> tuple[Node, Node | None]:
-    """(whether each element of the result is the score to explain, whether each example's indices are there).
+    """(bool: the elements of the result to explain; bool: the examples whose indices are in range, None if all are).
 
-    result: the result at the inputs. target: indices of `Scores.target_shape`, -1 for the largest of one axis.
+    result: at the inputs. target: indices of `Scores.target_shape`; -1 selects the largest score of a single axis.
     """
     axes = scores.class_axes
     if target is None or not axes:
@@ -212,31 +213,31 @@ def targets(scores: Scores, result: Node, target: Node | None) -> tuple[Node, No
         inside = ops.and_(ops.compare("GE", index, 0), ops.compare("LT", index, ops.scalar(size, i64)))
         there = inside if there is None else ops.and_(there, inside)
         position = ops.iota(result.shape, axis)
-        equal = ops.compare("EQ", position, along(index, result.shape, scores.batch_axis))
+        equal = ops.compare("EQ", position, along_axis(index, result.shape, scores.batch_axis))
         chosen = equal if chosen is None else ops.and_(chosen, equal)
     assert chosen is not None
     return chosen, there
 
 
-def along(x: Node, shape: Shape, axis: int | None) -> Node:
-    """A vector along one axis of a shape, or a scalar (axis None), as a tensor of this shape."""
+def along_axis(x: Node, shape: Shape, axis: int | None) -> Node:
+    """A vector along `axis`, or a scalar (axis None), broadcast to `shape`."""
     if axis is None:
         return ops.broadcast_to(ops.reshape(x, ()), shape)
     return ops.broadcast_to(ops.reshape(x, (*(1,) * axis, *x.shape, *(1,) * (len(shape) - axis - 1))), shape)
 
 
-def repeated(x: Node, axis: int, count: int) -> Node:
-    """Each example `count` times: [.., b, ..] -> [.., b * count, ..]."""
+def repeat_examples(x: Node, axis: int, count: int) -> Node:
+    """Repeat each example `count` times: [.., b, ..] -> [.., b * count, ..]."""
     if count == 1:
         return x
-    return joined(ops.broadcast_to(ops.expand_dims(x, axis + 1), points_shape(x.shape, axis, count)), axis)
+    return merge_axes(ops.broadcast_to(ops.expand_dims(x, axis + 1), points_shape(x.shape, axis, count)), axis)
 
 
 def points_shape(shape: Shape, axis: int, count: int) -> Shape:
     return shape if count == 1 else (*shape[: axis + 1], count, *shape[axis + 1 :])
 
 
-def joined(x: Node, axis: int) -> Node:
+def merge_axes(x: Node, axis: int) -> Node:
     """[.., b, c, ..] -> [.., b * c, ..]."""
     shape = x.shape
     return ops.reshape(x, (*shape[:axis], product(shape[axis : axis + 2]), *shape[axis + 2 :]))

@@ -27,9 +27,10 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dce import dce
-from ingot.passes.core.dtypes.precision import lower_precision
+from ingot.passes.core.dtypes.precision import STORED, excess, lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
+from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
@@ -45,11 +46,13 @@ _MAX_LARGEST_OPERANDS = 64
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that is lowered to a tree
 
 
-def canonical(graph: Graph, trees: bool = True) -> Graph:
+def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> Graph:
     """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
-    program. trees: whether maxima over windows become trees of binary maxima."""
+    program. trees: whether maxima over windows become trees of binary maxima. has_winograd: whether transposed
+    convolutions are split as the program splits them, as their parts may be computed by Winograd's algorithm."""
     model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
-    core = simplify(unroll(simplify(fold_constants(lower_model_ops(model)))))
+    lowered = lower_model_ops(model)
+    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 
@@ -60,14 +63,15 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     if precision == "float32":
         return graph
     unlowered = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
-    lowered = lower_precision(lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered), precision)
+    wide = lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered)
+    lowered = lower_precision(wide, precision)
+    _check_ranges(wide, STORED[precision])
     rounded_dtypes: dict[Node, DType] = {}
     for n in lowered.nodes():
         if isinstance(n.op, ops.Convert) and n.dtype.bits == 16 and n.inputs[0].dtype == f32:
             source = n.inputs[0]
             while source.op.rearranges and len(source.inputs) == 1:
                 source = source.inputs[0]
-            _check_range(source, n.dtype)
             rounded_dtypes[source] = n.dtype
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
@@ -77,16 +81,14 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
 
 
-def _check_range(weight: Node, dtype: DType) -> None:
-    if weight.constant is None:
-        return
-    value = weight.constant.value
-    with np.errstate(over="ignore"):
-        overflows = np.isfinite(value) & ~np.isfinite(value.astype(dtype.numpy))
-    if overflows.any():
-        largest = float(np.abs(value[overflows]).max())
-        fix = "it is infinite in the program: take float32 or bfloat16"
-        raise InputError("bounds", expected=f"weights in the range of {dtype}", got=largest, where=weight.loc, fix=fix)
+def _check_ranges(graph: Graph, dtype: DType) -> None:
+    """Which products a program leaves in f32 for a weight that is too large depends on what it merges."""
+    for weight in {n.inputs[i] for n in graph.nodes() for i in n.op.stored_weights}:
+        largest = excess(value_of(weight), dtype) if weight.dtype == f32 and is_constant(weight) else None
+        if largest is not None:
+            fix = "take float32 or bfloat16"
+            what = f"weights in the range of {dtype}"
+            raise InputError("bounds", expected=what, got=largest, where=weight.loc, fix=fix)
 
 
 # --- MODEL ops whose ordinary lowering would make bounds loose

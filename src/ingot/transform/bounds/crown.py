@@ -39,9 +39,9 @@ from ingot.transform.bounds.rounding import (
 from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
-_LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
-_SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
-_CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
+SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
+CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,27 @@ def own_softmax(node: Node, c: Intervals) -> SoftmaxParts | None:
     return softmax
 
 
+def is_linear(node: Node, c: Intervals) -> bool:
+    """Whether the node is affine in its perturbed operands, given that at most one factor of a product is perturbed."""
+    if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+        return node.op.kind == "sum"
+    if isinstance(node.op, ops.Select):
+        return c.is_exact(node.inputs[0])
+    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+
+
+def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
+    """For a linear node that computes: the number of terms of an element, and its error relative to the sum of their
+    magnitudes."""
+    if isinstance(node.op, CONTRACTIONS):
+        return contracted_terms(node), c.rounding.of_sum(contracted_terms(node))
+    if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+        return summed_terms(node), c.rounding.of_sum(summed_terms(node))
+    return 1, 0.0 if isinstance(node.op, (*LINEAR_MOVES, *SUMS)) else c.rounding.of_function(0.5)
+
+
 def is_product(node: Node) -> bool:
-    return isinstance(node.op, (ops.Mul, *_CONTRACTIONS))
+    return isinstance(node.op, (ops.Mul, *CONTRACTIONS))
 
 
 def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = None) -> Interval:
@@ -173,20 +192,10 @@ class Backward:
             self.softmax(node, softmax, a)
         elif is_product(node) and len(perturbed) == 2:
             self.bilinear(node, a)
-        elif self.is_linear(node):
+        elif is_linear(node, self.c):
             self.linear(node, a)
         else:
             self.stop(node, a)
-
-    def is_linear(self, node: Node) -> bool:
-        """Whether the node is affine in its perturbed operands."""
-        if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
-            return node.op.kind == "sum"
-        if isinstance(node.op, ops.Select):
-            return self.c.is_exact(node.inputs[0])
-        return isinstance(
-            node.op, (*_LINEAR_MOVES, *_SUMS, *_CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert)
-        )
 
     # --- sums
 
@@ -240,15 +249,9 @@ class Backward:
         for x, g in zip(node.inputs, RULES[type(op)](node_f64, [a.node]), strict=True):
             if g is not None:
                 self.pass_on(x, Term(g))
-        if isinstance(op, _LINEAR_MOVES):
+        if isinstance(op, LINEAR_MOVES):
             return
-        if isinstance(op, _CONTRACTIONS):
-            terms, error = contracted_terms(node), self.c.rounding.of_sum(contracted_terms(node))
-        elif isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
-            terms = summed_terms(node)
-            error = self.c.rounding.of_sum(terms)
-        else:
-            terms, error = 1, 0.0 if isinstance(op, _SUMS) else self.c.rounding.of_function(0.5)
+        terms, error = terms_and_error(node, self.c)
         self.err(node, a, self.sizes(node), error, self.c.rounding.floor * terms)
         self.winograd(node, a)
 
@@ -269,7 +272,7 @@ class Backward:
 
     def offset(self, node: Node, a: Term) -> None:
         """Add the constant term of an affine node: its value where perturbed operands are 0."""
-        if isinstance(node.op, (*_CONTRACTIONS, ops.Mul, ops.Div)) or all(not self.c.is_exact(x) for x in node.inputs):
+        if isinstance(node.op, (*CONTRACTIONS, ops.Mul, ops.Div)) or all(not self.c.is_exact(x) for x in node.inputs):
             return
         exact = [x for x in node.inputs if self.c.is_exact(x) and x.dtype.is_float]
         if exact and any(splat_of(x) != 0 for x in exact):
@@ -372,7 +375,7 @@ class Backward:
             self.pass_on(v, Term(g))
         self.dot(node, a, -Term(op(bx.center.node, by.center.node)))
         self.dot(node, absolute_value(a), -Term(op(bx.radius.node, by.radius.node)))
-        terms = contracted_terms(node) if isinstance(op, _CONTRACTIONS) else 1
+        terms = contracted_terms(node) if isinstance(op, CONTRACTIONS) else 1
         magnitude = Term(op(bx.magnitude.node, by.magnitude.node))
         error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
         # three products of this magnitude, each a sum
@@ -386,7 +389,7 @@ class Backward:
 def mixes(node: Node, is_exact: Callable[[Node], bool]) -> bool:
     """Whether the node combines several elements of perturbed values, so that an interval after it may be wider than
     its linear bounds."""
-    if isinstance(node.op, (*_CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+    if isinstance(node.op, (*CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return True
     return len([x for x in node.inputs if not is_exact(x)]) > 1 and not isinstance(node.op, ops.Concat)
 

@@ -21,21 +21,23 @@ from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
 from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, own_softmax
 from ingot.transform.bounds.forms import is_normalizer
+from ingot.transform.bounds.forward import Forward
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
 
 _INF = float("inf")
-METHODS = ("crown", "auto", "crown-ibp", "ibp")
+METHODS = ("crown", "auto", "crown-ibp", "forward", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
+_WALKS_PER_ROW = 12  # "auto": a walk takes at most so many rows for each row of a pass forward
 _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 
 @dataclass(frozen=True)
 class Question:
-    """What to bound and how. perturbed: for each input of the graph whether it lies in a box. method: one of METHODS.
-    spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each element.
-    rounding: see `Rounding`."""
+    """The values to bound and the method. perturbed: for each input of the graph whether it is in a box. method: one of
+    METHODS. spec: rows of factors of the elements of the only result, whose sums are bounded instead; None: each
+    element. rounding: see `Rounding`."""
 
     perturbed: tuple[bool, ...]
     method: str
@@ -46,7 +48,8 @@ class Question:
         """The canonical graph with this question. Raises UnsupportedOpError, which names all ops without bounds, and
         InputError for symbolic sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
-        core = canonical(with_spec(graph, self.spec), trees=self.method in ("crown", "auto"))
+        has_trees = self.method in ("crown", "auto", "forward")
+        core = canonical(with_spec(graph, self.spec), has_trees, self.rounding.winograd)
         ends: dict[Node, tuple[Node, Node]] = {}
         for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
             if is_perturbed:
@@ -88,13 +91,38 @@ class Bounded:
         return tuple(operands)
 
     @cached_property
+    def deep(self) -> tuple[Node, ...]:
+        """The values of `relaxed` whose intervals may be wider than linear bounds."""
+        depth = depths(self.core.nodes(), self.intervals().is_exact)
+        return tuple(n for n in self.relaxed if depth[n] > 1)
+
+    @cached_property
     def walked(self) -> frozenset[Node]:
-        """The values of `relaxed` that get tighter bounds than intervals, each from its own backward walk."""
+        """The values that get tighter bounds than intervals or forms, each from its own backward walk."""
         if self.question.method not in ("crown", "auto"):
             return frozenset()
-        depth = depths(self.core.nodes(), self.intervals().is_exact)
-        deep = [n for n in self.relaxed if depth[n] > 1]
-        return frozenset(n for n in deep if self.fits(n))
+        return frozenset(n for n in self.deep if self.fits(n) and not self.is_cheaper_forward(n))
+
+    @cached_property
+    def is_forward(self) -> bool:
+        """Whether values get affine forms: see `forward`."""
+        if self.question.method != "auto":
+            return self.question.method == "forward"
+        targets = (*self.deep, *self.core.results)
+        return any(self.is_cheaper_forward(n) or not self.fits(n) for n in targets)
+
+    def is_cheaper_forward(self, target: Node) -> bool:
+        """Whether "auto" leaves the value to a pass forward, which costs far less than a walk from it. Elements of rows
+        that never meet are walked from together."""
+        if self.question.method != "auto" or self._forward_rows * self._widest * 8 > _MAX_COEFFICIENT_BYTES:
+            return False
+        axis = self.rows.get(target)
+        rows = 2 * int(product(target.shape)) // (1 if axis is None else int(target.shape[axis]))
+        return rows > _WALKS_PER_ROW * self._forward_rows
+
+    @cached_property
+    def _forward_rows(self) -> int:
+        return sum(int(product(x.shape)) for x in self.interval_inputs) + 4  # of slopes, centers, radii, magnitudes
 
     def fits(self, target: Node) -> bool:
         """Whether a walk from the value is within the memory limit. If it is not, raises InputError unless the method
@@ -137,8 +165,11 @@ class Bounded:
         a value for each row (see `bounds_of`)."""
         c = self.intervals()
         walk = Walk(c, self.rows if slopes is None else {})
+        forward = Forward(c, list(self.interval_inputs)) if self.is_forward else None
         for node in self.core.nodes():
             c.add([node])
+            if forward is not None and not c.missing:
+                forward.add(node)
             if node in self.walked and not c.missing:
                 target_walk = walk if slopes is None else Walk(c, alphas=slopes[node])
                 c.values[node] = bounds_of(target_walk, node, mapped)
@@ -154,7 +185,8 @@ def bound_graph(graph: Graph, question: Question) -> Graph:
     results: list[Node] = []
     for y in bounded.core.results:
         bounds = walk.intervals.of(y)
-        if question.method != "ibp" and not walk.intervals.is_exact(y) and bounded.fits(y):
+        is_walked = question.method not in ("ibp", "forward") and not bounded.is_cheaper_forward(y)
+        if is_walked and not walk.intervals.is_exact(y) and bounded.fits(y):
             bounds = bounds_of(walk, y)
         lower, upper = (walk.intervals.guarded(v, e) for v, e in ((bounds.lower, -_INF), (bounds.upper, _INF)))
         results += [b.node for b in from_f64(lower, upper, y.dtype)]

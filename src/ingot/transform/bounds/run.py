@@ -15,7 +15,6 @@ from ingot.driver.open import Opened, Request, open_model, with_fitting_example
 from ingot.ir.dims import Dim, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
-from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
@@ -139,26 +138,14 @@ def _with_slopes(
     return [np.fmax(lower, rounded(narrowed_lower, y.dtype, -1)), np.fmin(upper, rounded(narrowed_upper, y.dtype, 1))]
 
 
-def has_winograd(program: Program, graph: Graph) -> bool:
-    """Whether a program has convolutions by Winograd's algorithm. Raises InputError if one of them may be part of a
-    transposed convolution, for which there is no error bound."""
-    if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps):
-        return False
-    core = lower_model_ops(graph).nodes()
-    dilated = [n for n in core if isinstance(n.op, ops.Convolution) and any(d != 1 for d in n.op.lhs_dilation)]
-    if dilated:
-        raise InputError(
-            "numerics",
-            expected="transposed convolutions whose products are sums in some order",
-            got=f"{len(dilated)} of a program with Winograd's algorithm",
-            fix="set INGOT_WINOGRAD=0, for the program too",
-        )
-    return True
+def has_winograd(program: Program) -> bool:
+    """Whether a program has convolutions by Winograd's algorithm."""
+    return any(getattr(step, "kernel", "").startswith("winograd") for step in program.steps)
 
 
 def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
-    """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises as
-    `has_winograd`."""
+    """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises InputError
+    for weights in blocks with a minimum."""
     if not numerics:
         return Rounding()
     import ml_dtypes
@@ -169,7 +156,7 @@ def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
     infos = [ml_dtypes.finfo(d.numpy) for d in floats or {f32}]
     unit, tiny = max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos)
-    return Rounding(unit, tiny, has_winograd(compiled_program(graph, options), graph))
+    return Rounding(unit, tiny, has_winograd(compiled_program(graph, options)))
 
 
 def _is_exact(node: Node) -> bool:

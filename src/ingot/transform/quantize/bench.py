@@ -63,7 +63,7 @@ class Bench:
         threads: int,
         turn: ExclusiveTurn = nullcontext,
     ) -> None:
-        """turn: gives what is held while models are timed."""
+        """turn: returns the context manager that is entered while models are timed."""
         self._turn = turn
         self.graph, self.groups, self.recipe, self.call, self.threads = graph, groups, recipe, call, threads
         self._features = features_of("native")

@@ -21,6 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
+from ingot.passes.core.dtypes.precision import excess
 from ingot.pipeline.target import features_of
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -266,6 +267,11 @@ def stored_bytes(group: Group, form: str) -> int:
     return sum(s.weights + 4 * s.channels for s in group.sites)
 
 
+def _has_excess(group: Group, stored: DType) -> bool:
+    """Whether a weight would be infinite in that type."""
+    return any(excess(site.weight(), stored) is not None for site in group.sites)
+
+
 def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -> tuple[str, ...]:
     """The formats out of `formats` that the group supports, float32 first."""
     candidates = [f for f in formats if f != FLOAT]
@@ -277,12 +283,13 @@ def candidate_formats(group: Group, stats: ValueStats, formats: Sequence[str]) -
         candidates = [f for f in candidates if f not in BITS]
     if group.is_recurrent:
         candidates = [f for f in candidates if f == DYNAMIC]
+    candidates = [f for f in candidates if f not in STORED_FLOATS or not _has_excess(group, STORED_FLOATS[f])]
     return (FLOAT, *candidates)
 
 
 def default_formats(groups: Sequence[Group], has_size: bool) -> tuple[str, ...]:
-    """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
-    bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
+    """The formats to try by default, the most promising first: weights of few bits only for small models, bfloat16 if
+    the machine has instructions for its products, levels of values with other readers if these are images."""
     formats = [STATIC, DYNAMIC, PAIRED]
     if any(g.is_shared and not g.is_matrices for g in groups):
         formats.insert(0, SHARED_STATIC)

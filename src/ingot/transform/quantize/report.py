@@ -29,7 +29,7 @@ Cell = tuple[str, float | None]  # a text, and the number to sort by
 @dataclass(frozen=True)
 class Row:
     """A group of ops that read the same value. seconds: in float32, and in its format. error: the relative squared
-    error of the outputs with this format alone. reason: the reason against a faster format."""
+    error of the outputs with this format alone. why: the reason against a faster format."""
 
     name: str
     ops: int
@@ -38,7 +38,7 @@ class Row:
     seconds: tuple[float, float]
     error: float
     nbytes: int
-    reason: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Report:
         cells = [
             (
                 r.name + (f" and {r.ops - 1} more" if r.ops > 1 else ""), r.format, r.rounding, _ms(r.seconds[0]),
-                _ms(r.seconds[1]), f"{r.error:.1e}", r.reason,
+                _ms(r.seconds[1]), f"{r.error:.1e}", r.why,
             )
             for r in self.rows
         ]  # fmt: skip
@@ -200,7 +200,7 @@ class Report:
         return [
             ((r.name + (f" and {r.ops - 1} more" if r.ops > 1 else ""), None), (r.format, None),
              (time_text(r.seconds[0]), r.seconds[0]), (time_text(r.seconds[1]), r.seconds[1]),
-             (f"{r.error:.1e}", r.error), (bytes_text(r.nbytes), r.nbytes), (r.rounding, None), (r.reason, None))
+             (f"{r.error:.1e}", r.error), (bytes_text(r.nbytes), r.nbytes), (r.rounding, None), (r.why, None))
             for r in sorted(self.rows, key=lambda r: -r.seconds[1])
         ]  # fmt: skip
 

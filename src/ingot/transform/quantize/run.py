@@ -109,7 +109,7 @@ def quantize_model(
     options: SearchOptions,
     fleet: Fleet | None = None,
 ) -> QuantizedModel:
-    """See `ingot.quantize`. fleet: who measures; by default this process."""
+    """See `ingot.quantize`. fleet: the workers that measure; by default this process."""
     quantizer = open_quantizer(
         model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table,
         options=options, fleet=fleet,
@@ -173,7 +173,8 @@ class Quantizer:
         return self._result(chosen, search, options)
 
     def prepare(self, turn: ExclusiveTurn = nullcontext) -> None:
-        """Round values and weights, and run the float model. turn: gives what is held while models are timed."""
+        """Round values and weights, and run the float model. turn: returns the context manager that is entered while
+        models are timed."""
         self._calibrate()
         self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads, turn)
         self.judges = tuple(self._judge(s) for s in (self.search_samples, self.held_out_samples))
@@ -182,8 +183,8 @@ class Quantizer:
         self.best: tuple[Point, Callable[[], BuiltModel]] | None = None
         self.times: dict[str, dict[str, float]] = {}
 
-    def done(self, job: Job) -> dict[str, Value]:
-        """What a job measures, by the table's keys: see `worker.Worker`."""
+    def measure(self, job: Job) -> dict[str, Value]:
+        """The measurements of a job, by the keys of the table (see `worker.Worker`)."""
         if "errors" in job:
             for name, form in job["errors"]:
                 self._error(next(g for g in self.groups if g.name == name), form, job["calls"])
@@ -324,7 +325,7 @@ class Quantizer:
         return options
 
     def _error(self, group: Group, form: str, calls: int) -> float:
-        """Of the outputs with this group alone in the format, on some calls."""
+        """The error of the outputs on some calls, if only this group has the format."""
         judge = self.judges[0]
         run = partial(self.simulator.run, judge.samples.calls[:calls], self.recipe, {group.name: form})
         return self.table.get(f"error {form} {group.name}", lambda: judge.error(run()))
@@ -380,10 +381,10 @@ class Quantizer:
         nbytes = get(f"bytes {content}", lambda: float(build().nbytes))
         seconds = get(f"latency {key}", lambda: self.bench.latency(build()))
         point = Point(name, dict(formats), (scores[0], scores[1]), seconds, int(nbytes))
-        if self.goals.joules is not None and point.meets(replace(self.goals, joules=None)):
+        if self.goals.joules is not None and point.meets_constraints(replace(self.goals, joules=None)):
             joules = get(f"joules {key}", lambda: self.bench.joules(build(), self.counters))
             point = replace(point, joules=joules)
-        if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
+        if point.meets_constraints(self.goals) and (self.best is None or seconds < self.best[0].seconds):
             self.best = point, build  # the memory of the others is freed
         return point
 
@@ -436,7 +437,7 @@ class Quantizer:
         )  # fmt: skip
 
     def _rounding(self) -> dict[str, float] | str:
-        """A bound of float32's own rounding on the first call, or why there is none."""
+        """A bound of the rounding errors of float32 on the first call, or the reason why there is none."""
         if len(self.graph.nodes()) > _MAX_BOUNDED_NODES:
             return "the model is too deep for bounds that say something"
         try:

@@ -79,7 +79,7 @@ class Point:
     nbytes: int
     joules: float | None = None
 
-    def meets(self, goals: Goals) -> bool:
+    def meets_constraints(self, goals: Goals) -> bool:
         is_accurate = goals.min_scores is None or all(
             s >= g for s, g in zip(self.scores, goals.min_scores, strict=True)
         )
@@ -116,7 +116,7 @@ def check(options: SearchOptions) -> None:
 
 
 def energy_counters(options: SearchOptions) -> EnergyCounters:
-    """Of this machine, if energy is constrained. Raises InputError where there is none."""
+    """The energy counters of this machine, if energy is constrained. Raises InputError if there are none."""
     if options.energy_millijoules is None:
         return EnergyCounters((), ())
     energy = device.energy_counters({"cpu"})
@@ -257,7 +257,7 @@ class Search:
         return next((p for p in self.points if all(p.formats.get(g, FLOAT) == f for g, f in formats.items())), None)
 
     def _best(self) -> Point:
-        matches = [p for p in self.points if p.meets(self.goals)]
+        matches = [p for p in self.points if p.meets_constraints(self.goals)]
         if not matches:
             raise ConstraintError(self._failure(), frontier(self.points))
         if self.goals.min_scores is None:

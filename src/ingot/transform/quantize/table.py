@@ -35,7 +35,7 @@ class Table:
         return cast("T", self.values[key])
 
     def update(self, values: Mapping[str, Value]) -> None:
-        """Add measurements of others, by keys without the prefix. Raises InputError for what is none."""
+        """Add measurements of workers, by keys without the prefix. Raises InputError for malformed ones."""
         if not all(map(_is_value, values.values())):
             raise InputError("a worker's answer", expected="numbers", got=values)
         self.values |= {f"{self.prefix} {key}": value for key, value in values.items()}

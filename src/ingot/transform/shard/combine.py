@@ -11,6 +11,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Graph, Node
+from ingot.ir.rewrite import replace_nodes
 
 MAX_BYTES = 1 << 20  # of a sum to be combined
 BUCKET_BYTES = 4 << 20  # of one exchange; later work overlaps with it
@@ -31,7 +32,7 @@ def combine_sums(graph: Graph) -> Graph:
     images: dict[Node, Node] = {}
     for nodes in (bucket for buckets_of_key in buckets.values() for bucket in buckets_of_key if len(bucket) > 1):
         images |= _combine(nodes)
-    return graph.replace_nodes(images)
+    return replace_nodes(graph, images)
 
 
 def _last_sums(graph: Graph) -> list[Node]:

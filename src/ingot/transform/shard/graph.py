@@ -12,7 +12,7 @@ from ingot.ir.node import Const, Graph, Input, Node
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 from ingot.transform.shard.batch_groups import with_batch_groups
-from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, annotated_spec, axes_in, whole
+from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, annotated_spec, axes_in, unsplit
 from ingot.transform.shard.partition import Sharded, partition, plan
 from ingot.transform.shard.propagate import Propagation
 from ingot.transform.shard.rules import RULED, rule
@@ -39,7 +39,7 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None, splits_loops: bool = Tr
         if marked.get(x, ()) is None:
             marked[x] = spec
     graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
-    fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
+    fixed = {images[n]: spec or unsplit(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
     fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
     unlowered = RULED | {ops.PerDevice}
     expanded = with_batch_groups(lower_model_ops(graph, unlowered, _is_ruled))
@@ -54,7 +54,7 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None, splits_loops: bool = Tr
         table.spec(label, len(n.shape)) or annotations.get(n)
         for label, n in zip(labels, expanded.results, strict=False)
     ]
-    if unused := table.unused:
+    if unused := table.unused_marks:
         known_names = sorted(
             {*names, *labels, *(n.loc for n in _with_bodies(expanded) if isinstance(n.op, Const) and n.loc)}
         )
@@ -129,12 +129,12 @@ def _output_spec(
     """The spec of an output. The new value of a state is split like the old one; a computed size is whole."""
     rank = len(node.shape)
     if index < len(graph.state):
-        return specs.get(graph.state_pairs[index][0]) or whole(rank)
+        return specs.get(graph.state_pairs[index][0]) or unsplit(rank)
     if index >= len(graph.results):
-        return whole(rank)
+        return unsplit(rank)
     if (spec := output_marks[index]) is not None:
         return spec
-    return tuple(tuple(a for a in axes if a in data_axes) for axes in specs.get(node) or whole(rank))
+    return tuple(tuple(a for a in axes if a in data_axes) for axes in specs.get(node) or unsplit(rank))
 
 
 def _with_local_sizes(graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]) -> tuple[Graph, dict[Node, Node]]:

@@ -95,7 +95,7 @@ def mesh_of(mesh: Any) -> Mesh:
 
 
 class MarkTable:
-    """The marks of a request. `unused` lists patterns that no name matched."""
+    """The marks of a request. `unused_marks` lists patterns that no name matched."""
 
     def __init__(self, marks: Marks | None, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -139,7 +139,7 @@ class MarkTable:
         return None
 
     @property
-    def unused(self) -> list[str]:
+    def unused_marks(self) -> list[str]:
         return [pattern for pattern in self._marks if pattern not in self._used]
 
 
@@ -190,7 +190,7 @@ def _axes_of(dim: int, part_of_rank: Sequence[int], op: Sharding, mesh: Mesh) ->
     raise InputError("the model's shardings", expected=expected, got=f"{op.tiles} of {op.ranks}")
 
 
-def whole(rank: int) -> Spec:
+def unsplit(rank: int) -> Spec:
     """The spec of a tensor that is replicated on each device."""
     return ((),) * rank
 

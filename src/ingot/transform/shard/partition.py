@@ -21,7 +21,7 @@ from ingot.ir.types import Shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, InputError
 from ingot.transform.shard.combine import combine_sums
-from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, whole
+from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, unsplit
 from ingot.transform.shard.propagate import Propagation, factors
 from ingot.transform.shard.rules import Rule, rule
 
@@ -54,7 +54,7 @@ def plan(
     for n, op_rule in rules.items():
         if op_rule is not None:
             values = (*n.inputs, *n.results)
-            chosen[n] = factors(op_rule, values, [specs.get(v) or whole(len(v.shape)) for v in values], mesh)
+            chosen[n] = factors(op_rule, values, [specs.get(v) or unsplit(len(v.shape)) for v in values], mesh)
     reduced: set[Node] = set()
     while True:
         partial = _partial(nodes, rules, chosen, reduced)
@@ -70,16 +70,16 @@ def _plan_loop(node: Node, mesh: Mesh, specs: Mapping[Node, Spec]) -> tuple[Shar
     """The plans of a loop's condition and body. The carried values are split like the loop's results."""
     op = node.op
     assert isinstance(op, ops.While)
-    carried = [specs.get(r) or whole(len(r.shape)) for r in node.results]
+    carried = [specs.get(r) or unsplit(len(r.shape)) for r in node.results]
     weights = {n: spec for n, spec in specs.items() if isinstance(n.op, Const)}
 
     def planned(graph: Graph, outputs: Sequence[Spec]) -> Sharded:
         fixed = weights | dict(zip(graph.inputs, carried, strict=True))
         propagated = Propagation(graph, mesh, fixed, dict(zip(graph.results, outputs, strict=True))).run()
-        rest_specs = [whole(len(n.shape)) for n in graph.outputs[len(graph.results) :]]
+        rest_specs = [unsplit(len(n.shape)) for n in graph.outputs[len(graph.results) :]]
         return plan(graph, mesh, propagated, [*outputs, *rest_specs])
 
-    return planned(op.cond, [whole(0)]), planned(op.body, carried)
+    return planned(op.cond, [unsplit(0)]), planned(op.body, carried)
 
 
 def _reduced_axes(op_rule: Rule, chosen: Mapping[str, Axes]) -> Partial:
@@ -151,7 +151,7 @@ class _Partitioner:
         return replace(graph, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def spec(self, value: Node) -> Spec:
-        return self.sharded.specs.get(value) or whole(len(value.shape))
+        return self.sharded.specs.get(value) or unsplit(len(value.shape))
 
     def local_shape(self, value: Node, spec: Spec) -> Shape:
         """The shape of a device's part. Raises InputError if the parts are not equal."""
@@ -168,7 +168,7 @@ class _Partitioner:
         op, spec = node.op, self.spec(node)
         assert isinstance(op, Input)
         shape = self.local_shape(node, spec)
-        if op.elements and spec != whole(len(spec)):
+        if op.elements and spec != unsplit(len(spec)):
             raise InputError(f"shard of {op.label}", expected="a whole tensor: its values are sizes", got="a mark")
         local = replace(op, type=op.type.with_shape(shape))(loc=node.loc)
         self.values[node, spec], self.computed_specs[node] = local, spec
@@ -253,8 +253,8 @@ class _Partitioner:
             self._store(node, ops.While(cond, body)(*parts, loc=node.loc), carried)
             return
         if op_rule is None:
-            operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
-            self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
+            operands = [self.part(x, unsplit(len(x.shape))) for x in node.inputs]
+            self._store(node, node.op(*operands, loc=node.loc), [unsplit(len(r.shape)) for r in node.results])
             return
         chosen = self.sharded.factor_axes.get(node, {})
         specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*op_rule.operands, *op_rule.results)]

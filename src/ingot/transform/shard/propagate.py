@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from ingot import ops
 from ingot.ir.dims import exact_quotient
 from ingot.ir.node import Const, Graph, Node, Project
-from ingot.transform.shard.mesh import Axes, Mesh, Spec, whole
+from ingot.transform.shard.mesh import Axes, Mesh, Spec, unsplit
 from ingot.transform.shard.rules import Dims, Rule, rule
 
 
 class Propagation:
-    """specs: by value, filled by `run`. fixed: specs that never change. wanted: initial specs of outputs."""
+    """specs: by value, filled by `run`. fixed: specs that never change. requested: initial specs of outputs."""
 
     def __init__(
-        self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec], wanted: Mapping[Node, Spec] | None = None,
+        self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec], requested: Mapping[Node, Spec] | None = None,
         ties: Sequence[tuple[Node, Node]] = (), splits_loops: bool = True,
     ) -> None:  # fmt: skip
         """ties: further pairs of values with equal specs. splits_loops: whether loops may run in parts."""
@@ -31,7 +31,7 @@ class Propagation:
         self._rules = {n: rule(n) for n in self._nodes if n.inputs}
         self._free = _free_dims(self._nodes, self._rules, fixed)
         self.fixed = frozenset(fixed)
-        self.specs: dict[Node, Spec] = {**(wanted or {}), **fixed}
+        self.specs: dict[Node, Spec] = {**(requested or {}), **fixed}
 
     def run(self) -> dict[Node, Spec]:
         """Alternate forward and backward sweeps until nothing changes; a dimension that is split once stays so."""
@@ -50,7 +50,7 @@ class Propagation:
         return self.specs
 
     def spec(self, value: Node) -> Spec:
-        return self.specs.get(value) or whole(len(value.shape))
+        return self.specs.get(value) or unsplit(len(value.shape))
 
     def factors(self, node: Node, found: Rule) -> dict[str, Axes]:
         """The mesh axes that split each factor of a node's rule, from the current specs of its values."""

@@ -22,7 +22,7 @@ from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 from ingot.transform.shard.graph import shard
-from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, whole
+from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, unsplit
 from ingot.transform.shard.partition import Sharded, partition, slices_of
 from ingot.transform.shard.pipeline import AXIS, graph_of_rank, pipeline
 from ingot.transform.shard.simulate import run, simulate
@@ -116,7 +116,7 @@ def state_parts(sharded: Sharded, state: Mapping[str, np.ndarray], rank: int) ->
 
 def state_spec(sharded: Sharded, name: str) -> Spec:
     node, _ = sharded.graph.state_pairs[sharded.graph.state.index(name)]
-    return sharded.specs.get(node) or whole(len(node.shape))
+    return sharded.specs.get(node) or unsplit(len(node.shape))
 
 
 class SimulatedProgram(Executable):

@@ -10,14 +10,14 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.ops.core.collective import simulated
 from ingot.transform.shard.graph import graphs_of
-from ingot.transform.shard.mesh import Mesh, Spec, whole
+from ingot.transform.shard.mesh import Mesh, Spec, unsplit
 from ingot.transform.shard.partition import Sharded, slices_of
 
 
 def simulate(sharded: Sharded, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """The whole results for whole inputs, computed by simulated devices."""
     graphs, mesh = graphs_of(sharded), sharded.mesh
-    specs = [sharded.specs.get(n) or whole(len(n.shape)) for n in sharded.graph.inputs]
+    specs = [sharded.specs.get(n) or unsplit(len(n.shape)) for n in sharded.graph.inputs]
     parts = [[split(x, spec, mesh, rank) for x, spec in zip(inputs, specs, strict=True)] for rank in range(mesh.size)]
     results = run(graphs, parts)
     return tuple(

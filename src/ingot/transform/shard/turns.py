@@ -10,7 +10,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Const, Graph, Node, rebuild
-from ingot.transform.shard.mesh import Mesh, Spec, whole
+from ingot.transform.shard.mesh import Mesh, Spec, unsplit
 from ingot.transform.shard.partition import partition, plan
 from ingot.transform.shard.propagate import Propagation
 
@@ -26,10 +26,10 @@ def in_turns(graph: Graph) -> Graph:
     batch = next((n.shape[0] for n in graph.inputs if n.shape), 0)
     if graph.state or nbytes is None or nbytes < MIN_BYTES * count or not isinstance(batch, int) or batch % 2:
         return graph
-    input_specs: dict[Node, Spec] = {n: whole(len(n.shape)) for n in graph.inputs}
-    input_specs |= {n: ((_AXIS,), *whole(len(n.shape) - 1)) for n in graph.inputs if n.shape and n.shape[0] == batch}
+    input_specs: dict[Node, Spec] = {n: unsplit(len(n.shape)) for n in graph.inputs}
+    input_specs |= {n: ((_AXIS,), *unsplit(len(n.shape) - 1)) for n in graph.inputs if n.shape and n.shape[0] == batch}
     specs = Propagation(graph, _MESH, input_specs, splits_loops=False).run()
-    output_specs = [specs.get(n) or whole(len(n.shape)) for n in graph.outputs]
+    output_specs = [specs.get(n) or unsplit(len(n.shape)) for n in graph.outputs]
     split = plan(graph, _MESH, specs, output_specs, splits_loops=False)
     halves = [partition(split, index) for index in range(2)]
     if any(_exchange_count(half) != count or _exchanged_bytes(half) != nbytes // 2 for half in halves):
@@ -65,7 +65,7 @@ def _inlined_outputs(half: Graph, index: int, graph: Graph, specs: dict[Node, Sp
     images: dict[Node, Node] = {}
     for local_input, graph_input in zip(half.inputs, graph.inputs, strict=True):
         size = local_input.shape[0] if local_input.shape else 0
-        is_split = specs[graph_input] != whole(len(graph_input.shape))
+        is_split = specs[graph_input] != unsplit(len(graph_input.shape))
         images[local_input] = (
             ops.slice_axis(graph_input, 0, size * index, size * (index + 1)) if is_split else graph_input
         )

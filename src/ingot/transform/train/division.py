@@ -56,7 +56,7 @@ class Division:
     def placed(self, program: Program) -> Program:
         return with_place(program, self._rank, self._mesh)
 
-    def joined(self, values: Mapping[str, object]) -> dict[str, object]:
+    def gather(self, values: Mapping[str, object]) -> dict[str, object]:
         """Whole values from the parts of all ranks. Collective: every rank has to call it."""
         whole_values = dict(values)
         for name, value in values.items():
@@ -72,7 +72,7 @@ class Division:
                 whole_values[name] = join(parts, spec, self._mesh)
         return whole_values
 
-    def once(self, write: Callable[[], None]) -> None:
+    def write_once(self, write: Callable[[], None]) -> None:
         """Call `write` on rank 0 while the others wait. Raises its error on rank 0 and DeviceError on the others."""
         error: Exception | None = None
         if not self._rank:

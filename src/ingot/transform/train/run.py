@@ -72,14 +72,14 @@ class CompiledStep(TrainingStep):
         return self._whole(super().state_dict())
 
     def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        return state if self._division is None else self._division.joined(state)
+        return state if self._division is None else self._division.gather(state)
 
     def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         return state if self._division is None else self._division.parts(state)
 
     def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:
         write = partial(super()._write, path, arrays)
-        write() if self._division is None else self._division.once(write)
+        write() if self._division is None else self._division.write_once(write)
 
     def trained(self) -> Any:
         """The trained model, in the form of the original: the module itself, which is updated; a ModelProto; or a tree

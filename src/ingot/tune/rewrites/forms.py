@@ -250,7 +250,7 @@ class _Search:
     def scale(self, t: Term, s: float, last: bool) -> None:
         node = ops.mul(t.node, s)
         if not last or node.type == self.target.type:
-            value = np.mod(t.value * equality.literal(np.asarray(s, np.float32)), PRIME)
+            value = np.mod(t.value * equality.literal(np.asarray(s, t.node.dtype.numpy)), PRIME)
             self.add(node, value, t.constant, t.parts, t.products)
 
     def apply(self, op: Op, operands: tuple[Term, ...], last: bool) -> None:
@@ -322,5 +322,5 @@ def _seconds(n: Node) -> float:
     sizes = [x.type.size for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)]
     assert isinstance(flops, int) and all(isinstance(s, int) for s in sizes)
     fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # with the producers of their operands
-    nbytes = 4 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
+    nbytes = n.dtype.bits // 8 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
     return flops * _SECONDS_PER_FLOP + nbytes * _SECONDS_PER_BYTE + _SECONDS_PER_OP

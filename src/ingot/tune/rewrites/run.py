@@ -85,7 +85,7 @@ def find_rewrites(
     began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
     wins: list[tuning.Rewritten] = []
-    for number, subgraph in enumerate(candidates := subgraphs(baseline.after("crop"))):
+    for number, subgraph in enumerate(candidates := subgraphs(baseline.graph_after("crop"))):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
@@ -157,7 +157,7 @@ def _with_constants(g: Graph, constants: Sequence[np.ndarray]) -> Graph:
 def _random_feeds(g: Graph) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     return {
-        n.op.label: random.standard_normal(n.shape, np.float32)  # type: ignore[attr-defined, call-overload]
+        n.op.label: random.standard_normal(n.shape).astype(n.dtype.numpy)  # type: ignore[attr-defined, call-overload]
         for n in g.inputs
         if not n.op.label.startswith("c")  # type: ignore[attr-defined]
     }

@@ -81,7 +81,7 @@ def test_a_state_that_modules_share(make: Callable[[], nn.Module], saved: bool, 
         write(program, tmp_path)
         program = read(tmp_path)
     plain, x = Evaluator(program, program.attributes), torch.randn(3)
-    if program.written:
+    if program.written_paths:
         assert plain.is_steady((x,))
         plain = Evaluator(program, program.attributes, buffers=True)
     compiled = export_module(plain, (x,)).module()

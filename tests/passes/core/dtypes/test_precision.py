@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -45,8 +47,25 @@ def test_float16_stores_weights_only() -> None:
     x, w = arg("x", 5, 33), weights(33, 7)
     new = lower_precision(graph(MATMUL(x, w)), "float16")
     assert [i.dtype for i in products(new)[0].inputs] == [f32, f16]
-    huge = lower_precision(graph(MATMUL(x, const(np.full((33, 7), 1e5, np.float32)))), "float16")
-    assert np.isinf(interpret(huge, [np.ones((5, 33), np.float32)])[0]).all()
+
+
+@pytest.mark.parametrize(("precision", "largest", "fits"), [
+    ("float16", 65519.0, True), ("float16", -65520.0, False), ("bfloat16", 3.39e38, True), ("bfloat16", 3.4e38, False),
+])  # fmt: skip
+@pytest.mark.parametrize("same_types", [False, True])
+def test_a_weight_that_would_be_infinite_stays(
+    precision: str, largest: float, fits: bool, same_types: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = np.ones((33, 7), np.float32)
+    values[3, 2], values[4, 2], values[5, 2] = largest, np.nan, np.inf  # those are the model's own
+    w = const(values, loc="layer.weight")
+    g = graph(MATMUL(arg("x", 5, 33), ops.transpose(ops.transpose(w, (1, 0)), (1, 0))))
+    with caplog.at_level(logging.WARNING, "ingot.precision"):
+        new = lower_precision(g, precision, same_types)
+    assert (products(new)[0].inputs[1].dtype == f32) is not fits
+    assert [f"layer.weight stay in float32: {abs(largest):g}" in r.message for r in caplog.records] == [True] * (
+        not fits
+    )
 
 
 def test_float32_is_the_graph_itself() -> None:

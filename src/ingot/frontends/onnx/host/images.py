@@ -12,7 +12,7 @@ from ingot.support.errors import InputError
 _FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 
 
-@host_op("ImageDecoder", kind=Kind.ALWAYS, gives=set())
+@host_op("ImageDecoder", kind=Kind.ALWAYS, string_results=set())
 def image_decoder(n: HostNode, encoded: np.ndarray) -> np.ndarray:
     """u8[height,width,channels]; empty where the stream is no image of the formats that ONNX names.
 

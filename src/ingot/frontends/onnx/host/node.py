@@ -1,6 +1,6 @@
 """One node that runs on the host, and the table of such ops.
 
-    @host_op("StringConcat", gives={0})
+    @host_op("StringConcat", string_results={0})
     def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray: ...
 
 Strings are arrays of `object` that hold `str`.
@@ -64,28 +64,28 @@ class HostNode:
 
 Run = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
 # which results hold strings, given the node and whether an operand does
-Gives = Callable[[HostNode, bool], set[int]]
+StringResults = Callable[[HostNode, bool], set[int]]
 
 
 @dataclass(frozen=True)
 class HostOp:
     run: Run
     kind: Kind
-    gives: Gives
+    string_results: StringResults
 
 
 HOST_OPS: dict[tuple[str, str], HostOp] = {}
 
 
 def host_op(
-    *names: str, domain: str = "", kind: Kind = Kind.OF_STRINGS, gives: set[int] | Gives | None = None
+    *names: str, domain: str = "", kind: Kind = Kind.OF_STRINGS, string_results: set[int] | StringResults | None = None
 ) -> Callable[[Run], Run]:
-    """Register an op. gives: the results that hold strings; None: all, where an operand does."""
+    """Register an op. string_results: those that hold strings; None: all, where an operand does."""
 
     def rule(n: HostNode, of_strings: bool) -> set[int]:
-        if gives is None:
+        if string_results is None:
             return set(range(len(n.proto.output))) if of_strings else set()
-        return gives(n, of_strings) if callable(gives) else gives
+        return string_results(n, of_strings) if callable(string_results) else string_results
 
     def add(run: Run) -> Run:
         for name in names:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.onnx.functions import in_order, needed, reads
+from ingot.frontends.onnx.functions import in_order, reads, required_nodes
 from ingot.frontends.onnx.host import images, text  # noqa: F401 - fill the table
 from ingot.frontends.onnx.host.node import HOST_OPS, HostNode, Kind, key, strings, tensor
 from ingot.frontends.onnx.importer import read_model
@@ -193,7 +193,7 @@ class Stages:
         """The declared types of the caller's inputs and outputs."""
         return {v.name: type_text(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
 
-    def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def with_constants(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The caller's values and the constants that the host reads, by name."""
         values = dict(arguments)
         for name in _strings(self.model.graph) & values.keys():
@@ -218,7 +218,7 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
     if any(_is_special(v) for v in (*graph.input, *wanted_outputs)):
         return True
     nodes = in_order(graph.node)
-    kept_nodes = needed(nodes, [o.name for o in graph.output] if outputs is None else outputs)
+    kept_nodes = required_nodes(nodes, [o.name for o in graph.output] if outputs is None else outputs)
     return any(i in kept_nodes and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 
@@ -276,7 +276,7 @@ def stages_of(model: ModelProto) -> Stages:
     """
     graph = model.graph
     nodes = in_order(graph.node)
-    kept_nodes = needed(nodes, [o.name for o in graph.output])
+    kept_nodes = required_nodes(nodes, [o.name for o in graph.output])
     textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
     nodes_by_level: dict[int, list[NodeProto]] = {}
     refused: list[UnsupportedOp] = []
@@ -359,6 +359,6 @@ def _on_host(n: HostNode, textual: set[str]) -> bool:
     if op is None:
         return False
     of_strings = any(name in textual for name in n.proto.input)
-    string_results = op.gives(n, of_strings)
+    string_results = op.string_results(n, of_strings)
     textual.update(n.proto.output[i] for i in string_results if i < len(n.proto.output))
     return op.kind is Kind.ALWAYS or bool(string_results) or of_strings

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.frontends.onnx.host.node import HostNode, Kind, host_op, strings
+from ingot.frontends.onnx.movement import MOVEMENTS
 from ingot.frontends.onnx.protos import TensorProto
 from ingot.frontends.onnx.tensors import dtype_from_code
 
@@ -26,7 +27,7 @@ def _map_elements(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtyp
     return mapped.reshape(x.shape)
 
 
-@host_op("StringConcat", gives={0})
+@host_op("StringConcat", string_results={0})
 def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = np.broadcast_arrays(a, b)
     texts = np.empty(a.shape, object)
@@ -34,7 +35,7 @@ def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return texts
 
 
-@host_op("StringNormalizer", gives={0})
+@host_op("StringNormalizer", string_results={0})
 def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     if not (x.ndim == 1 or (x.ndim == 2 and x.shape[0] == 1)):
         raise n.fail("strings of shape [C] or [1,C]", list(x.shape))
@@ -46,7 +47,7 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     return strings(kept_words or [""], (*x.shape[:-1], max(len(kept_words), 1)))
 
 
-@host_op("StringSplit", gives={0})
+@host_op("StringSplit", string_results={0})
 def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     delimiter, max_splits = n.attr("delimiter") or None, n.attr("maxsplit", -1)
     parts = [v.split(delimiter, max_splits) for v in x.reshape(-1)]
@@ -58,7 +59,7 @@ def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return strings(np.array(padded, object).reshape(*x.shape, longest)), counts
 
 
-@host_op("RegexFullMatch", gives=set())
+@host_op("RegexFullMatch", string_results=set())
 def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
     pattern = n.attr("pattern", "")
     try:
@@ -90,7 +91,7 @@ def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
                 _check_linear(n, branch, repeated)
 
 
-@host_op("Equal", gives=set())
+@host_op("Equal", string_results=set())
 def equal(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.equal(a, b), np.bool_)
 
@@ -112,7 +113,7 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if n.attr("to") == _STRING else set()
 
 
-@host_op("Cast", gives=_cast_gives)
+@host_op("Cast", string_results=_cast_gives)
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
     code = n.attr("to")
     if code == _STRING:
@@ -162,7 +163,7 @@ def _label_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if _value_type(n)[0].kind == "O" else set()
 
 
-@host_op("LabelEncoder", domain=ML, gives=_label_gives)
+@host_op("LabelEncoder", domain=ML, string_results=_label_gives)
 def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     if n.version < 2:
         classes = n.attr("classes_strings", ())
@@ -189,7 +190,9 @@ def _python_numbers(x: np.ndarray) -> np.ndarray:
     return numbers.reshape(x.shape)
 
 
-@host_op("CategoryMapper", domain=ML, kind=Kind.ALWAYS, gives=lambda n, of_strings: set() if of_strings else {0})
+@host_op(
+    "CategoryMapper", domain=ML, kind=Kind.ALWAYS, string_results=lambda n, of_strings: set() if of_strings else {0}
+)
 def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     names, numbers = n.attr("cats_strings", ()), n.attr("cats_int64s", ())
     if x.dtype == object:
@@ -199,7 +202,7 @@ def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     return _map_elements(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
 
 
-@host_op("OneHotEncoder", domain=ML, gives=set())
+@host_op("OneHotEncoder", domain=ML, string_results=set())
 def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     names = np.array(list(n.attr("cats_strings", ())), object)
     is_hit = x[..., None] == names
@@ -211,7 +214,7 @@ def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
 # counts of n-grams
 
 
-@host_op("TfIdfVectorizer", kind=Kind.ALWAYS, gives=set())
+@host_op("TfIdfVectorizer", kind=Kind.ALWAYS, string_results=set())
 def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
     """For each row, its n-grams from the pool: counts (TF), weights of those present (IDF) or their product (TFIDF)."""
     pool = _grams(n)
@@ -276,55 +279,11 @@ def identity(n: HostNode, x: np.ndarray) -> np.ndarray:
     return x
 
 
-@host_op("Shape", "Size", gives=set())
+@host_op("Shape", "Size", string_results=set())
 def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
     if n.proto.op_type == "Size":
         return np.asarray(x.size, np.int64)
     return np.asarray(x.shape[n.attr("start", 0) : n.attr("end")], np.int64)
-
-
-@host_op("Reshape")
-def reshape(n: HostNode, x: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
-    target_shape = [int(v) for v in (n.attr("shape") if to is None else to)]
-    if not n.attr("allowzero", 0):
-        target_shape = [x.shape[i] if v == 0 else v for i, v in enumerate(target_shape)]
-    return x.reshape(target_shape)
-
-
-@host_op("Flatten")
-def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
-    axis = n.attr("axis", 1)
-    return x.reshape(int(np.prod(x.shape[:axis])), -1)
-
-
-def _axes(n: HostNode, tensor: np.ndarray | None) -> tuple[int, ...] | None:
-    axes = n.attr("axes") if tensor is None else tensor.tolist()
-    return None if axes is None else tuple(int(v) for v in axes)
-
-
-@host_op("Squeeze")
-def squeeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return np.squeeze(x, _axes(n, axes))
-
-
-@host_op("Unsqueeze")
-def unsqueeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
-    return np.expand_dims(x, _axes(n, axes) or ())
-
-
-@host_op("Transpose")
-def transpose(n: HostNode, x: np.ndarray) -> np.ndarray:
-    return np.transpose(x, n.attr("perm"))
-
-
-@host_op("Concat")
-def concat(n: HostNode, *xs: np.ndarray) -> np.ndarray:
-    return np.concatenate(xs, n.attr("axis", 1))
-
-
-@host_op("Gather")
-def gather(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return np.asarray(np.take(x, at, n.attr("axis", 0)), object)
 
 
 @host_op("ArrayFeatureExtractor", domain=ML)
@@ -332,32 +291,13 @@ def feature(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
     return x[..., at.reshape(-1)]
 
 
-@host_op("Expand")
-def expand(n: HostNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(to.tolist()))).copy()
-
-
-@host_op("Tile")
-def tile(n: HostNode, x: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    return np.tile(x, repeats.tolist())
-
-
 @host_op("Where")
 def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(condition, a, b), object)
 
 
-@host_op("Slice")
-def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
-    if n.version < 10:
-        starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
-    else:
-        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*bounds, None, None)[:4])
-    index = [slice(None)] * x.ndim
-    places = axes or range(len(starts))
-    for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
-        index[a] = slice(start, None if step < 0 and end < -x.shape[a] else end, step)
-    return x[tuple(index)]
+for _name, _move in MOVEMENTS.items():
+    host_op(_name)(_move)
 
 
 def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
@@ -366,7 +306,7 @@ def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
     return {0} if textual or ("value" in attributes and attributes["value"].t.data_type == _STRING) else set()
 
 
-@host_op("Constant", gives=_constant_gives)
+@host_op("Constant", string_results=_constant_gives)
 def constant(n: HostNode) -> np.ndarray:
     for name in ("value", "value_string", "value_strings"):
         value = n.attr(name)

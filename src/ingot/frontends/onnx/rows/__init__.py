@@ -18,6 +18,6 @@ from ingot.frontends.onnx.rows import (
     slice,
 )
 from ingot.frontends.onnx.rows.contrib import contrib, experts, quant_contrib
-from ingot.frontends.onnx.rows.flow import control, sequences
+from ingot.frontends.onnx.rows.flow import control, loops, sequences
 from ingot.frontends.onnx.rows.image import resize, sampling
 from ingot.frontends.onnx.rows.ml import ml, trees

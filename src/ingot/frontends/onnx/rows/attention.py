@@ -55,7 +55,7 @@ def _joined(mask: Node | None, keep: list[Node], dtype: T.DType) -> Node | None:
 
 @onnx_op("Attention", since=23)
 def attention(c: Call) -> Result | None:
-    if c.wants(3):
+    if c.is_result_used(3):
         # the scores are a result, too: use ONNX's own definition in plain ops
         return None
     q, k, v = c.x(0), c.x(1), c.x(2)
@@ -221,7 +221,7 @@ def group_query_attention(c: Call) -> Result:
     heads, groups = c.int("num_heads"), c.int("kv_num_heads")
     refused = {
         "quantized caches": c.has(12), "no causal mask": not c.flag("causal", 1),
-        "a cache of a window": c.flag("sliding_window_cache"), "scores as a result": c.wants(3),
+        "a cache of a window": c.flag("sliding_window_cache"), "scores as a result": c.is_result_used(3),
     }  # fmt: skip
     if any(refused.values()):
         raise Unsupported(", ".join(name for name, used in refused.items() if used))
@@ -320,4 +320,4 @@ def self_attention(
         k, v = (ops.concat([ops.index_axis(past, 0, i), t], 2) for i, t in enumerate((k, v)))
     keep = None if mask is None else _padding(mask, k)
     y = merge_heads(scaled_attention(c, q, k, v, keep, "lower_right" if c.flag("unidirectional") else "none"))
-    return [y, ops.stack([k, v], 0)] if c.wants(1) else y
+    return [y, ops.stack([k, v], 0)] if c.is_result_used(1) else y

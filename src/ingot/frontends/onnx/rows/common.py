@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.onnx.call import Call
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import DimLike, bounds, dim_max, is_static
 from ingot.ir.node import Node
@@ -34,22 +35,13 @@ def told_size(c: Call, d: DimLike) -> DimLike:
     return dim_max(d, 0)
 
 
-def cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
-    if step == 1 and low == 0 and high == x.shape[axis]:
-        return x
-    rank = len(x.shape)
-    start = tuple(low if i == axis else 0 for i in range(rank))
-    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
-    return ops.Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x)
-
-
 def parts_of(c: Call, x: Node, axis: int, sizes: Sequence[DimLike]) -> tuple[Node, ...]:
     """Parts of these sizes, whose sum must be the axis's size; calls check that where it is not known at import."""
     sizes, size = [told_size(c, d) for d in sizes], x.shape[axis]
     ends = list(itertools.accumulate(sizes))
     if ends[-1] != size:
         c.importer.require_equal(ends[-1], size, f"a split of {size} into {', '.join(map(str, sizes))}")
-    return tuple(cut(x, axis, end - part, end, 1) for end, part in zip(ends, sizes, strict=True))
+    return tuple(cut(x, axis, end - part, end) for end, part in zip(ends, sizes, strict=True))
 
 
 def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:

@@ -150,7 +150,7 @@ def max_pool(c: Call) -> Result:
     x = c.x()
     kernel, strides, padding, dilation = _pool(c)
     ceil = c.flag("ceil_mode")
-    if not c.wants(1):
+    if not c.is_result_used(1):
         x, pairs = pad_first(x, padding, ops.identity_of("max", x.dtype), 2)
         return ops.MaxPool(kernel, strides, pairs, dilation, ceil)(x)
     y, index = ops.MaxPoolIndices(kernel, strides, static_padding(padding), dilation, ceil)(x).results

@@ -16,7 +16,7 @@ def batch_norm(c: Call) -> Result:
     x, scale, bias, mean, var = (c.x(i) for i in range(5))
     eps = c.float("epsilon", 1e-5)
     if not c.flag("training_mode"):  # `import_trainable` sets it before opset 14, too
-        if c.version < 14 and c.wants(1):
+        if c.version < 14 and c.is_result_used(1):
             raise Unsupported("batch normalization in training mode")
         return ops.BatchNorm(eps)(x, scale, bias, mean, var)
     axes = tuple(a for a in range(c.rank()) if a != 1)
@@ -84,7 +84,7 @@ def layer_normalization(c: Call) -> Result:
     axes = tuple(range(c.axis("axis", -1, c.rank()), c.rank()))
     eps = c.float("epsilon", 1e-5)
     y = layer_norm(x, c.opt(1), c.opt(2), axes, eps)
-    if not (c.wants(1) or c.wants(2)):
+    if not (c.is_result_used(1) or c.is_result_used(2)):
         return y
     stash = dtype_from_code(c.int("stash_type", 1))
     mean, inverse = statistics(x, axes, eps)
@@ -108,7 +108,7 @@ def rms_normalization(c: Call) -> Result:
     axes = tuple(range(c.axis("axis", -1, c.rank()), c.rank()))
     eps = c.float("epsilon", 1e-5)
     y = rms_norm(x, c.opt(1), axes, eps)
-    if not c.wants(1):
+    if not c.is_result_used(1):
         return y
     wide = ops.cast(x, T.f32)
     return [y, ops.Rsqrt()(ops.add(ops.mean(ops.mul(wide, wide), axes, keepdims=True), eps))]

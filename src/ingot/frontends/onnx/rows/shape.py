@@ -10,11 +10,12 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
-from ingot.frontends.onnx.rows.common import check_table, cut, parts_of, told_size
-from ingot.frontends.onnx.symbolic import Element, Unknown, cast
+from ingot.frontends.onnx.rows.common import check_table, parts_of, told_size
+from ingot.frontends.onnx.symbolic import Element, UnknownSize, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import (
@@ -79,7 +80,7 @@ def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
     )
     c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
     # a slice of everything: it rewrites the size in terms of the result's sizes
-    flat = ops.Slice((0,), (product(sizes),), (1,))(ops.reshape(x, (x.type.size,)))
+    flat = movement.with_shape(ops.reshape(x, (x.type.size,)), (product(sizes),))
     return ops.reshape(flat, sizes)
 
 
@@ -231,7 +232,7 @@ def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
     for a in range(rank):
         end = x.shape[a] - crop[a + rank]
         c.importer.require(end - crop[a], f"pads that cut {x.shape[a]} down to less than nothing")
-        x = cut(x, a, crop[a], end, 1)
+        x = cut(x, a, crop[a], end)
     grow = tuple(dim_max(d, 0) if isinstance(d, int) or told_symbols(d) else d for d in amounts)
     if mode == "constant":
         return ops.pad(x, grow[:rank], grow[rank:], fill)
@@ -267,7 +268,7 @@ def range_(c: Call) -> Result:
         return _constant_range(c)
     try:
         start, limit, delta = (_as_size(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
-    except Unknown:
+    except UnknownSize:
         return _constant_range(c)
     dtype = c.type(0).dtype
     if isinstance(delta, Dim) or delta == 0:
@@ -288,7 +289,7 @@ def _as_size(v: Element) -> DimLike:
         return int(v)
     if isinstance(v, int | Dim):
         return v
-    raise Unknown
+    raise UnknownSize
 
 
 def _constant_range(c: Call) -> Node:
@@ -350,7 +351,7 @@ def space_to_depth(c: Call) -> Result:
     for axis, count, size in ((2, rows, h), (3, cols, w)):
         if count * b != size:
             c.importer.require_equal(count * b, size, f"an image of {h}x{w} in blocks of {b}x{b}")
-            x = cut(x, axis, 0, count * b, 1)
+            x = cut(x, axis, 0, count * b)
     split_ = ops.reshape(x, (n, ch, rows, b, cols, b))
     order = (0, 3, 5, 1, 2, 4) if c.str("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
     return ops.reshape(ops.transpose(split_, order), (n, ch * b * b, rows, cols))
@@ -363,7 +364,7 @@ def center_crop_pad(c: Call) -> Result:
     for axis, target in zip(axes, c.dims(1), strict=True):
         target, size = told_size(c, target), x.shape[axis]
         start = floordiv(dim_max(size - target, 0), 2)
-        x = cut(x, axis, start, start + dim_min(size, target), 1)
+        x = cut(x, axis, start, start + dim_min(size, target))
         missing = target - x.shape[axis]
         low_amount = floordiv(missing, 2)
         low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (low_amount, missing - low_amount))
@@ -402,13 +403,11 @@ def one_hot(c: Call) -> Result:
     try:
         # the depth may be a float
         (depth,) = cast(c.sym(1), T.i64).dims()
-    except Unknown:
+    except UnknownSize:
         raise Unsupported("a depth that is no size") from None
     depth = told_size(c, depth)
     axis = normal_axis(c.int("axis", -1), c.rank() + 1)
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
-    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-    is_hit = ops.compare("EQ", ops.iota(shape, axis), ops.expand_dims(i, axis))
     off_value, on_value = (ops.index_axis(values, 0, k) for k in (0, 1))
-    return ops.where(is_hit, on_value, off_value)
+    return movement.one_hot(i, depth, axis, on_value, off_value)

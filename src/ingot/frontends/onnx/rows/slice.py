@@ -10,8 +10,8 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import cut
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import (
     MAX_SIZE,
@@ -115,7 +115,7 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
     maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
     high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
     low = dim_min(dim_max(_backwards(end, size) + 1, 0), high, maybe_none)
-    return cut(ops.flip(cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
+    return cut(ops.flip(cut(x, axis, low, high), (axis,)), axis, 0, high - low, -step)
 
 
 def _backwards(at: DimLike, size: DimLike) -> DimLike:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import MAX_SIZE, DimLike, dim_max, exact_quotient, mod, product
-from ingot.ir.node import Node
-from ingot.ir.types import DType, i64
+from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, mod, product
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType, f32, i32, i64
 from ingot.support.errors import ShapeError
 
 # (x, axis, begin or None, end or None, step) -> the slice
@@ -27,6 +29,40 @@ def sizes_vector(dims: Sequence[DimLike], dtype: DType) -> Node:
     return ops.stack([ops.scalar(d, dtype) for d in dims]) if dims else ops.full((0,), 0, dtype)
 
 
+def range_length(first: DimLike, limit: DimLike, step: DimLike) -> DimLike:
+    """The number of integers from `first` before `limit`. Raises Unsupported for a step of 0 or a symbolic one."""
+    if not isinstance(step, int) or step == 0:
+        raise Unsupported(f"a step of {step}")
+    return dim_max(ceildiv(limit - first, step) if step > 0 else ceildiv(first - limit, -step), 0)
+
+
+def one_hot(indices: Node, depth: DimLike, axis: int, on: Node, off: Node) -> Node:
+    """`off` with `on` at each index along a new axis of size `depth`; none for an index out of range."""
+    line = ops.iota(tuple(depth if i == axis else 1 for i in range(indices.type.rank + 1)), axis, indices.dtype)
+    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on, off)
+
+
+def buckets_of(x: Node, boundaries: Sequence[float] | np.ndarray) -> Node:
+    """i32: for each number, how many boundaries are less or equal."""
+    is_below = ops.compare("LE", const(np.asarray(boundaries, np.float32)), ops.expand_dims(ops.cast(x, f32), -1))
+    return ops.reduce_sum(ops.cast(is_below, i32), -1)
+
+
+def cut(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
+    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size: nothing is clamped."""
+    if start == 0 and limit == x.shape[axis] and step == 1:
+        return x
+    rank = x.type.rank
+    starts = tuple(start if i == axis else 0 for i in range(rank))
+    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
+    return ops.Slice(starts, limits, tuple(step if i == axis else 1 for i in range(rank)))(x)
+
+
+def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
+    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
+    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+
+
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
     """x repeated `repeats[i]` times along axis i."""
     if all(r == 1 for r in repeats):
@@ -37,12 +73,15 @@ def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
 
 
 def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repeats_edge: bool) -> Node:
-    if not repeats_edge:
-        return ops.PadMode(tuple(low), tuple(high), "reflect")(x)
+    """x between mirror images of its first and last elements. Raises ShapeError where it has fewer than are mirrored:
+    for open sizes that is a condition of the program."""
+    first = 0 if repeats_edge else 1
     for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True)):
-        head = ops.flip(ops.slice_axis(x, axis, 0, low_amount), axis)
-        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - high_amount), axis)
-        x = ops.concat([part for part, n in ((head, low_amount), (x, 1), (tail, high_amount)) if n != 0], axis)
+        last = x.shape[axis] - first
+        head = ops.exact_slice(x, axis, first, first + low_amount)
+        tail = ops.exact_slice(x, axis, last - high_amount, last)
+        parts = ((ops.flip(head, axis), low_amount), (x, 1), (ops.flip(tail, axis), high_amount))
+        x = ops.concat([part for part, n in parts if n != 0], axis)
     return x
 
 
@@ -161,6 +200,16 @@ def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: 
 MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
 
+def _element(x: Node, axis: int, index: DimLike | Node) -> Node:
+    """x[index] along an axis. A size that may be out of range is clamped, as an index that only the run knows is."""
+    if isinstance(index, Dim):
+        row = ops.slice_axis(x, axis, index, index + 1)
+        if row.shape[axis] == 1:
+            return ops.squeeze(row, axis)
+        index = ops.scalar(index, i64)
+    return ops.Take(axis)(x, index) if isinstance(index, Node) else ops.index_axis(x, axis, index)
+
+
 def strided_slice(
     x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
     masks: Mapping[str, int], slice_axis: SliceAxis,
@@ -182,7 +231,7 @@ def strided_slice(
             x = ops.expand_dims(x, axis)
             axis += 1
         elif has("shrink_axis", i):
-            x = ops.Take(axis)(x, begin) if isinstance(begin, Node) else ops.index_axis(x, axis, begin)
+            x = _element(x, axis, begin)
         else:
             x = slice_axis(x, axis, None if has("begin", i) else begin, None if has("end", i) else end, step)
             axis += 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
@@ -78,11 +79,8 @@ def _with_sizes_of(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...
     """`nodes` with equal sizes rewritten as in `to`, by slices that remove nothing."""
     if len(nodes) != len(to):
         raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
-    rewritten: list[Node] = []
-    for n, t in zip(nodes, to, strict=True):
-        is_same_shape = n.shape == t.shape or len(n.shape) != len(t.shape)
-        rewritten.append(n if is_same_shape else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
-    return tuple(rewritten)
+    pairs = zip(nodes, to, strict=True)
+    return tuple(with_shape(n, t.shape) if n.type.rank == t.type.rank else n for n, t in pairs)
 
 
 @row("if")

@@ -86,7 +86,7 @@ def geev(c: Call, a: Node) -> tuple[object, ...]:
 
 @_lapack("gesdd")
 def gesdd(c: Call, a: Node) -> tuple[Node, ...]:
-    """(what a is overwritten with, s, u, v^T, info). The first is not read, nor u, v^T where none are asked."""
+    """(the overwritten a, s, u, v^T, info). The first is never read, and u and v^T only if they are requested."""
     mode = _letter(c, "mode")
     if mode == "N":
         return a, linalg.singular_values(a), _unread(c, 2), _unread(c, 3), _info(a)

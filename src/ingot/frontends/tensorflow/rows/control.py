@@ -270,7 +270,7 @@ def _note_counters(
 
 def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
     """The results of a function in a trial, whose effects on the graph are discarded."""
-    with c.walk.computed_sizes.within():
+    with c.walk.computed_sizes.inner_graph():
         return c.walk.call(c, function, values)
 
 

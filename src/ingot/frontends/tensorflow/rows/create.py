@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
+from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import i64
 from ingot.support.limits import max_run_time_size
@@ -117,10 +118,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
     if any(isinstance(end, Node) for end in ends):
         return _found_range(c, start, limit, step)
     first, last = (d for d in ends if not isinstance(d, Node))
-    if not isinstance(step, int) or step == 0:
-        raise Unsupported(f"a step of {step}")
-    count = dim_max(ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step), 0)
-    line = ops.arange(count, start.dtype)
+    line = ops.arange(movement.range_length(first, last, step), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
 
 
@@ -173,9 +171,5 @@ def lin_space(c: Call, start: Node, stop: Node, num: Node) -> Node:
 
 @row("OneHot")
 def one_hot(c: Call, indices: Node, depth: Node, on: Node, off: Node) -> Node:
-    """Rows of `off` with `on` at each index; none for an index out of range."""
-    n, axis = c.size(depth), c.int("axis", -1)
-    axis = indices.type.rank if axis == -1 else axis
-    wide = ops.expand_dims(indices, axis)
-    places = ops.iota(tuple(n if i == axis else 1 for i in range(indices.type.rank + 1)), axis)
-    return ops.where(ops.compare("EQ", ops.cast(wide, i64), places), on, off)
+    axis = c.int("axis", -1)
+    return movement.one_hot(ops.cast(indices, i64), c.size(depth), indices.type.rank if axis == -1 else axis, on, off)

@@ -15,8 +15,7 @@ from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import DimLike, floordiv, mod
 from ingot.ir.node import Node, Op, const, splat_of
 from ingot.ir.types import u8
-from ingot.ops import bessel, incomplete_gamma, integrals, special
-from ingot.ops.incomplete_beta import betainc
+from ingot.ops import bessel, incomplete, integrals, special
 
 row = Table()
 
@@ -25,7 +24,7 @@ _BINARY: dict[str, Callable[[Node, Node], Node]] = {
     "Pow": ops.pow, "Atan2": ops.atan2, "LogicalAnd": ops.and_, "LogicalOr": ops.or_, "BitwiseAnd": ops.and_,
     "BitwiseOr": ops.or_, "BitwiseXor": ops.xor, "RealDiv": ops.div, "Div": ops.div, "TruncateDiv": ops.div,
     "TruncateMod": ops.rem, "Mod": ops.rem, "LeftShift": partial(ops.apply, ops.ShiftLeft()),
-    "Zeta": special.zeta, "Igamma": incomplete_gamma.igamma, "Igammac": incomplete_gamma.igammac,
+    "Zeta": special.zeta, "Igamma": incomplete.igamma, "Igammac": incomplete.igammac,
     "Polygamma": special.polygamma,
 }  # fmt: skip
 _UNARY: dict[str, Op] = {
@@ -106,7 +105,7 @@ def _of_sizes(c: Call, rule: Callable[[DimLike, DimLike], DimLike], a: Node, b: 
 
 @row("Betainc")
 def incomplete_beta(c: Call, a: Node, b: Node, x: Node) -> Node:
-    return betainc(a, b, x)
+    return incomplete.betainc(a, b, x)
 
 
 @row("DivNoNan")

@@ -10,7 +10,7 @@ from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_max, exact_quotient
+from ingot.ir.dims import DimLike, dim_max, exact_quotient, product
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i64
 
@@ -19,7 +19,11 @@ row = Table()
 
 @row("Reshape")
 def reshape(c: Call, x: Node, shape: Node) -> Node:
-    return ops.reshape(x, c.lengths(shape))
+    sizes = c.lengths(shape)
+    if -1 in sizes and 0 in sizes and 0 in x.shape:  # zeros are left out on both sides
+        rest = exact_quotient(product(d for d in x.shape if d != 0), product(d for d in sizes if d not in (0, -1)))
+        sizes = tuple(rest if d == -1 and rest is not None else d for d in sizes)
+    return ops.reshape(x, sizes)
 
 
 @row("ExpandDims")
@@ -125,7 +129,8 @@ def reverse(c: Call, x: Node, axes: Node) -> Node:
 
 @row("ReverseSequence")
 def reverse_sequence(c: Call, x: Node, lengths: Node) -> Node:
-    return movement.reverse_sequence(x, lengths, c.int("seq_dim"), c.int("batch_dim", 0))
+    axis, batch = (normal_axis(c.int(name, 0), x.type.rank) for name in ("seq_dim", "batch_dim"))
+    return movement.reverse_sequence(x, lengths, axis, batch)
 
 
 @row("Roll")
@@ -165,7 +170,7 @@ def batch_to_space(c: Call, x: Node, block: Node, crops: Node) -> Node:
 
 @row("Slice")
 def slice_(c: Call, x: Node, begin: Node, size: Node) -> Node:
-    """A size of -1: to the end. Starts that only the run knows are clamped."""
+    """A size of -1 extends to the end. Starts that are known only at run time are clamped."""
     sizes = c.sizes(size)
     try:
         starts = c.sizes(begin)

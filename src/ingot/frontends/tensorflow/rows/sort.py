@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.node import Node, const
-from ingot.ir.types import f32, i32, i64
+from ingot.ir.node import Node
+from ingot.ir.types import i32, i64
 
 row = Table()
 
@@ -21,10 +22,13 @@ def top_k(c: Call, x: Node, *k: Node) -> Result:
 
 @row("InTopKV2")
 def in_top_k(c: Call, predictions: Node, targets: Node, k: Node) -> Node:
-    """Whether fewer than k classes are above the target's."""
-    target_scores = ops.GatherElements(1)(predictions, ops.expand_dims(ops.cast(targets, i64), 1))
+    """Whether there is the target's class, with a finite score, and fewer than k classes are above it."""
+    classes = ops.arange(predictions.shape[1])
+    is_target = ops.compare("EQ", classes, ops.expand_dims(ops.cast(targets, i64), 1))
+    target_scores = ops.reduce_max(ops.where(is_target, predictions, -np.inf), 1, keepdims=True)
     count_above = ops.reduce_sum(ops.cast(ops.compare("GT", predictions, target_scores), i64), 1)
-    return ops.compare("LT", count_above, ops.cast(k, i64))
+    is_finite = ops.compare("LT", ops.Abs()(ops.squeeze(target_scores, 1)), np.inf)
+    return ops.and_(is_finite, ops.compare("LT", count_above, ops.cast(k, i64)))
 
 
 @row("NthElement")
@@ -43,9 +47,7 @@ def bound(c: Call, edges: Node, x: Node) -> Node:
 
 @row("Bucketize")
 def bucketize(c: Call, x: Node) -> Node:
-    edges = const(c.floats("boundaries").astype(np.float32))
-    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
-    return ops.reduce_sum(ops.cast(is_below, i32), -1)
+    return movement.buckets_of(x, c.floats("boundaries"))
 
 
 @row("ListDiff", results=("out", "idx"))

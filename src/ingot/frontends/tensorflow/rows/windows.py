@@ -18,7 +18,7 @@ from ingot.ir.node import Node
 
 
 def permuted(x: Node, permutation: tuple[int, ...]) -> Node:
-    """A transpose that takes back the one that made `x`, if it does."""
+    """The transpose of `x`; its operand, if `x` is the inverse transpose."""
     if isinstance(x.op, ops.Transpose) and tuple(x.op.permutation[p] for p in permutation) == tuple(range(x.type.rank)):
         return x.inputs[0]
     return ops.transpose(x, permutation)
@@ -29,7 +29,7 @@ def is_last(c: Call) -> bool:
 
 
 def channels_first(c: Call, x: Node) -> Node:
-    """An image with its channels behind the batch, wherever the node's data_format has them."""
+    """An image with the channel axis after the batch, for any data_format of the node."""
     n = x.type.rank
     return permuted(x, (0, n - 1, *range(1, n - 1))) if is_last(c) else x
 

@@ -28,7 +28,7 @@ ROWS = Rows(
     real=merged(m.row for m in _MODULES),
     quantized=merged([m.on_levels for m in (arithmetic, functions, products, quantize, recurrent)]),
     custom=merged([detection.custom, perception.custom]),
-    without={
+    missing_reasons={
         **dict.fromkeys(("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"), "tables of strings"),
         "SKIP_GRAM": "of strings",
         "LSH_PROJECTION": "places in hash tables, by a hash of bytes",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import normal_axis
@@ -11,7 +9,7 @@ from ingot.frontends.shared.composites.segments import reduce_segments, segment_
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node
 
 row = Table()
 
@@ -41,12 +39,7 @@ def scatter_nd(c: Call) -> Node:
 def one_hot(c: Call) -> Node:
     """Operands: indices, depth, the value at an index, that elsewhere."""
     (depth,) = c.dims(1)
-    at, rank = c.x(0), len(c.x(0).shape) + 1
-    axis = normal_axis(c.int("axis", -1), rank)
-    shape = (*at.shape[:axis], depth, *at.shape[axis:])
-    places = ops.iota(shape, axis, at.dtype)
-    is_hit = ops.compare("EQ", places, ops.expand_dims(at, axis))
-    return ops.where(is_hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
+    return movement.one_hot(c.x(0), depth, normal_axis(c.int("axis", -1), c.x(0).type.rank + 1), c.x(2), c.x(3))
 
 
 @row("TOPK_V2", is_movement=True)
@@ -113,10 +106,7 @@ def segment_sum(c: Call) -> Node:
 
 @row("BUCKETIZE")
 def bucketize(c: Call) -> Node:
-    """For each number, how many boundaries are less or equal."""
-    edges = const(np.asarray(c.floats("boundaries"), np.float32))
-    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
-    return ops.reduce_sum(ops.cast(is_below, T.i32), -1)
+    return movement.buckets_of(c.x(), c.floats("boundaries"))
 
 
 @row("HASHTABLE_LOOKUP")

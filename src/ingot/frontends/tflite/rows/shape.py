@@ -165,17 +165,9 @@ def range_(c: Call) -> Node:
         count: DimLike = max(0, math.ceil((values[1] - values[0]) / values[2]))
     else:
         (start,), (stop,), (step,) = (c.dims(i) for i in range(3))
-        if not isinstance(step, int) or step == 0:
-            raise Unsupported(f"a step of {step}")
-        span = stop - start if step > 0 else start - stop
-        count = -(-span // abs(step)) if isinstance(span, int) else _ceil(span, abs(step))
-        count = max(0, count) if isinstance(count, int) else count
+        count = movement.range_length(start, stop, step)
     places = ops.arange(count, dtype)
     return ops.add(ops.mul(places, c.x(2)), c.x(0))
-
-
-def _ceil(size: DimLike, by: int) -> DimLike:
-    return (size + (by - 1)) // by
 
 
 def _known(c: Call, i: int) -> float:

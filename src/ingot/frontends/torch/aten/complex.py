@@ -96,7 +96,7 @@ def is_complex(value: object) -> bool:
 
 
 def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
-    """The handler of an op on complex tensors; `rows`: those on real ones. Raises Unsupported where there is none."""
+    """The handler of an op on complex tensors. rows: the handlers on real ones. Raises Unsupported if there is none."""
     own_handler, short = on_complex.rows.get(name), name.removeprefix("aten.")
     if own_handler is not None:
         return own_handler

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.frontends.shared.composites import complex as f
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import merged
 from ingot.frontends.torch.aten import elementwise, logic, reduce, selection, shape
@@ -154,7 +155,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
         shifted = [
             ops.Concat(axis)(
                 filled((*p.shape[:axis], step, *p.shape[axis + 1 :]), first, p.dtype),
-                shape.slice_axis(p, axis, 0, size - step),
+                movement.cut(p, axis, 0, size - step),
             )
             for p, first in ((product_.real, 1), (product_.imag, 0))
         ]
@@ -187,8 +188,8 @@ def _restored(x: Node) -> Complex:
     """The complex matrix that a real matrix [[A, -B], [B, A]] represents."""
     rank = x.type.rank
     rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
-    columns_ = shape.slice_axis(x, rank - 1, 0, columns)
-    return Complex(*(shape.slice_axis(columns_, rank - 2, row, row + rows) for row in (0, rows)))
+    columns_ = movement.cut(x, rank - 1, 0, columns)
+    return Complex(*(movement.cut(columns_, rank - 2, row, row + rows) for row in (0, rows)))
 
 
 def _of_matrices(name: str) -> None:
@@ -228,4 +229,4 @@ def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: 
     solution[place] = 2 * n
     x = factorizations.solved(embedded, ops.Concat(axis)(rhs.real, rhs.imaginary), tuple(solution), True)
     _, _, info = factorizations.lu_factor_ex(c, embedded)
-    return (Complex(*(shape.slice_axis(x, place, row, row + n) for row in (0, n))), None, None, info)
+    return (Complex(*(movement.cut(x, place, row, row + n) for row in (0, n))), None, None, info)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.shape import reshape, select_index, slice_axis
+from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.torch.aten.shape import reshape, select_index
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, scalar_like, with_shape
 from ingot.ir.dims import DimLike
@@ -52,7 +53,7 @@ def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
 def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation: int = 1) -> Node:
     """`count` windows of `size` elements every `step` along `axis`, which becomes two axes: size, count."""
     if size == step and dilation == 1:
-        covered = slice_axis(x, axis, 0, count * size)
+        covered = cut(x, axis, 0, count * size)
         return ops.swap_axes(reshape(covered, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
     windows = ops.Windows(axis, size, step, dilation)(x)
     return ops.swap_axes(with_shape(windows, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)

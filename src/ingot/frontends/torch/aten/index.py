@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.division import floor_div
 from ingot.frontends.torch.aten.elementwise import add, compare, select
 from ingot.frontends.torch.aten.selection import indices_of
-from ingot.frontends.torch.aten.shape import clipped, reshape, slice_axis
+from ingot.frontends.torch.aten.shape import clipped, reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -90,7 +91,7 @@ def _cropped(x: Node, shape: Sequence[DimLike], axis: int | None) -> Node:
     """The leading part of `x` of that shape; `axis` is not cropped."""
     for i, size in enumerate(shape):
         if i != axis:
-            x = slice_axis(x, i, 0, size)
+            x = cut(x, i, 0, size)
     return x
 
 
@@ -387,7 +388,7 @@ def slice_scatter(
     if lo == 0 and hi == size and step == 1:
         return src
     if step == 1:
-        parts = [slice_axis(x, axis, 0, lo), src, slice_axis(x, axis, hi, size)]
+        parts = [cut(x, axis, 0, lo), src, cut(x, axis, hi, size)]
         return ops.Concat(axis)(*(p for p in parts if p.shape[axis] != 0))
     reach = (src.shape[axis] - 1) * step + 1
     low = tuple(lo if i == axis else 0 for i in range(x.type.rank))

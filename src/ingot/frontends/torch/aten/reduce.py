@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, is_true
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -35,15 +36,8 @@ Dims = int | Sequence[int] | None
 
 
 def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
-    """The reduction over `axes` (non-negative), kept as size 1 if `keepdim`."""
-    if not x.type.rank:
-        return x
-    result = ops.Reduce(kind, tuple(axes))(x)
-    return reshape(result, keepdim_shape(x.shape, axes)) if keepdim else result
-
-
-def keepdim_shape(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
-    return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    """As `ops.reduce`; a 0-d tensor is returned as it is."""
+    return ops.reduce(kind, x, axes, keepdim) if x.type.rank else x
 
 
 @aten("sum.default", "sum.dim_IntList")
@@ -180,8 +174,7 @@ def arg_extreme(kind: str, x: Node, axis: int, keepdim: bool) -> Node:
         return node_of(0, i64)
     if x.dtype == boolean:
         x = cast(x, f32)
-    indices = ops.ArgReduce(kind, axis)(x)
-    return reshape(indices, keepdim_shape(x.shape, (axis,))) if keepdim else indices
+    return ops.arg_reduce(kind, x, axis, keepdim)
 
 
 _extremes("max")
@@ -368,7 +361,7 @@ def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ..
     pair = sorted_with_index(x, axis, False, rank + 1)
     if not x.type.rank:
         return pair
-    slices = [slice_axis(p, axis, rank, rank + 1) for p in pair]
+    slices = [cut(p, axis, rank, rank + 1) for p in pair]
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     return tuple(p if keepdim else reshape(p, shape) for p in slices)
 

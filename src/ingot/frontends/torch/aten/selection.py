@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, broadcast_shape, cast, expand, i64
 from ingot.ir.dims import DimLike, product
@@ -21,7 +22,7 @@ def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True)
     """i64[k]: the flat positions of the mask's true elements. like: torch's expression for their number. spanned:
     whether torch's range of it is reliable."""
     places, count = ops.true_indices(mask)
-    return slice_axis(places, 0, 0, c.sizes.computed_size(count, mask.type.size, like, spanned))
+    return cut(places, 0, 0, c.sizes.computed_size(count, mask.type.size, like, spanned))
 
 
 @aten("nonzero.default", "argwhere.default")
@@ -59,11 +60,11 @@ def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, G
     rows = ops.transpose(line, (axis_, *(d for d in range(line.type.rank) if d != axis_)))
     groups = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
     size = c.sizes.computed_size(groups.count, rows.shape[0], c.shape[axis_])
-    return ops.Take(axis_)(line, slice_axis(groups.first, 0, 0, size)), groups, size
+    return ops.Take(axis_)(line, cut(groups.first, 0, 0, size)), groups, size
 
 
 def _results(values: Node, groups: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
-    return values, reshape(groups.inverse, shape), slice_axis(groups.counts, 0, 0, size)
+    return values, reshape(groups.inverse, shape), cut(groups.counts, 0, 0, size)
 
 
 @aten("_unique2.default")
@@ -168,6 +169,6 @@ def roi_align(
 ) -> Node:  # fmt: skip
     if sampling_ratio <= 0:
         raise Unsupported("a number of samples that depends on the regions (sampling_ratio 0)")
-    image = cast(reshape(slice_axis(rois, 1, 0, 1), (rois.shape[0],)), i64)
-    boxes = ops.mul(slice_axis(rois, 1, 1, 5), spatial_scale)
+    image = cast(reshape(cut(rois, 1, 0, 1), (rois.shape[0],)), i64)
+    boxes = ops.mul(cut(rois, 1, 1, 5), spatial_scale)
     return ops.roi_align(x, boxes, image, (pooled_height, pooled_width), sampling_ratio, half_pixel=aligned)

@@ -8,6 +8,7 @@ import torch
 
 from ingot import ops
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import diag_embed, filled
 from ingot.frontends.torch.convert import dtype_of
@@ -40,19 +41,8 @@ def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
     if size != x.type.size and isinstance(size, Dim):
         # equal by a guard of torch, such as n % k == 0 for n // k * k, which Dim cannot prove
         flat = x if x.type.rank == 1 else ops.Reshape((x.type.size,))(x)
-        x = ops.Slice((0,), (size,), (1,))(flat)
+        x = with_shape(flat, (size,))
     return ops.Reshape(shape)(x)
-
-
-def slice_axis(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
-    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size."""
-    if start == 0 and limit == x.shape[axis] and step == 1:
-        return x
-    rank = x.type.rank
-    starts = tuple(start if i == axis else 0 for i in range(rank))
-    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
-    strides = tuple(step if i == axis else 1 for i in range(rank))
-    return ops.Slice(starts, limits, strides)(x)
 
 
 @aten(
@@ -202,7 +192,7 @@ def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     start: DimLike = 0
     # the number and the sizes of the parts are those of torch's own inference
     for part in c.results:
-        parts.append(slice_axis(x, axis, start, start + part.shape[axis]))
+        parts.append(cut(x, axis, start, start + part.shape[axis]))
         start = start + part.shape[axis]
     return tuple(parts)
 
@@ -215,7 +205,7 @@ def unbind(c: Context, x: Node, dim: int = 0) -> tuple[Node, ...]:
 
 def select_index(x: Node, axis: int, index: DimLike) -> Node:
     """x[index] along `axis`, index in [0, size); the axis is removed."""
-    part = slice_axis(x, axis, index, index + 1)
+    part = cut(x, axis, index, index + 1)
     return reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
@@ -285,7 +275,7 @@ def slice_(
     axis = axis_of(dim, x.type.rank)
     lo, hi = clipped(start, end, step, x.shape[axis], c.shape[axis])
     _within(c, lo, hi, x.shape[axis])
-    return slice_axis(x, axis, lo, hi, step)
+    return cut(x, axis, lo, hi, step)
 
 
 def _within(c: Context, low: DimLike, high: DimLike, size: DimLike) -> None:
@@ -299,7 +289,7 @@ def narrow(c: Context, x: Node, dim: int, start: DimLike, length: DimLike) -> No
     axis = axis_of(dim, x.type.rank)
     lo = _from_end(start, x.shape[axis])
     _within(c, lo, lo + length, x.shape[axis])
-    return slice_axis(x, axis, lo, lo + length)
+    return cut(x, axis, lo, lo + length)
 
 
 @aten("repeat.default", "tile.default")
@@ -385,7 +375,7 @@ def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int =
     flat = reshape(x, (*lead, rows * columns))
     start = columns * row + column
     if isinstance(columns, int):
-        return slice_axis(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
+        return cut(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
     # no slice has a step that is known only at run time
     steps = ops.Mul()(ops.iota((length,), 0), filled((length,), columns + 1, i64))
     return ops.Take(rank - 2)(flat, ops.Add()(steps, filled((length,), start, i64)))
@@ -408,6 +398,6 @@ def diff(
         size = x.shape[axis]
         if size == 0:
             return x
-        upper, lower = slice_axis(x, axis, 1, size), slice_axis(x, axis, 0, size - 1)
+        upper, lower = cut(x, axis, 1, size), cut(x, axis, 0, size - 1)
         x = ops.Xor()(upper, lower) if x.dtype.kind == "b" else ops.Sub()(upper, lower)
     return x

@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Operand, aligned, cast, expand, f64, node_of, scalar_like, wide
 from ingot.ir.node import Node
-from ingot.ops import bessel, incomplete_gamma, orthogonal, special
+from ingot.ops import bessel, incomplete, orthogonal, special
 
 aten = Table()
 
@@ -91,8 +91,8 @@ for _name, _polynomial in {
 }.items():
     _binary(f"special_{_name}", _polynomial, ("default", "x_scalar", "n_scalar"))
 _binary("special_zeta", special.zeta, ("default", "self_scalar", "other_scalar"))
-_binary("igamma", incomplete_gamma.igamma, ("default",))
-_binary("igammac", incomplete_gamma.igammac, ("default",))
+_binary("igamma", incomplete.igamma, ("default",))
+_binary("igammac", incomplete.igammac, ("default",))
 
 
 @aten("digamma.default")

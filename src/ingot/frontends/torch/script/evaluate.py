@@ -55,19 +55,19 @@ class Evaluator(nn.Module):
         """buffers: whether the attributes that the program writes are buffers of the module, of constant types."""
         super().__init__()
         self.program = program
-        self.keeps = buffers
-        self.before = dict(known)
+        self.keeps_buffers = buffers
+        self.initial_values = dict(known)
         self.outcome = Outcome()
         self.state = tuple(state)
         self._buffers_of: dict[str, str] = {}
-        for path, value in self.before.items():
+        for path, value in self.initial_values.items():
             if isinstance(value, torch.Tensor):
                 name = path.replace(".", "_")
                 while hasattr(self, name):
                     name += "_"
                 self._buffers_of[path] = name
                 # an attribute that is set no longer shares memory with others
-                is_state = buffers and path in program.written
+                is_state = buffers and path in program.written_paths
                 self.register_buffer(name, value.detach().clone() if is_state else value.detach())
         self.forward = self._signed()
         self.eval()
@@ -92,29 +92,29 @@ class Evaluator(nn.Module):
 
     def evaluate(self, state: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
         attributes: Env = {
-            **pytree.tree_map(lambda v: v, self.before),
+            **pytree.tree_map(lambda v: v, self.initial_values),
             **{p: getattr(self, b) for p, b in self._buffers_of.items()},
         }
-        if self.keeps:  # values that were read must not change
-            attributes |= {p: attributes[p].clone() for p in self.program.written}
+        if self.keeps_buffers:  # values that were read must not change
+            attributes |= {p: attributes[p].clone() for p in self.program.written_paths}
         attributes |= zip(self.state, state, strict=True)
         run, lists = _Run(attributes), {p: _contents([v]) for p, v in attributes.items() if isinstance(v, list | dict)}
         (result,) = run.block(self.program.body, arguments, {})
         self._check_lists(attributes, lists)
         result = _as_tensors(result)
-        new_values = {p: attributes[p] for p in self.program.written}
+        new_values = {p: attributes[p] for p in self.program.written_paths}
         changed = self.outcome.changed = tuple(p for p, v in new_values.items() if isinstance(v, torch.Tensor))
         self.outcome.known = {p: v for p, v in new_values.items() if p not in changed}
-        if self.keeps:
+        if self.keeps_buffers:
             for path, value in new_values.items():
                 getattr(self, self._buffers_of[path]).copy_(value)
-        return (result, tuple(new_values[p] for p in changed)) if new_values and not self.keeps else result
+        return (result, tuple(new_values[p] for p in changed)) if new_values and not self.keeps_buffers else result
 
     def _check_lists(self, attributes: Env, state_before: Mapping[str, Any]) -> None:
         """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: only
         tensors and known values can be kept between calls."""
         for path, value in attributes.items():
-            if path in self.program.written:
+            if path in self.program.written_paths:
                 refused = isinstance(value, list | tuple | dict) and any(map(_holds_tensor, pytree.tree_leaves(value)))
             else:
                 refused = path in state_before and state_before[path] != _contents([value])
@@ -125,10 +125,12 @@ class Evaluator(nn.Module):
     def _check_memory(self, changed: Iterable[str]) -> None:
         """Raise UnsupportedOpError for a tensor that is changed in place and shares memory with another, where either
         is set: attributes that are set have separate memory here."""
-        memory = {p: v.untyped_storage().data_ptr() for p, v in self.before.items() if isinstance(v, torch.Tensor)}
+        memory = {
+            p: v.untyped_storage().data_ptr() for p, v in self.initial_values.items() if isinstance(v, torch.Tensor)
+        }
         for path in changed:
             shared = [p for p, at in memory.items() if at and at == memory[path]]
-            if len(shared) > 1 and not set(shared).isdisjoint(self.program.written):
+            if len(shared) > 1 and not set(shared).isdisjoint(self.program.written_paths):
                 reason = f"{', '.join(shared)} share memory that is changed in place: save the model with copies"
                 raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
 
@@ -138,11 +140,11 @@ class Evaluator(nn.Module):
 
     def is_steady(self, arguments: Sequence[Any]) -> bool:
         """Whether it writes only tensors, whose types do not change. Runs it on copies, as it may write in place."""
-        state, states = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
+        state, states = pytree.tree_map_only(torch.Tensor, torch.clone, (self.initial_values, tuple(arguments)))
         with torch.no_grad():
             _, new_values = Evaluator(self.program, state, self.state).forward(*states)
         self._check_memory([p for p, v in state.items() if isinstance(v, torch.Tensor) and v._version])
-        old_values = [self.before[p] for p in self.program.written]
+        old_values = [self.initial_values[p] for p in self.program.written_paths]
         return len(new_values) == len(old_values) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
             for a, b in zip(old_values, new_values, strict=True)

@@ -37,7 +37,7 @@ def extract(module: torch.jit.ScriptModule) -> Program:
         Argument(a.name, a.has_default_value(), a.default_value if a.has_default_value() else None)
         for a in schema.arguments[1:]
     )
-    return Program(module.original_name, arguments, body, reader.attributes, tuple(reader.written))
+    return Program(module.original_name, arguments, body, reader.attributes, tuple(reader.written_paths))
 
 
 class _Reader:
@@ -48,9 +48,9 @@ class _Reader:
     def __init__(self, modules: dict[str, tuple[str, Any]], types_set: frozenset[str]) -> None:
         self.modules = modules
         self.types_set = types_set
-        self.met: dict[str, list[tuple[str, Any]]] = {}  # (path, object) by type
+        self.objects_by_type: dict[str, list[tuple[str, Any]]] = {}  # (path, object) by type
         self.attributes: dict[str, Any] = {}
-        self.written: dict[str, None] = {}
+        self.written_paths: dict[str, None] = {}
         self.refused: list[UnsupportedOp] = []
 
     def block(self, block: Any, inputs: list[str] | None = None) -> Block:
@@ -85,7 +85,7 @@ class _Reader:
             if type.kind() == "ClassType":
                 self.refused.append(UnsupportedOp(kind, loc, f"of {path}, which is an object"))
                 return None
-            self.written[path] = None
+            self.written_paths[path] = None
             self.attributes.setdefault(path, self._attribute(inputs[0], n.s("name"), type))
             return Node(kind, inputs[1:], (), attribute=path, loc=loc)
         if kind == "prim::fork":
@@ -114,7 +114,7 @@ class _Reader:
             self.refused.append(UnsupportedOp("prim::GetAttr", loc, f"{path}: an object of {type}"))
             return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
         value = self._attribute(owner, n.s("name"), type)
-        if isinstance(value, (*_MODULES, _Held)):
+        if isinstance(value, (*_MODULES, _ScriptObject)):
             self.modules[outputs[0]] = self._first(path, value, type)
             return None
         self.attributes[path] = value
@@ -124,7 +124,7 @@ class _Reader:
         """(path, value) at which this object was met first."""
         if type.str() not in self.types_set:
             return path, value
-        met = self.met.setdefault(type.str(), [])
+        met = self.objects_by_type.setdefault(type.str(), [])
         for candidate in met:
             if candidate[0] == path or _is_same(candidate[1], value):
                 return candidate
@@ -136,15 +136,15 @@ class _Reader:
         return f"{path}.{name}" if path else name
 
     def _attribute(self, owner: str, name: str, type: Any) -> Any:
-        """The value of an attribute; `_Held` for an object of a class of the program's own."""
+        """The value of an attribute; `_ScriptObject` for an object of a class of the program's own."""
         tensor = self.modules[owner][1]
-        if isinstance(tensor, _Held):
+        if isinstance(tensor, _ScriptObject):
             return tensor.at(name, type)
         inner = type.kind() == "ClassType" and name not in _submodules(tensor)
-        return _Held(tensor, ()).at(name, type) if inner else getattr(tensor, name)
+        return _ScriptObject(tensor, ()).at(name, type) if inner else getattr(tensor, name)
 
 
-class _Held:
+class _ScriptObject:
     """An object of a class of the program that a module holds. Python may lack its class, so its attributes are read by
     a graph that torch runs."""
 
@@ -155,7 +155,7 @@ class _Held:
     def at(self, name: str, type: Any) -> Any:
         names = (*self.names, (name, type))
         if type.kind() == "ClassType":
-            return _Held(self.module, names)
+            return _ScriptObject(self.module, names)
         graph = torch._C.Graph()
         graph.registerOutput(_held_value(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
@@ -176,7 +176,7 @@ def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> An
 def _is_same(a: Any, b: Any) -> bool:
     """Whether both are the same module or held object, possibly in different Python wrappers."""
     graph = torch._C.Graph()
-    owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
+    owners = [(v.module, v.names) if isinstance(v, _ScriptObject) else (getattr(v, "_c", v), ()) for v in (a, b)]
     node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
     node.output().setType(torch._C.BoolType.get())
     graph.registerOutput(node.output())

@@ -58,13 +58,13 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A module's forward. attributes: values by path. written: paths that forward sets."""
+    """A module's forward. attributes: values by path. written_paths: those that forward sets."""
 
     name: str
     arguments: tuple[Argument, ...]
     body: Block
     attributes: Mapping[str, Any]
-    written: tuple[str, ...]
+    written_paths: tuple[str, ...]
 
 
 # --- as files: JSON and a tensor file
@@ -109,7 +109,7 @@ def write(program: Program, folder: Path) -> None:
     w = _Writer()
     arguments = [[a.name, a.has_default, w.value(a.default)] for a in program.arguments]
     attributes = {k: w.value(v) for k, v in program.attributes.items()}
-    data = [program.name, arguments, w.block(program.body), attributes, program.written]
+    data = [program.name, arguments, w.block(program.body), attributes, program.written_paths]
     safetensors.write(folder / _TENSORS, {k: to_numpy(v) for k, v in w.tensors.items()})
     (folder / _PROGRAM).write_text(json.dumps(data))
 

@@ -49,13 +49,13 @@ def traced_for(gradients: bool) -> Iterator[None]:
 _apply = Function.__dict__["apply"]  # a class method, which is C code from PyTorch 2.14 on
 
 
-class _Kept:
+class _FunctionContext:
     """The values that a Function's forward pass saves for its backward pass: torch's `ctx`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
-        self.without: tuple[Tensor, ...] = ()
+        self.non_differentiable: tuple[Tensor, ...] = ()
         self.materialized = True
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -65,7 +65,7 @@ class _Kept:
         """For forward mode, which is not used here."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        self.without = tensors
+        self.non_differentiable = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         raise _refused("a Function that writes its arguments")
@@ -91,7 +91,7 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         function, _, *operands = args
         return function(*operands)
     learned = [i for i, x in enumerate(args) if _is_float(x)]
-    context = _Kept(tuple(i in learned for i in range(len(args))))
+    context = _FunctionContext(tuple(i in learned for i in range(len(args))))
     if cls.setup_context is Function.setup_context:
         results = cls.forward(context, *args, **kwargs)
     else:
@@ -99,7 +99,9 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         cls.setup_context(context, args, results)
     is_sequence = isinstance(results, tuple | list)
     ys = list(results) if is_sequence else [results]
-    differentiable = [i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in context.without)]
+    differentiable = [
+        i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in context.non_differentiable)
+    ]
     if not differentiable or not learned:
         return results
     cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(differentiable)}

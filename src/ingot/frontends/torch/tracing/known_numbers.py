@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 
 class KnownNumbers(TorchFunctionMode):
-    """Within it, reads of such buffers of `net` give constants. written: whether some op writes one, so that its value
-    is not known."""
+    """Within it, reads of such buffers of `net` give constants. is_written: whether some op writes one, so that its
+    value is not known."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.names = {name: int(b.item()) for name, b in net.named_buffers() if _is_number(b)}
-        self.written = False
+        self.is_written = False
         self._values: dict[int, tuple[Tensor, int]] = {}
 
     @contextmanager
@@ -36,7 +36,7 @@ class KnownNumbers(TorchFunctionMode):
 
         def end(module: nn.Module, *_: object) -> None:
             buffers = dict(module.named_buffers())
-            self.written |= any(id(buffers.get(name)) not in self._values for name in self.names)
+            self.is_written |= any(id(buffers.get(name)) not in self._values for name in self.names)
 
         hooks = net.register_forward_pre_hook(begin), net.register_forward_hook(end)
         try:
@@ -52,7 +52,7 @@ class KnownNumbers(TorchFunctionMode):
         arguments = (args, kwargs or {})
         if any(id(v) in self._values for v in pytree.tree_leaves(arguments)):
             name = getattr(func, "__name__", "")
-            self.written |= name.startswith("__i") or name == "__setitem__" or name.rstrip("_") + "_" == name
+            self.is_written |= name.startswith("__i") or name == "__setitem__" or name.rstrip("_") + "_" == name
             arguments = pytree.tree_map(self._known, arguments)
         return func(*arguments[0], **arguments[1])
 

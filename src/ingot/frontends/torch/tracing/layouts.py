@@ -356,7 +356,7 @@ def _is_strided(node: object) -> bool:
 
 
 def _likely_size(size: int | torch.SymInt, default: int) -> int:
-    """The example's size, without a guard; `default` where there is none."""
+    """The size in the example, without a guard; `default` if it has none."""
     if not isinstance(size, torch.SymInt):
         return size
     env, expr = size.node.shape_env, size.node.expr

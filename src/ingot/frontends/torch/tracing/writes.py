@@ -21,7 +21,7 @@ from ingot.frontends.torch.tracing.partition import is_view
 _aten = torch.ops.aten
 
 
-class Writes:
+class InPlaceWrites:
     """The writes of a graph, whose values become its last results."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -106,4 +106,4 @@ def copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         _aten._foreach_copy_.default(targets, values)
 
 
-__all__ = ["Writes", "copy"]
+__all__ = ["InPlaceWrites", "copy"]

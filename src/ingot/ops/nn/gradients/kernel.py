@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike, is_static, mod, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.ops.build import pad
-from ingot.ops.core.base import dilated_size, round_to, window_count
+from ingot.ops.core.base import dilated_size, expect_equal, round_to, window_count
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reshape, Transpose
 from ingot.ops.linalg import matrices as m
@@ -55,8 +55,9 @@ class KernelGradient(Op):
         self.expect(len(inputs) == 2, f"expected x and g, got {len(inputs)} operands")
         x, g = inputs
         self.expect(x.dtype == g.dtype and x.dtype.is_float, f"expected x and g of one float dtype, got {x} and {g}")
-        is_matching = x.rank == g.rank >= 3 and x.shape[0] == g.shape[0]
-        self.expect(is_matching, f"expected x[N,*S,I] and g[N,*P,O], got {x} and {g}")
+        message = f"expected x[N,*S,I] and g[N,*P,O], got {x} and {g}"
+        self.expect(x.rank == g.rank >= 3, message)
+        expect_equal(self, x.shape[:1], g.shape[:1], message)
         attributes = self.window, self.strides, self.dilation
         self.expect(
             all(len(v) == x.rank - 2 and min(v) >= 1 for v in attributes),

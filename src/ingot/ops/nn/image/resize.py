@@ -1,6 +1,6 @@
-"""Resampling: resize with the coordinate maps of ONNX and PyTorch, and padding with elements of x.
+"""Resize with the coordinate maps of ONNX and PyTorch.
 
-Resize is separable: per axis, a map from output positions to input coordinates, then 1 (nearest), 2 (linear) or 4
+It is separable: per axis, a map from output positions to input coordinates, then 1 (nearest), 2 (linear) or 4
 (cubic) weighted taps at neighboring indices. The same formulas run on numpy arrays and, for symbolic sizes, on terms.
 """
 
@@ -14,8 +14,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, exact_quotient, is_negative, is_static
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
-from ingot.ops.core.base import check_count, check_dims, round_to, show_shape
-from ingot.ops.core.shape import Reverse
+from ingot.ops.core.base import check_count, check_dims, round_to
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
@@ -30,6 +29,7 @@ COORDINATE_MODES = (
     "tf_crop_and_resize",
 )
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_MIN_STRETCH = 2.0**-14  # of a kernel by a scale: each of the elements that it reaches is a tap
 
 
 def _cubic(distance: Value, a: float) -> Value:
@@ -95,8 +95,9 @@ class Resize(Op):
                 not self.antialias or is_supported or x.shape[axis] == size,
                 f"axis {axis}: antialias with edge taps expects static sizes or scales, got {x.shape[axis]} to {size}",
             )
-            if self.scales is not None:
-                self.expect(self.scales[i] > 0, f"scales: expected positive ones, got {self.scales}")
+            self.expect(self.scales is None or self.scales[i] > 0, f"scales: expected positive ones, got {self.scales}")
+            stretch = self._stretch(i, x.shape[axis])
+            self.expect(stretch is None or stretch >= _MIN_STRETCH, f"antialias: expected scales >= {_MIN_STRETCH:g}")
             shape[axis] = size
         return x.with_shape(tuple(shape))
 
@@ -206,7 +207,7 @@ class Resize(Op):
             scale = out / size
         else:
             return None
-        return scale if scale < 1 else None
+        return scale if scale < 1 and out != 0 else None
 
     def _extrapolated(self, i: int, size: DimLike, dtype: DType) -> Value | None:
         """The outputs of axis i that tf_crop_and_resize extrapolates; None for other modes."""
@@ -283,7 +284,7 @@ class Resize(Op):
         return out
 
     def _repeat_factor(self, i: int, size: DimLike) -> int | None:
-        """k such that output j is input j // k; None if there is none."""
+        """The factor k for which output j is input j // k; None if there is no such factor."""
         factor = exact_quotient(self.sizes[i], size)
         if not isinstance(factor, int) or factor < 1 or size == 0:
             return None
@@ -398,101 +399,3 @@ def _special_values() -> np.ndarray:
 
 def _data(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class PadMode(Op):
-    """x padded with its own elements, as numpy.pad. mode: reflect, edge or wrap. Negative low and high crop."""
-
-    name: ClassVar[str] = "pad_mode"
-    low: Shape
-    high: Shape
-    mode: str
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        check_count(self, inputs, 1)
-        (x,) = inputs
-        self.expect(self.mode in ("reflect", "edge", "wrap"), f"mode: expected reflect, edge or wrap, got {self.mode}")
-        lengths = (len(self.low), len(self.high))
-        self.expect(lengths == (x.rank, x.rank), f"expected {x.rank} lows and highs for {x}, got {lengths}")
-        shape = tuple(d + a + b for d, a, b in zip(x.shape, self.low, self.high, strict=True))
-        self.expect(not any(map(is_negative, shape)), f"{x} cropped below nothing: {show_shape(shape)}")
-        self.expect_constraints(*inputs)
-        return x.with_shape(shape)
-
-    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        for n, low, high in zip(inputs[0].shape, self.low, self.high, strict=True):
-            if (low, high) != (0, 0):
-                yield n - dim_min(n + low + high, 1), f"expected elements to pad with, got {inputs[0]}"
-
-    def sources(self, size: DimLike, low: DimLike, out: DimLike) -> Value:
-        """The input index of each output index."""
-        position, n = t.arange(out) - t.size(low), t.size(size)
-        if self.mode == "edge":
-            return t.clamp(0, position, n - 1)
-        if self.mode == "wrap":
-            return t.mod(position, n)
-        period = t.maximum(n * 2 - 2, 1)
-        reflected = t.mod(position, period)
-        return t.minimum(reflected, period - reflected) if size != 1 else reflected
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        (x,) = inputs
-        for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
-            size = x.shape[axis]
-            index = np.arange(-int(low), size + int(high))
-            if self.mode == "edge":
-                index = np.clip(index, 0, size - 1)
-            elif self.mode == "wrap":
-                index = index % max(size, 1)
-            else:
-                period = max(2 * size - 2, 1)
-                index = index % period
-                index = np.where(index >= size, period - index, index)
-            x = np.take(x, index, axis)
-        return x
-
-    def lower(self, *inputs: Node) -> Node:
-        x = Term(inputs[0])
-        for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
-            size = x.shape[axis]
-            if low == 0 and high == 0:
-                continue
-            pieces = self._pieces(x, axis, low, high)
-            x = t.concat(pieces, axis) if pieces else t.take(x, self.sources(size, low, size + low + high), axis)
-        return x.node
-
-    def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:
-        """The pieces [low padding, x, high padding] along `axis`, if one piece each suffices and sizes are static."""
-        size = x.shape[axis]
-        if not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int) or min(low, high) < 0:
-            return []
-
-        def part(start: int, stop: int) -> Term:
-            piece = x.slice(axis, start, stop)
-            return piece.map(Reverse((axis,))) if self.mode == "reflect" else piece
-
-        def edge(at: int, count: int) -> Term:
-            shape = tuple(count if d == axis else n for d, n in enumerate(x.shape))
-            return x.slice(axis, at, at + 1).broadcast(shape)
-
-        match self.mode:
-            case "edge" if size > 0:
-                pads = edge(0, low), edge(size - 1, high)
-            case "wrap" if max(low, high) <= size:
-                pads = part(size - low, size), part(0, high)
-            case "reflect" if max(low, high) < size:
-                pads = part(1, low + 1), part(size - 1 - high, size - 1)
-            case _:
-                return []
-        return [p for p in (pads[0], x, pads[1]) if p.shape[axis] != 0]
-
-    @classmethod
-    def samples(cls) -> Samples:
-        x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-        for mode in ("reflect", "edge", "wrap"):
-            yield cls((0, 1, 2), (1, 2, 3), mode), (x,)
-            yield cls((0, 7, 0), (0, 11, 9), mode), (x,)
-            yield cls((0, -1, 2), (0, 1, -3), mode), (x,)
-            yield cls((2, 0), (1, 0), mode), (np.arange(3, dtype=np.int8).reshape(1, 3),)
-            yield cls((1,), (1,), mode), (np.asarray([True, False]),)

@@ -1,1 +1,1 @@
-"""Passes that compute in narrower types, where the results say nothing else or the caller asks for it."""
+"""Passes that compute in narrower types, if the results are the same or the caller requests it."""

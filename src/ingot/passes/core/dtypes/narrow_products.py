@@ -17,7 +17,7 @@ from dataclasses import replace
 from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import Rule, rewrite, rules
-from ingot.ir.types import DType, bf16, f16, f32, i8
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8
 from ingot.passes.constants import is_constant
 
 
@@ -54,11 +54,12 @@ def narrow_weights(graph: Graph, types: tuple[DType, ...]) -> Graph:
     return rewrite(graph, rules(Rule("narrow-weight", ops.DotGeneral, narrow_weight)))
 
 
+_F8 = (f8e4m3fn, f8e5m2)
 MAX_QUERIES = 8  # whose attention reads each key once, so that it may as well widen it
 
 
 def narrow_caches(graph: Graph, types: tuple[DType, ...]) -> Graph:
-    """Return the graph with attention of few queries reading keys and values in 8 bits, or in 16-bit `types`, wherever
+    """Return the graph with attention of few queries reading keys and values in 8 bits, or 16-bit `types`, wherever
     these are widened for it (see module)."""
 
     def narrow(n: Node) -> Node | None:
@@ -67,8 +68,8 @@ def narrow_caches(graph: Graph, types: tuple[DType, ...]) -> Graph:
         rows = q.shape[2]
         if op.scaled or q.dtype != f32 or not isinstance(rows, int) or rows > MAX_QUERIES:
             return None
-        keys, values = _unwidened(k), _unwidened(v)
-        if keys is not None and values is not None and keys.dtype == values.dtype and keys.dtype in types:
+        keys, values = _unwidened(k, *types, *_F8), _unwidened(v, *types, *_F8)
+        if keys is not None and values is not None and keys.dtype == values.dtype:
             return op(q, keys, values, *mask, loc=n.loc)
         levels = [_scaled_levels(x) for x in (k, v)]
         if not all(levels):
@@ -94,13 +95,14 @@ def _scaled_levels(n: Node) -> tuple[Node, Node] | None:
     return wide.inputs[0], ops.reshape(source, (*n.shape[:-1], 1))
 
 
-def _unwidened(n: Node) -> Node | None:
-    """The 16-bit value that `n` is in f32, maybe rearranged; None if it is no such."""
+def _unwidened(n: Node, *dtypes: DType) -> Node | None:
+    """The value of one of `dtypes` (by default of 16 bits) that `n` is in f32, maybe rearranged; None if it is no
+    such."""
     if isinstance(n.op, ops.Convert):
-        return widened_value(n, f16, bf16)
+        return widened_value(n, *(dtypes or (f16, bf16)))
     if not n.op.rearranges or len(n.inputs) != 1:
         return None
-    x = _unwidened(n.inputs[0])
+    x = _unwidened(n.inputs[0], *dtypes)
     return None if x is None else n.op(x, loc=n.loc)
 
 

@@ -1,16 +1,19 @@
-"""Reduced precision: weights, and the values that they multiply, are stored in 16 bits; sums stay in f32.
+"""Reduced precision: weights and the values that they multiply are stored in 16 bits; sums are computed in f32.
 
     y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all readers of x
     z = add(x, y)              y = dot(x', convert<bf16>(w)): f32         the weights are folded afterwards
                                z = add(convert<f32>(x'), y)
 
 - Only products with weights (constants) change: their operands are rounded once, and products and sums are in f32.
-Everything else computes in f32. - "bfloat16" stores both operands, so that dot instructions can be used. "float16"
-stores weights only: values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of
-two f16. - Tensor cores multiply two operands of one type (`alike`): there "float16" stores both operands too, and
-products of two computed values and the operands of attention are narrow as well. - A value that other nodes read too is
-stored narrow once, and all read the rounded value. Ops that only move data, and maxima, work on narrow values (rounding
-commutes with them). The model's inputs and outputs keep their types, and outputs are not rounded.
+  Everything else is computed in f32.
+- "bfloat16" stores both operands in 16 bits, so that dot instructions can be used. "float16" stores only the weights:
+  values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of two f16.
+- Tensor cores multiply two operands of the same type (`same_types`). For them "float16" stores both operands too, and
+  products of two computed values and the operands of attention are narrow as well.
+- A value with other readers is stored narrow once, and all of them read the rounded value. Ops that only move data, and
+  maxima, work on narrow values, as rounding commutes with them. The inputs and outputs of the model keep their types,
+  and outputs are not rounded.
+- A weight that is too large for the narrow type stays f32, and so does the product; a warning names it.
 """
 
 from __future__ import annotations
@@ -19,22 +22,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ml_dtypes
+import numpy as np
+
 from ingot import ops
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node, Project, rebuild
 from ingot.ir.types import DType, bf16, f16, f32, word_fix
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided_base
-from ingot.passes.constants import is_constant
+from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dtypes.narrow_products import widened_value
 from ingot.support.errors import InputError
+from ingot.support.log import Log
 
+_log = Log("ingot.precision")
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
 
 
 def lower_precision(graph: Graph, precision: str, same_types: bool = False, pairs_levels: bool = False) -> Graph:
-    """Store weights (and, for bfloat16 or `alike`, what they are multiplied with) in `precision` (see module).
-    pairs_levels: weights in blocks, which stay in their bits, are multiplied as bfloat16.
+    """Store weights (and, for bfloat16 or `same_types`, the values that they are multiplied with) in `precision` (see
+    module). pairs_levels: weights in blocks, which stay in their bits, are multiplied as bfloat16.
 
     Raises InputError for a precision that does not exist.
     """
@@ -70,6 +78,16 @@ def _widens_to(w: Node) -> bool:
     return isinstance(w.op, ops.DequantizeBlocks) and estimate(w.shape[-1]) % 2 == 0 and all(map(is_constant, w.inputs))
 
 
+def excess(values: np.ndarray, stored: DType) -> float | None:
+    """The largest magnitude, where it is finite and rounds to an infinity of `stored`; None where none does."""
+    extremes = np.fmax.reduce(values, axis=None, initial=0), -np.fmin.reduce(values, axis=None, initial=0)
+    largest = float(max(extremes))
+    if largest == np.inf:
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0))
+    with np.errstate(over="ignore"):
+        return None if np.isfinite(np.array(largest).astype(stored.numpy)) else largest
+
+
 def _moves(n: Node) -> bool:
     """Whether rounding commutes with `n`: it moves elements of its first operand, or takes their maximum."""
     if isinstance(n.op, ops.ReduceWindow):
@@ -84,6 +102,7 @@ class _Narrowing:
     def __init__(self, graph: Graph, stored: DType, same_types: bool, of_levels: bool) -> None:
         self.graph, self.stored, self.same_types, self.of_levels = graph, stored, same_types, of_levels
         self.users = graph.uses()
+        self.fits: dict[Node, bool] = {}  # by product, whether its weights do
         self.narrow_values: set[Node] = set()  # values that are stored narrow for all readers
 
     def run(self) -> Graph:
@@ -140,7 +159,24 @@ class _Narrowing:
         return self._wide(self._narrow(image)) if n in self.narrow_values else image
 
     def _narrows(self, n: Node) -> bool:
-        return _narrows(n, self.same_types, self.of_levels)
+        return _narrows(n, self.same_types, self.of_levels) and self._fits(n)
+
+    def _fits(self, n: Node) -> bool:
+        """Whether no weight of a product would become infinite. Warns of one that would."""
+        if n not in self.fits:
+            weights = [w for w in _weights(n) if w.dtype == f32 and is_constant(w)]
+            self.fits[n] = all(self._is_in_range(w, n) for w in weights)
+        return self.fits[n]
+
+    def _is_in_range(self, weight: Node, product: Node) -> bool:
+        while weight.constant is None:  # moves its elements
+            (weight,) = weight.inputs
+        largest = excess(value_of(weight), self.stored)
+        if largest is not None:
+            name, limit = weight.loc or product.loc or "a weight", float(ml_dtypes.finfo(self.stored.numpy).max)
+            message = "the weights of %s stay in float32: %g is beyond %s, the largest number of %s"
+            _log.warning(message, name, largest, f"{limit:g}", self.stored)
+        return largest is None
 
     def _narrow(self, x: Node) -> Node:
         if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x.inputs[0]):

@@ -1,1 +1,1 @@
-"""What is known of integers that say positions, and the rules that follow from it."""
+"""Facts about integers that are positions, and the rules that follow from them."""

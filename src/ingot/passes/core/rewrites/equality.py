@@ -24,31 +24,32 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Const, Graph, Input, Node
-from ingot.ir.types import f32
+from ingot.ir.types import bf16, f16, f32, f64
 
 PRIME = 8191
 ERROR = 2.0**-80
 VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse)
 SUMS = (ops.Add, ops.Sub)
 PRODUCTS = (ops.Mul, ops.DotGeneral, ops.Convolution)
+FLOATS = (f32, f64, bf16, f16)
 POLYNOMIAL = (*VIEWS, *SUMS, *PRODUCTS, ops.Neg)
 MAX_FLOPS = 1 << 33  # of one evaluation, of some 16
 MAX_ELEMENTS = 1 << 25  # of one value
 
 
 def is_polynomial(n: Node) -> bool:
-    """Whether a node is a sum, a product or a view of f32 values of known sizes, or a literal other than 0.
+    """Whether a node is a sum, a product or a view of floats of one type and of known sizes, or a literal other than 0.
 
     A zero is not: its product with an infinity is NaN, which no polynomial tells.
     """
-    if len(n.types) != 1 or n.dtype != f32 or not is_static(n.shape):
+    if len(n.types) != 1 or n.dtype not in FLOATS or not is_static(n.shape):
         return False
     if isinstance(n.op, Const):
         value = np.asarray(n.op.value)
         return value.size > 0 and bool(np.isfinite(value).all()) and bool((value != 0).all())
-    if isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.dtype not in (None, f32):
+    if isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.dtype not in (None, n.dtype):
         return False
-    return isinstance(n.op, (Input, *POLYNOMIAL)) and all(i.dtype == f32 for i in n.inputs)
+    return isinstance(n.op, (Input, *POLYNOMIAL)) and all(i.dtype == n.dtype for i in n.inputs)
 
 
 def degree(graph: Graph) -> int:
@@ -135,7 +136,7 @@ def is_small(graph: Graph) -> bool:
 
 def roundings(graph: Graph) -> int:
     """The largest number n of roundings on the way to an output: its error is at most n u / (1 - n u) of the same sum
-    of magnitudes, where u = 2^-24, in any order of its sums (Higham 2002, lemma 3.1)."""
+    of magnitudes, where u is the type's unit roundoff, in any order of its sums (Higham 2002, lemma 3.1)."""
     counts: dict[Node, int] = {}
     for n in graph.nodes():
         of_operands = [counts[i] for i in n.inputs]

@@ -18,6 +18,7 @@ from ingot.ir.node import Const, Graph, Input, Node, rebuild, topological
 from ingot.ir.parse import parse
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.show import show
+from ingot.ir.types import bf16, f16, f32, f64
 from ingot.passes.constants import is_constant
 from ingot.passes.core.rewrites import equality
 from ingot.support.dataclass import dataclass
@@ -26,6 +27,7 @@ from ingot.support.log import Log
 
 MAX_OPS = 16  # of each side
 MAX_TEXT_CHARS = 1 << 14
+_UNITS = {f32: "2^-24", f64: "2^-53", bf16: "2^-8", f16: "2^-11"}  # unit roundoffs
 _log = Log("ingot.passes.rewrites")
 
 
@@ -44,12 +46,14 @@ class Rewrite:
     @property
     def roundings(self) -> int:
         """Those on the longest ways to an element, of both sides together: results differ by at most that many times
-        2^-24, to first order, of the same sum of magnitudes; 0 for an exact one."""
+        the type's unit roundoff, to first order, of the same sum of magnitudes; 0 for an exact one."""
         return 0 if self.exact else sum(map(equality.roundings, parsed(self) or ()))
 
     def __str__(self) -> str:
-        parts = " -> ".join(map(_line, parsed(self) or ()))
-        how = "exact" if self.exact else f"fast math, within {self.roundings} * 2^-24 of the sum of magnitudes"
+        sides = parsed(self)
+        parts = " -> ".join(map(_line, sides or ()))
+        unit = _UNITS[sides[0].outputs[0].dtype if sides else f32]
+        how = "exact" if self.exact else f"fast math, within {self.roundings} * {unit} of the sum of magnitudes"
         return f"{parts} ({how})"
 
 
@@ -60,7 +64,7 @@ def _line(graph: Graph) -> str:
         if isinstance(n.op, Input):
             return n.op.label
         if isinstance(n.op, Const):
-            return f"{n.op.value.reshape(-1)[0]:g}"
+            return f"{float(n.op.value.reshape(-1)[0]):g}"
         return f"{n.op.name}({', '.join(map(form, n.inputs))})"
 
     return form(graph.outputs[0])
@@ -98,7 +102,7 @@ def _require(before: Graph, after: Graph) -> None:
         if len(g.outputs) != 1 or g.state or g.sizes or len(set(labels)) != len(labels):
             raise ValueError("expected graphs of one output, without state")
         if not all(equality.is_polynomial(n) for n in nodes) or any(b for n in nodes for b in n.op.bodies):
-            raise ValueError("expected sums, products and views of f32 values of known sizes")
+            raise ValueError("expected sums, products and views of floats of one type and of known sizes")
         if sum(n.op.computes for n in nodes) > MAX_OPS or not equality.is_small(g):
             raise ValueError("it is too large")
     if before.inputs != after.inputs or before.outputs[0].types != after.outputs[0].types:
@@ -128,7 +132,7 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     inner, readers = reader_counts(before), reader_counts(graph)
 
     def may_be(p: Node, n: Node) -> bool:
-        """Whether only what is matched reads the value of an inner node; copies of free ops cost nothing."""
+        """Whether only matched nodes read the value of an inner node; copies of free ops cost nothing."""
         return p is root or n.op.duplicable or readers[n] <= inner[p]
 
     done: dict[Node, Node] = {}
@@ -154,7 +158,7 @@ def reader_counts(graph: Graph) -> dict[Node, int]:
 def match(
     p: Node, n: Node, bound: Mapping[Node, Node], may_be: Callable[[Node, Node], bool]
 ) -> Iterator[Mapping[Node, Node]]:
-    """Each way in which pattern `p` is the node `n`: `bound` with the nodes that its nodes stand for."""
+    """All matches of pattern `p` at node `n`: `bound`, extended by the nodes that match those of the pattern."""
     if p in bound or p.types != n.types:
         if bound.get(p) is n:
             yield bound

@@ -90,7 +90,7 @@ def as_dot_products(
     inner = merge_axes(candidate.reduce)[-1]
     if inner.a != 1 or inner.b != 1:
         return None
-    orders = [(candidate, False), (candidate.swapped(), True)]
+    orders = [(candidate, False), (candidate.transposed(), True)]
     cycles, best, is_swapped, dots = min(
         ((_cycles(x, machine, d), x, is_swapped, d) for x, is_swapped in orders for d in _plans(x, machine)),
         key=lambda result: result[0],

@@ -75,7 +75,7 @@ def should_swap_operands(anchor: Node, c: Contraction, machine: Machine) -> bool
     """Whether A, if its rows are contiguous, is better used as B."""
     if not isinstance(anchor.op, ops.DotGeneral) or c.rows[-1].a != 1 or len(c.cols) > 1:
         return False
-    swapped = replace(c.swapped(), packed=False)
+    swapped = replace(c.transposed(), packed=False)
     results = estimate(product(x.extent for x in (*c.rows, *c.cols)))
     store_cycles = 0.0 if all(x.extent == 1 for x in c.cols) else CYCLES_PER_SCATTERED_RESULT * results
     return min_cycles(swapped, machine) + store_cycles < 0.8 * min_cycles(c, machine)

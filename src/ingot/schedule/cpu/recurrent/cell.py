@@ -79,7 +79,7 @@ class Recurrence:
         r = anchor.inputs[2]
         self.r_at = body.inputs.index(r) if r in body.inputs and constant[body.inputs.index(r)] else -1
         # a constant R stays as narrow as it is, and is widened as it is loaded
-        self.stored: DType = r.dtype if self.r_at >= 0 else self.dtype
+        self.r_dtype: DType = r.dtype if self.r_at >= 0 else self.dtype
         # bytes of a column are multiplied four at a time
         self.depth = -(-self.hidden // BYTES) * BYTES if op.has_scales else self.hidden
         self.operand = u8 if op.has_scales else self.dtype
@@ -135,7 +135,7 @@ class Recurrence:
             weights = self._weights_size(s)
             flops = 2 * weights * estimate(self.batch)
             # from the shared cache at 40 GB/s, or at three quarters of the multiply-add peak
-            seconds += max(weights * self.stored.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
+            seconds += max(weights * self.r_dtype.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
         share = seconds / len(self.stages)
         workers = max(1, self.machine.threads // len(self.directions))
         return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE))
@@ -158,7 +158,7 @@ def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarr
 
 
 def pack_bytes(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
-    """R as [direction][stage][block][k / 4][gate][columns of the block][4], what is missing zero."""
+    """R as [direction][stage][block][k / 4][gate][columns of the block][4], padded with zeros."""
     for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
         for s in stages:
             columns, turns = s.vectors * lanes, -(-hidden // BYTES)

@@ -48,13 +48,13 @@ class Loop:
         acc = scan.dtype
         self.params: list[tuple[Buffer, Arg]] = []
         self.rows = self._param("rows", acc, rows)
-        self.weights = self._param("weights", scan.stored, weights[0])
+        self.weights = self._param("weights", scan.r_dtype, weights[0])
         # of each of their rows, where they are levels: the sum and the scale
         kinds = (("totals", i32), ("scales", f32))
         self.columns = [self._param(name, dtype, a) for (name, dtype), a in zip(kinds, weights[1:], strict=False)]
         self.outputs = self._param("outputs", acc, outputs, True)
-        self.others = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
-        self.between = [
+        self.state_buffers = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
+        self.fold_buffers = [
             (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
             for i, (dots, operand) in enumerate(between)
         ]
@@ -192,7 +192,8 @@ class _Step:
         return ix.mul(ix.add(ix.mul(mine, dim_expr(scan.batch)), b), integer(scan.depth))
 
     def make_operand(self, block: Block) -> None:
-        """What the products read instead of the state: element by element, behind folds of all of it."""
+        """Compute the operand that the products read instead of the state: elementwise ops after reductions of the
+        whole state."""
         scan, s, target = self.scan, self.stage, self.loop.operand
         assert target is not None
         em = self._emitter(block, k.var("none"), [])
@@ -286,7 +287,7 @@ class _Step:
             source = self.loop.outputs
             start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
         else:
-            source = self.loop.between[self.number - 1][1]
+            source = self.loop.fold_buffers[self.number - 1][1]
             start = self._state(b, ZERO)
         start = block.let(start, "h")
         line = block.let(
@@ -369,7 +370,7 @@ class _Step:
         ]
         em = self._emitter(block, j, sums)
         if self.number < len(cell.stages) - 1:
-            dots, operand = self.loop.between[self.number]
+            dots, operand = self.loop.fold_buffers[self.number]
             row = ix.add(ix.mul(dim_expr(scan.batch), integer(cell.at.index)), b)
             base = ix.mul(row, integer(s.gates * scan.hidden))
             for g, value in enumerate(sums):
@@ -385,7 +386,7 @@ class _Step:
         store_at(block, target, ix.linear(place, lay.strides, lay.offset), k.cast(y, target.dtype), mask)
         own = self._state(b, across)
         store_at(block, self.loop.outputs, ix.add(self._slot(block, self.i), own), states[0], mask)
-        for buffer, value in zip(self.loop.others, states[1:], strict=True):
+        for buffer, value in zip(self.loop.state_buffers, states[1:], strict=True):
             store_at(block, buffer, own, value, mask)
 
         def final(x: Block) -> None:
@@ -424,9 +425,9 @@ class _Step:
         leaves[cell.row] = Leaf(row, pinned=True)
         before = self._slot(block, k.add(self.i, integer(1)))
         leaves[cell.states[0]] = state(loop.outputs, before)
-        for n, buffer in zip(cell.states[1:], loop.others, strict=True):
+        for n, buffer in zip(cell.states[1:], loop.state_buffers, strict=True):
             leaves[n] = state(buffer, ZERO)
-        for s, (dots, _) in zip(cell.stages[: self.number], loop.between, strict=False):
+        for s, (dots, _) in zip(cell.stages[: self.number], loop.fold_buffers, strict=False):
             leaves[s.node] = self._earlier(s, dots)
         leaves[self.stage.node] = Leaf(product, home=block, pinned=True)
         em = Emitter(leaves)

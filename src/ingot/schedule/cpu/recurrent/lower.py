@@ -86,9 +86,9 @@ class _Scan(Recurrence):
         at, stages, lanes, size = self.r_at, self.stages, self.lanes, self.weights_size
         if at >= 0:
             what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
-            key = f"scan {what} {self.hidden} {lanes} {self.stored}"
+            key = f"scan {what} {self.hidden} {lanes} {self.r_dtype}"
             write = partial(pack_bytes if self.op.has_scales else pack_weights, stages, self.hidden, lanes)
-            self.packs.append(Pack(at, key, self.stored, size * len(self.directions), write))
+            self.packs.append(Pack(at, key, self.r_dtype, size * len(self.directions), write))
             return Arg("pack", len(self.packs) - 1)
         to = self._temp(size * len(self.directions), self.dtype)
         h = self.hidden

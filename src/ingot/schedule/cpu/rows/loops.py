@@ -80,12 +80,12 @@ class RowLoops(RowPasses):
         super().__init__(body, self.operands.emitter(body, ins), rows, machine, caches=True)
         extent = rows.shape[rows.axis]
         vector_count = -(-estimate(extent) // self.lanes)
-        self.across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(vector_count)
+        self.vectors_across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(vector_count)
         if isinstance(extent, int):
-            self.across = min(self.across, max(vector_count, 1))
+            self.vectors_across = min(self.vectors_across, max(vector_count, 1))
         # vectors of the last block of columns, if it has fewer than the others
-        self.last_across = vector_count % self.across if isinstance(extent, int) else 0
-        self.columns = 1 if rows.horizontal else self.lanes * self.across
+        self.last_across = vector_count % self.vectors_across if isinstance(extent, int) else 0
+        self.columns = 1 if rows.horizontal else self.lanes * self.vectors_across
         cached_columns = cached_column_count(body, rows, machine)
         self.has_cached_columns = cached_columns is not None
         if cached_columns is not None:
@@ -136,10 +136,11 @@ class RowLoops(RowPasses):
 
         def one(block: Block, at: Expr) -> None:
             if not self.last_across:
-                return visit(block, at, self.across)
+                return visit(block, at, self.vectors_across)
             number = k.binary("rem", at, dim_expr(blocks))
             whole = k.binary("lt", number, dim_expr(blocks - 1))
-            return block.when(whole, lambda b: visit(b, at, self.across), lambda b: visit(b, at, self.last_across))
+            full, last = self.vectors_across, self.last_across
+            return block.when(whole, lambda b: visit(b, at, full), lambda b: visit(b, at, last))
 
         if rows_per_chunk == 1:
             one(top, chunk)
@@ -162,7 +163,7 @@ class RowLoops(RowPasses):
         return 1 if self.rows.horizontal else ceildiv(self.rows.shape[self.rows.axis], self.columns)
 
     def _visits(self, block: Block, step: Expr, across: int) -> tuple[Visit, ...]:
-        """The row of a step, or its `across` vectors of adjacent rows."""
+        """The row of a step, or its `vectors_across` vectors of adjacent rows."""
         rows, lanes = self.rows, self.lanes
         number, index = self._coordinates(block, step)
         if rows.horizontal:

@@ -57,7 +57,7 @@ class RowPasses:
         self.lanes, size = lanes_for(body, machine), rows.shape[rows.axis]
         if size == 1 or (estimate(size) < self.lanes and not machine.masks):
             self.lanes = 1
-        self.across, self.columns = 1, 1  # vectors of adjacent rows visited together, and their rows
+        self.vectors_across, self.columns = 1, 1  # vectors of adjacent rows visited together, and their rows
         self.visits: tuple[Visit, ...] = ()
         self.next_visits: tuple[Visit, ...] = ()  # prefetched during the current visits
         self.cached: dict[Node, Buffer] = {}

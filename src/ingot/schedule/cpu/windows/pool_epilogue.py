@@ -52,7 +52,8 @@ class PoolEpilogue:
             reducer.add(block, em.value(block, reducer.node.inputs[0], index, mask), ZERO, None, 0)
 
     def end(self, block: Block, index: Index, mask: Expr | None, is_first: Expr | None = None) -> None:
-        """Store the line at `place`; fold it into what is there unless it is the `first` part (None: it is whole)."""
+        """Store the line at `place`, combined with the stored one unless it is the `first` part (None: it is
+        complete)."""
         for lines, reducer, buffer in zip(self.lines.values(), self._reducers, self.buffers, strict=True):
             offset = ix.linear(index, Layout.contiguous(lines.shape).strides)
             self._store(block, reducer, buffer, offset, mask, is_first)

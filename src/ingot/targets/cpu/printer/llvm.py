@@ -60,7 +60,7 @@ class _Function(Expressions):
         self.kernel = kernel
         self.metadata = metadata
         self.has_streams = False
-        self.written: dict[int, list[Buffer]] = {}  # by the id of a body; unrolled loops print one many times
+        self.written_buffers: dict[int, list[Buffer]] = {}  # by the id of a body; unrolled loops print one many times
         self.binds_names: dict[int, bool] = {}
 
     def text(self) -> str:
@@ -336,10 +336,10 @@ class _Function(Expressions):
 
     def _written_registers(self, body: Body) -> list[Buffer]:
         """Return the register buffers that `body` writes."""
-        buffers = self.written.get(id(body))
+        buffers = self.written_buffers.get(id(body))
         if buffers is None:
             buffers = sorted(written_registers(body), key=lambda buffer: buffer.name)
-            self.written[id(body)] = buffers
+            self.written_buffers[id(body)] = buffers
         return buffers
 
 

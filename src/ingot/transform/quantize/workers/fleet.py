@@ -1,6 +1,6 @@
-"""Measurements of a search for formats by several workers: each fills a table that the search reads.
+"""Measurements of a search for formats by several workers, which fill a table that the search reads.
 
-The search goes on as a serial one does: it looks for each number in the table, and measures what is not there.
+The search is the serial one: it looks each number up in the table, and measures those that are missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = Log("ingot.quantize")
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers that measure for one model. task: what they open, as `worker.Worker` reads it."""
+    """Workers that measure for one model. task: the request for the model that they open (see `worker.Worker`)."""
 
     workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
@@ -32,8 +32,9 @@ class Fleet:
         return len(self.workers)
 
     def fill(self, table: Table, jobs: Sequence[Job], done: Callable[[int], None] = lambda count: None) -> None:
-        """Have the jobs done, each by whoever is free, and put what they measure into the table. A job of a worker that
-        dies goes to a new process; one that none survives is left to the search. done: told how many are.
+        """Run the jobs on idle workers, and add their measurements to the table. The job of a worker that dies is
+        repeated by a new process; a job that no process survives is left to the search. done: called with the number of
+        finished jobs.
 
         Raises InputError for a worker on another kind of machine, or with another model or other samples.
         """

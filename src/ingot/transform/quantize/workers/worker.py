@@ -32,7 +32,7 @@ class Worker(TaskWorker[Quantizer]):
     def measure(self, opened: Quantizer, request: dict[str, Any]) -> dict[str, Any]:
         """Raises what quantizing raises."""
         with blas_threads(opened.threads):
-            return {"prefix": opened.table.prefix, "values": opened.done(request["job"])}
+            return {"prefix": opened.table.prefix, "values": opened.measure(request["job"])}
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ def skip_layer_normalization(c: Call) -> Result:
     x = _skip_sum(c, 4)
     axes, eps = (len(x.shape) - 1,), c.float("epsilon", 1e-12)
     y = layer_norm(x, c.x(2), c.opt(3), axes, eps)
-    mean, inverse = statistics(x, axes, eps) if c.wants(1) or c.wants(2) else (None, None)
+    mean, inverse = statistics(x, axes, eps) if c.is_result_used(1) or c.is_result_used(2) else (None, None)
     return [y, mean, inverse, x]
 
 

@@ -44,9 +44,9 @@ def _resize(
     c: Call, scales: Sequence[Element] | None, sizes: Sequence[DimLike] | None, axes: Sequence[int], coordinates: str,
     nearest: str,
 ) -> Node:  # fmt: skip
+    """sizes: of the result, by default those of the scales."""
     x = c.x()
     mode = c.str("mode", "nearest")
-    given_scales: tuple[float, ...] | None = None
     roi = _regions(c, len(axes)) if coordinates == "tf_crop_and_resize" else None
     if sizes is None:
         assert scales is not None
@@ -56,8 +56,8 @@ def _resize(
         if roi is not None:
             scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
         sizes = [_scaled(c, x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
-        floats = tuple(s for s in scales if isinstance(s, float))
-        given_scales = floats if len(floats) == len(scales) else None
+    floats = tuple(s for s in scales or () if isinstance(s, float))
+    given_scales = floats if scales is not None and len(floats) == len(scales) else None
     resized_axes = [
         i
         for i, a in enumerate(axes)
@@ -133,21 +133,5 @@ def resize(c: Call) -> Result:
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         # half up, as ONNX's reference
         fitted = [math.floor(scale * n + 0.5) for n in input_sizes]
-        return _with_scale(c, fitted, scale, axes, coordinates, nearest)
+        return _resize(c, (scale,) * len(fitted), fitted, axes, coordinates, nearest)
     return _resize(c, _elements(c, 2), None, axes, coordinates, nearest)
-
-
-def _with_scale(
-    c: Call, sizes: Sequence[int], scale: float, axes: Sequence[int], coordinates: str, nearest: str
-) -> Node:
-    return ops.Resize(
-        sizes=tuple(sizes),
-        axes=tuple(axes),
-        mode=c.str("mode", "nearest"),
-        coordinates=coordinates,
-        nearest_mode=nearest,
-        cubic_a=c.float("cubic_coeff_a", -0.75),
-        exclude_outside=c.flag("exclude_outside"),
-        scales=(scale,) * len(sizes),
-        antialias=c.flag("antialias"),
-    )(c.x())

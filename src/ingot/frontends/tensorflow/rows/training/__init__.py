@@ -1,1 +1,1 @@
-"""The parts of a training step beside the model: gradients of ops, optimizers, random numbers."""
+"""The parts of a training step other than the model: gradients of ops, optimizers, random numbers."""

@@ -54,7 +54,7 @@ def _words(key: Node, counter: Node, count: object) -> Node:
 
 
 def _blocks(key: Node, counter: Node, places: Node) -> Node:
-    """u32[n, 4]: those at these places, u64[n], behind the counter."""
+    """u32[n, 4]: the numbers at the positions u64[n] after the counter."""
     key, low, high = ops.index_axis(key, 0, 0), ops.index_axis(counter, 0, 0), ops.index_axis(counter, 0, 1)
     return ops.philox_blocks(key, low, high, places)
 

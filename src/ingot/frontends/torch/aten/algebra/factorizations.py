@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Complex, Context, Number, Operand, cast, expand, i64
 from ingot.ir.dims import DimLike, dim_max, dim_min
@@ -121,13 +122,13 @@ def _unpacked(lu: Node, order: Node) -> tuple[Node, Node, Node]:
     """P, L and U with x = P L U."""
     *lead, rows, columns = lu.shape
     k = dim_min(rows, columns)
-    lower = linalg.triangle(slice_axis(lu, len(lead) + 1, 0, k))
+    lower = linalg.triangle(cut(lu, len(lead) + 1, 0, k))
     diagonal = ops.Compare("EQ")(ops.iota(lower.shape, len(lead)), ops.iota(lower.shape, len(lead) + 1))
     lower = ops.Select()(diagonal, filled(lower.shape, 1, lower.dtype), lower)
     shape = (*lead, rows, rows)
     places = expand(ops.expand_dims(order, len(lead)), shape)
     permutation = cast(ops.Compare("EQ")(ops.iota(shape, len(lead)), places), lu.dtype)
-    return permutation, lower, linalg.triangle(slice_axis(lu, len(lead), 0, k), upper=True)
+    return permutation, lower, linalg.triangle(cut(lu, len(lead), 0, k), upper=True)
 
 
 @aten("lu_unpack.default")
@@ -194,7 +195,7 @@ def householder_product(c: Context, v: Node, tau: Node) -> Node:
 
 def _with_columns(v: Node, tau: Node) -> Node:
     """The Householder vectors that have a factor in tau."""
-    return slice_axis(v, v.type.rank - 1, 0, tau.shape[-1])
+    return cut(v, v.type.rank - 1, 0, tau.shape[-1])
 
 
 @aten("ormqr.default")

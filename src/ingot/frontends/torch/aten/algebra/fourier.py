@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.complex import on_complex
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Complex, Context, axis_of, with_size
 from ingot.ir.dims import DimLike, dim_min
@@ -64,7 +64,7 @@ def _length(n: DimLike) -> int:
 
 
 def _transform(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
-    """Transforms along `axes`, one after the other."""
+    """Transform along each of `axes` in turn."""
     for axis in axes:
         z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
         scale = 1.0
@@ -113,7 +113,7 @@ def istft(
     weight = ops.pad(weight, (low_amount,), (n_fft - size - low_amount,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
     # a spectrum of n_fft rows is two-sided; a real signal needs only the first side
-    spectrum = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
+    spectrum = [cut(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
     frames = ops.real_inverse((spectrum[0], spectrum[1]), n_fft, scale)
     count = frames.shape[-2]
     squares = ops.broadcast_to(ops.mul(weight, weight), (count, n_fft))
@@ -121,7 +121,7 @@ def istft(
     start = n_fft // 2 if center else 0
     end = n_fft + hop * (count - 1) - (start if length is None else 0)
     end = end if length is None else dim_min(end, start + length)
-    parts = [slice_axis(v, v.type.rank - 1, start, end) for v in (total, envelope)]
+    parts = [cut(v, v.type.rank - 1, start, end) for v in (total, envelope)]
     signal = ops.div(parts[0], parts[1])
     missing = 0 if length is None else length - (end - start)
     zeros = (0,) * (signal.type.rank - 1)

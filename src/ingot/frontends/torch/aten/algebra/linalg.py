@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.autodiff import pullback
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -81,7 +82,7 @@ def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
     axis = axis_of(dim, a.type.rank)
 
     def rolled(x: Node, by: int) -> Node:
-        return ops.Concat(axis)(slice_axis(x, axis, by, 3), slice_axis(x, axis, 0, by))
+        return ops.Concat(axis)(cut(x, axis, by, 3), cut(x, axis, 0, by))
 
     return ops.Sub()(ops.Mul()(rolled(a, 1), rolled(b, 2)), ops.Mul()(rolled(a, 2), rolled(b, 1)))
 

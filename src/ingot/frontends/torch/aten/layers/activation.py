@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.torch.aten.algebra.linalg import scaled
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import bounded, compare, select
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Operand, axis_of, in_f32, node_of, number, scalar_like
 from ingot.ir.node import Node, Op
@@ -133,4 +134,4 @@ def glu(c: Context, x: Node, dim: int = -1) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
     half = size // 2
-    return ops.Mul()(slice_axis(x, axis, 0, half), ops.Logistic()(slice_axis(x, axis, half, half + half)))
+    return ops.Mul()(cut(x, axis, 0, half), ops.Logistic()(cut(x, axis, half, half + half)))

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.random import dropped
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, expand, scalar_like
 from ingot.ir.dims import Dim
@@ -59,7 +60,7 @@ def _ordered(x: Node, order: Sequence[int]) -> Node:
     gate = size // len(order)
     if tuple(order) == tuple(range(len(order))):
         return x
-    return ops.Concat(0)(*(slice_axis(x, 0, g * gate, (g + 1) * gate) for g in order))
+    return ops.Concat(0)(*(cut(x, 0, g * gate, (g + 1) * gate) for g in order))
 
 
 def _stacked(parts: Sequence[Node]) -> Node:
@@ -94,7 +95,7 @@ def _run(
         x = stack.dropout(x) if layer else x
         w, r, b = _weights(stack, layer, order)
         first = layer * stack.directions
-        initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
+        initial = [cut(s, 0, first, first + stack.directions) for s in states]
         shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.is_projected else None
         if shrink is not None:
             x, w, r, initial[0] = _unprojected(x, w, r, initial[0], shrink)
@@ -125,10 +126,10 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
     wide = ops.MatMul()(r, shrink)
     columns, weights = [x], [[w]]
     for d in range(int(directions)):
-        begin = slice_axis(h, 0, d, d + 1)
+        begin = cut(h, 0, d, d + 1)
         other_steps = (0, steps - 1) if d == 0 else (steps - 1, 0)
         columns.append(ops.Pad((other_steps[0], 0, 0), (other_steps[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
-        direction_r = slice_axis(r, 0, d, d + 1)
+        direction_r = cut(r, 0, d, d + 1)
         weights.append(
             [direction_r if i == d else filled(direction_r.shape, 0, r.dtype) for i in range(int(directions))]
         )

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.values import i64
 from ingot.ir.dims import Dim, DimLike, floordiv
 from ingot.ir.node import Node
@@ -79,5 +80,5 @@ def _every(x: Node, axis: int, step: DimLike) -> Node:
     count = floordiv(size - 1, step) + 1
     extended = padded(x, axis, 0, count * step - size)
     parts = reshape(extended, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
-    first = slice_axis(parts, axis + 1, 0, 1)
+    first = cut(parts, axis + 1, 0, 1)
     return reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))

@@ -195,7 +195,7 @@ class BlockQuantizedPanels:
                 for r, _, i in cells:
                     start = x.let(k.splat(k.mul(sums[r], k.lit(-offset, i32)), lanes), "z") if offset else None
                     x.store(part, i, k.lit(0, i32, lanes) if start is None else start)
-                levels = mul(p, integer(form.part))
+                levels = mul(p, integer(form.part_length))
 
                 def word(y: Block, place: Expr, words: Words, places: int) -> None:
                     for q in range(places // 4):
@@ -207,7 +207,7 @@ class BlockQuantizedPanels:
                                 i = integer(r * count + v)
                                 y.store(part, i, k.dot(quad, x4, k.load(part, i)))
 
-                ahead, is_short = self._is_read_once(starts), form.part // 4 * len(cells) <= _MAX_UNROLLED_DOTS
+                ahead, is_short = self._is_read_once(starts), form.part_length // 4 * len(cells) <= _MAX_UNROLLED_DOTS
                 # a stream of bytes with little work per word is faster word by word than unrolled
                 unroll = is_short and not (ahead and self.b.planes == (8,))
                 self._words(x, at, t, (ZERO, 1), word, ahead=ahead, unroll=unroll)

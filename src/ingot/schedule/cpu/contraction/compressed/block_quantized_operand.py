@@ -4,7 +4,6 @@ read a weight share them: products of one row and of many, and lookups of its ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from math import prod
 
 import numpy as np
@@ -180,9 +179,10 @@ def _words(levels: np.ndarray, place: int, bits: int, *, is_whole: bool) -> np.n
     if not is_whole:
         quads = (quads >> np.uint32(place)) & np.uint32(((1 << bits) - 1) * 0x01010101)
     levels_per_byte = per_word // 4
-    return reduce(
-        np.bitwise_or, (quads[..., q::levels_per_byte] << np.uint32(q * bits) for q in range(levels_per_byte))
-    )
+    words = quads[..., ::levels_per_byte].copy()
+    for q in range(1, levels_per_byte):
+        words |= quads[..., q::levels_per_byte] << np.uint32(q * bits)
+    return words
 
 
 __all__ = ["Dims", "Packed", "block_quantized_operand", "packed_levels"]

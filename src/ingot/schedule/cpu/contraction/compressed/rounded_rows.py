@@ -28,9 +28,9 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Rounded:
-    """A block: `parts` parts of `part` levels each, with one scale."""
+    """A block: `parts` parts of `part_length` levels each, with one scale."""
 
-    part: int
+    part_length: int
     parts: int
 
     @staticmethod
@@ -40,7 +40,7 @@ class Rounded:
 
     @property
     def levels(self) -> int:
-        return self.part * self.parts
+        return self.part_length * self.parts
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +94,7 @@ def rounded_rows(c: Contraction, x: Operand, loops: Loops, machine: Machine) -> 
 
 @dataclass(frozen=True)
 class _Source:
-    """A row of floats: for each position in `blocks` a part, whose elements lie along `place`."""
+    """A row of floats: for each position in `blocks` a part, whose elements are along `place`."""
 
     buffer: Buffer
     start: Expr
@@ -118,12 +118,12 @@ class _Source:
 
 def _round_block(block: Block, form: Rounded, x: _Source, g: Expr, out: Buffer, target: Expr, machine: Machine) -> None:
     lanes = machine.lanes(f32)
-    while form.part % lanes:
+    while form.part_length % lanes:
         lanes //= 2
     starts = [x.part(block, add(mul(g, integer(form.parts)), integer(p))) for p in range(form.parts)]
     largest = block.alloc("largest", f32, 1, lanes=lanes)
     block.store(largest, integer(0), k.lit(0.0, f32, lanes))
-    pieces = [(p, first) for p in range(form.parts) for first in range(0, form.part, lanes)]
+    pieces = [(p, first) for p in range(form.parts) for first in range(0, form.part_length, lanes)]
     for p, first in pieces:
         value = k.unary("abs", x.load(starts[p], first, lanes))
         block.store(largest, integer(0), k.binary("max", k.load(largest, integer(0)), value))
@@ -140,7 +140,7 @@ def _round_block(block: Block, form: Rounded, x: _Source, g: Expr, out: Buffer, 
         value = k.select(is_in_range, k.unary("round_even", value), k.lit(0.0, f32, lanes))
         level = block.let(k.cast(value, i32), "l")
         sums[p] = level if p not in sums else block.let(k.add(sums[p], level), "s")
-        block.store(out, add(target_block, integer(p * form.part + first)), k.cast(level, i8))
+        block.store(out, add(target_block, integer(p * form.part_length + first)), k.cast(level, i8))
 
     def store(at: int, value: Expr) -> None:
         block.store(out, add(target_block, integer(at)), k.bitcast(value, i8))

@@ -45,15 +45,15 @@ Place = tuple[Buffer, Expr]
 class SparseProducts:
     """A group's kernels: one that transposes A, unless each chunk does that itself, and one for the products.
 
-    stored: the type of A. summed: the type of the sums.
+    a_dtype: the type of A. summed: the type of the sums.
     """
 
-    stored: ClassVar[DType] = f32
+    a_dtype: ClassVar[DType] = f32
     summed: ClassVar[DType] = f32
 
     def __init__(self, g: ContractionGroup) -> None:
         self.g, self.masks = g, g.machine.masks
-        self.lanes, self.turned_at_once = g.machine.lanes(self.summed), g.machine.lanes(self.stored)
+        self.lanes, self.turned_at_once = g.machine.lanes(self.summed), g.machine.lanes(self.a_dtype)
         weights = g.anchor.inputs[1].inputs
         self.blocks, self.height = static_shape(weights[0].shape)[:2]
         self.groups = static_shape(weights[2].shape)[0] - 1
@@ -63,7 +63,7 @@ class SparseProducts:
         self.rows = product(x.extent for x in loops.rows)
         self.loops = join_rows(loops, len(loops.rows), loops.rows[-1].a)
         self.n, self.k = static_shape((loops.cols[-1].extent, product(x.extent for x in loops.reduce)))
-        self.plan = plan_sparse(self.rows, self.k, self.n, self.blocks, self.height, g.machine, self.stored)
+        self.plan = plan_sparse(self.rows, self.k, self.n, self.blocks, self.height, g.machine, self.a_dtype)
         self.wide = self.plan.vectors * self.lanes  # rows of a block of rows
         self.row_blocks = ceildiv(self.rows, self.wide)
 
@@ -94,7 +94,7 @@ class SparseProducts:
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
     def _row_of(self, lane: int) -> int:
-        """The row of A that goes to this lane of a transposed vector."""
+        """The row of A in this lane of a transposed vector."""
         return lane
 
     def _turn(self, block: Block, vector: Expr, made: Sequence[Place]) -> None:

@@ -28,7 +28,7 @@ from ingot.schedule.index import add, mul
 class SparseBytes(SparseProducts):
     """See module: u8 by i8."""
 
-    stored: ClassVar[DType] = u8
+    a_dtype: ClassVar[DType] = u8
     summed: ClassVar[DType] = i32
 
     def _made(self) -> tuple[tuple[str, DType, int], ...]:

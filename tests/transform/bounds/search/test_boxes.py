@@ -8,10 +8,10 @@ import torch
 from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Request, open_model
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.bounds.attack import Goal
-from ingot.transform.bounds.boxes import Splits, can_improve, search_graph
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search.attack import Goal
+from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
 from tests.transform.bounds.test_bounds import net_of
 
 GOAL = Goal(np.ones((1, 1)), np.zeros(1), ((0,),))
@@ -37,7 +37,7 @@ def test_boxes_are_cut_by_turns() -> None:
 
 def test_probes_tell_which_element_gains() -> None:
     """A bound that falls with the width of element 1 alone, while influence points to element 0; element 2 is fixed."""
-    lower, upper = np.zeros((3, 3), np.float32), np.tile(np.float32([1, 1, 0]), (3, 1))
+    lower, upper = np.zeros((3, 3), np.float32), np.tile(np.array([1, 1, 0], np.float32), (3, 1))
     asked: list[int] = []
 
     def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_improved_bounds_hold() -> None:
     bounded = Question((True,), "crown", rows, Rounding()).of(graph)
     assert can_improve(bounded)
     rng = np.random.default_rng(4)
-    radius = np.float32([0.01, 0.1, 0.3, 1.0, 3.0])[:, None, None] * np.ones((1, *x.shape), np.float32)
+    radius = np.array([0.01, 0.1, 0.3, 1.0, 3.0], np.float32)[:, None, None] * np.ones((1, *x.shape), np.float32)
     center = x.numpy() + rng.normal(size=radius.shape).astype(np.float32) * 0.1
     plain, improved = (
         CompiledModel(compiled_program(search_graph(bounded, 5, flag), Options(threads=1)), threads=1).run(

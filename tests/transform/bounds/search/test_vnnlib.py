@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.transform.bounds.vnnlib import Property, parse_property, read_property
+from ingot.transform.bounds.search.vnnlib import Property, parse_property, read_property
 
 V1 = """; a comment (with parentheses
 (declare-const X_0 Real)

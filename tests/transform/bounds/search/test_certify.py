@@ -18,10 +18,10 @@ import ingot
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.transform.bounds.graph import Question
-from ingot.transform.bounds.neurons import Cases, neurons_of
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search.neurons import Cases, neurons_of
+from ingot.transform.bounds.search.vnnlib import parse_property
 from ingot.transform.bounds.slopes import slopes_of
-from ingot.transform.bounds.vnnlib import parse_property
 from tests.transform.bounds.test_bounds import net_of
 
 

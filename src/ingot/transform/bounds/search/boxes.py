@@ -14,11 +14,11 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.attack import Goal
 from ingot.transform.bounds.crown import Walk, lower_bounds
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
 from ingot.transform.bounds.rounding import absolute_value, maximum, minimum, where
+from ingot.transform.bounds.search.attack import Goal
 from ingot.transform.vectorize import vectorize
 
 _SLOPE_STEPS = (1.0, 0.3, 0.2, 0.1)  # of the slopes of the last walk
@@ -35,7 +35,7 @@ def search_graph(bounded: Bounded, count: int, is_improved: bool = False) -> Gra
     """
     walk = bounded.walk()
     (x,), (y,) = bounded.core.inputs, bounded.core.results
-    if bounded.question.method == "ibp":
+    if bounded.question.method in ("ibp", "forward"):
         lower, influence = walk.intervals.of(y).lower, t.full(x.shape, 1.0, f64)
     else:
         lower, coefficients = _improved_bounds(walk, y) if is_improved else lower_bounds(walk, y, {})

@@ -27,14 +27,14 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.attack import Attack, Goal, check_seed
-from ingot.transform.bounds.boxes import Splits, can_improve, search_graph
 from ingot.transform.bounds.canonical import at_precision
 from ingot.transform.bounds.graph import Question
-from ingot.transform.bounds.neurons import Cases, neurons_of
 from ingot.transform.bounds.run import rounded, rounding_of
+from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
+from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
+from ingot.transform.bounds.search.neurons import Cases, neurons_of
+from ingot.transform.bounds.search.vnnlib import Alternative, Property
 from ingot.transform.bounds.slopes import slopes_of
-from ingot.transform.bounds.vnnlib import Alternative, Property
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 _BATCH_BOXES = 128  # bounded in one call
