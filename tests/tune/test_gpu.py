@@ -137,7 +137,7 @@ def test_disturbed_runs_are_not_what_a_model_takes(monkeypatch) -> None:
     """Another process may have the GPU for some of them, of the tuned or the untuned program alone."""
     trials = bench(product(), monkeypatch)
     runs = iter([3.0, 2.0, 3.0, 9.0, 9.0, 2.0, 9.0, 9.0, *[3.1, 2.1] * 4])
-    monkeypatch.setattr(trials, "_whole", lambda name, count: np.full((count, 1), next(runs)))
+    monkeypatch.setattr(trials, "_model_seconds", lambda name, count: np.full((count, 1), next(runs)))
     same = {s.site.key: s.site.untuned for s in trials.spots}
     assert trials.latency(same, 0.0).tolist() == [[3.0, 2.0], *[[3.1, 2.1]] * 4]
 

@@ -24,6 +24,7 @@ def bounds(
     slope_steps: int = 0,
     dynamic: Any = None,
     precision: str = "float32",
+    activations: str = "float32",
     target: str = "native",
     threads: int | None = None,
 ) -> Bounds:
@@ -32,7 +33,8 @@ def bounds(
         lower, upper = ingot.bounds(net, x, eps=0.03)
 
     Args:
-        model, dynamic, precision, target, threads: as for `compile`. The precision is part of what numerics include.
+        model, dynamic, precision, activations, target, threads: as for `compile`. Precision and activations are part of
+            what numerics include.
         x: the arguments of the model: an array or tensor, a tuple of them, or a dict by input name. Inputs that are no
             floats are constant.
         eps: the box reaches this far around x: a number or an array that broadcasts to x, or a list of them, one for
@@ -62,5 +64,5 @@ def bounds(
         return bound_model(
             model, x, eps=eps, lower=lower, upper=upper, method=method, spec=spec, numerics=numerics,
             slope_steps=slope_steps, dynamic=dynamic,
-            options=Options(target, thread_count(threads), precision=precision),
+            options=Options(target, thread_count(threads), precision=precision, activations=activations),
         )  # fmt: skip

@@ -135,7 +135,9 @@ class TrainingStep(CompiledModel):
         safetensors file, atomically. Training that continues from it gives the same bits. notes: arrays to store in it.
         """
         note_tensors = {_NOTE + name: array for name, array in (notes or {}).items()}
-        self._write(Path(path), {**self._whole(self.state()), **note_tensors, _RATE: np.asarray(self.lr, np.float64)})
+        self._write(
+            Path(path), {**self._gathered_state(self.state()), **note_tensors, _RATE: np.asarray(self.lr, np.float64)}
+        )
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """Continue from a checkpoint. Returns its notes. Raises InputError for a checkpoint of another model or
@@ -151,15 +153,15 @@ class TrainingStep(CompiledModel):
             got = "; ".join(f"{word} {some}" for word, some in (("one without", missing), ("one with", extra)) if some)
             fix = "the model, optimizer and options of the step that wrote it"
             raise InputError(f"checkpoint {path}", expected="the state of this step", got=got, fix=fix)
-        self.set_state(self._own(values))
+        self.set_state(self._local_state(values))
         self.lr = lr
         return notes
 
-    def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _gathered_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The complete values, gathered from all processes, for one file."""
         return state
 
-    def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def _local_state(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """This process's part of the complete values."""
         return state
 

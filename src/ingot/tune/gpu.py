@@ -76,7 +76,7 @@ class GpuBench:
         self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)
-        times = self._whole("untuned", _QUIET_RUNS)
+        times = self._model_seconds("untuned", _QUIET_RUNS)
         self.spots = spots_of(graph, launches, np.min(times, axis=0), self._sizes)
 
     # -- what a search asks
@@ -137,7 +137,9 @@ class GpuBench:
         samples: list[list[float]] = []
         quiet_pairs = pairs = np.empty((0, 2))
         while len(samples) < _MAX_RUNS and len(quiet_pairs) < _QUIET_RUNS:
-            samples.append([float(self._whole(which, _KERNEL_RUNS).min(axis=0).sum()) for which in ("untuned", name)])
+            samples.append(
+                [float(self._model_seconds(which, _KERNEL_RUNS).min(axis=0).sum()) for which in ("untuned", name)]
+            )
             pairs = np.array(samples)
             quiet_pairs = pairs[(pairs <= _DISTURBANCE_RATIO * pairs.min(axis=0)).all(axis=1)]
         return quiet_pairs if len(quiet_pairs) else pairs
@@ -155,7 +157,7 @@ class GpuBench:
     def _size(self, d: DimLike) -> int:
         return int(substitute(d, self._sizes))
 
-    def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
+    def _model_seconds(self, name: str, runs: int) -> NDArray[np.float64]:
         """(runs, steps): seconds."""
         request = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
         with locked(_LOCK_PATH):

@@ -101,21 +101,21 @@ class TrialPlan:
         match arg.kind:
             case "in":
                 dtype, layout = place.group.body.inputs[arg.index].dtype, place.ins[arg.index]
-                return self._once(("in", arg.index), lambda: self._input(self._bytes(layout, dtype), dtype))
+                return self._memoized(("in", arg.index), lambda: self._input(self._bytes(layout, dtype), dtype))
             case "pack":
                 pack = low.packs[arg.index]
-                return self._once(("pack", pack.key, pack.index), lambda: self._input(pack.nbytes, pack.dtype))
+                return self._memoized(("pack", pack.key, pack.index), lambda: self._input(pack.nbytes, pack.dtype))
             case "out":
                 dtype, layout = place.group.body.outputs[arg.index].dtype, place.outs[arg.index]
-                return self._once(("out", which, arg.index), lambda: self._result(self._bytes(layout, dtype)))
+                return self._memoized(("out", which, arg.index), lambda: self._result(self._bytes(layout, dtype)))
             case "temp":
                 nbytes = self._size(low.temps[arg.index])
-                return self._once(("temp", which, arg.index), lambda: self._buffer("arena", nbytes))
+                return self._memoized(("temp", which, arg.index), lambda: self._buffer("arena", nbytes))
             case "zeros":
                 nbytes = self._size(low.zeros)
-                return self._once(("zeros", which), lambda: self._buffer("arena", nbytes, halo="zeros"))
+                return self._memoized(("zeros", which), lambda: self._buffer("arena", nbytes, halo="zeros"))
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
+    def _memoized(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]

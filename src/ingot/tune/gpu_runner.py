@@ -55,12 +55,12 @@ def _inputs(request: dict[str, Any]) -> list[NDArray[Any]]:
 
 
 @cache
-def _kept(path: str) -> CompiledModel:
+def _loaded_model(path: str) -> CompiledModel:
     return CompiledModel(load(Path(path)))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    model = _kept(request["program"]) if request.get("keep") else CompiledModel(load(Path(request["program"])))
+    model = _loaded_model(request["program"]) if request.get("keep") else CompiledModel(load(Path(request["program"])))
     inputs = _inputs(request)
     if "compare" not in request:
         return {"seconds": [[t for _, t in model.profile(*inputs)] for _ in range(request["runs"])]}

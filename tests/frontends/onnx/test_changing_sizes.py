@@ -76,6 +76,52 @@ def test_a_loop(kind: str) -> None:
     check_all(cases)
 
 
+def test_a_loop_in_a_loop() -> None:
+    """A transducer's: for each frame up to two symbols are appended, to a vector and to a list."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[t,3] x) => (int64[u] y, float[v] z, bool[w] p)
+    <int64 zero = {0}, int64 two = {2}, int64[1] first = {0}, int64[1] start = {7}, bool true = {1}, bool[1] bit = {1},
+     float half = {0.5}> {
+        none = SequenceEmpty<dtype = 1>()
+        s = Shape(x) t1 = Gather(s, first) t = Squeeze(t1, first)
+        y, p, l = Loop(t, , start, bit, none) <body = outer
+            (int64 i, bool go, int64[a] k, bool[b] m, seq(float[c]) l0) =>
+            (bool go_out, int64[d] k_out, bool[e] m_out, seq(float[f]) l_out) {
+            row = Gather(x, i)
+            k_out, m_out, l_out = Loop(two, , k, m, l0) <body = inner
+                (int64 j, bool go1, int64[a1] k1, bool[b1] m1, seq(float[c1]) l1) =>
+                (bool go2, int64[d1] k2, bool[e1] m2, seq(float[f1]) l2) {
+                n = Size(k1) nf = Cast<to = 1>(n) r = Add(row, nf) q = Sin(r) best0 = ArgMax(q) value = ReduceMax(q)
+                hit0 = Greater(value, half) hit = Squeeze(hit0, first) best = Identity(best0)
+                k2, m2, l2 = If(hit) <
+                    then_branch = then () => (int64[g1] k3, bool[h1] m3, seq(float[i1]) l3) {
+                        k3 = Concat<axis = 0>(k1, best) nm = Not(hit0) m3 = Concat<axis = 0>(m1, nm, hit0)
+                        l3 = SequenceInsert(l1, value) },
+                    else_branch = other () => (int64[g2] k4, bool[h2] m4, seq(float[i2]) l4) {
+                        k4 = Identity(k1) m4 = Identity(m1) l4 = Identity(l1) }>
+                go2 = Identity(go1)
+            }>
+            go_out = Identity(go)
+        }>
+        z = ConcatFromSequence<axis = 0>(l)
+    }""")
+    compiled: Any = ingot.compile(model, threads=1, cache=False)
+    assert compiled.is_one_program
+    rng = np.random.default_rng(0)
+    feeds = [rng.standard_normal((t, 3)).astype(np.float32) for t in (1, 4, 33)]
+    for x in feeds:
+        tokens, values, bits = [7], [], [True]
+        for row in x:
+            for _ in range(2):
+                q = np.sin(row + np.float32(len(tokens)))
+                if q.max() > 0.5:
+                    tokens, values, bits = [*tokens, int(q.argmax())], [*values, q.max()], [*bits, False, True]
+        y, z, p = compiled(x)
+        assert y.tolist() == tokens and p.tolist() == bits
+        np.testing.assert_allclose(z, values, rtol=1e-5)
+    check_all({str(i): partial(compiled, x) for i, x in enumerate(feeds)})
+
+
 @pytest.mark.parametrize("kind", ["rows", "by the values", "filtered"])
 def test_more_turns_than_there_is_room_for_are_refused(kind: str) -> None:
     """By the call, which writes nothing outside of its buffers until then."""

@@ -25,8 +25,12 @@ def _sizes(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+def _floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 AXES = {f"at{k}": _sizes(k) for k in range(9)} | {"at01": _sizes(0, 1), "at12": _sizes(1, 2), "at23": _sizes(2, 3)}
-Graph = tuple[str, dict[str, np.ndarray], list[tuple[int, ...]]]
+Graph = tuple[str, dict[str, Any], list[tuple[int, ...]]]
 GRAPHS: dict[str, Graph] = {
     # scores and boxes of a map, what is left of overlapping boxes, five of it at most
     "detector": ("""(float[1,3,h,w] x) => (float[k,4] boxes, float[k] scores, int64[k] classes) {
@@ -39,8 +43,9 @@ GRAPHS: dict[str, Graph] = {
         bs = Squeeze(b, at0) bb = Gather<axis=0>(bs, place) cs = Squeeze(c, at0) pair = Concat<axis=1>(class1, place1)
         sc = GatherND(cs, pair) n = Shape(sc) k = Min(n, at5) scores, order = TopK(sc, k)
         boxes = Gather<axis=0>(bb, order) classes = Gather<axis=0>(class, order) }""",
-        {"w0": _w(8, 3, 3, 3), "wb": _w(8, 8, 3, 3, scale=3), "wc": _w(6, 8, 3, 3, scale=5), 
-         "b_shape": _sizes(1, -1, 4), "c_shape": _sizes(1, -1, 3), "most": _sizes(10), "overlap": np.float32([0.3]), "level": np.float32([0.55])},
+        {"w0": _w(8, 3, 3, 3), "wb": _w(8, 8, 3, 3, scale=3), "wc": _w(6, 8, 3, 3, scale=5),
+         "b_shape": _sizes(1, -1, 4), "c_shape": _sizes(1, -1, 3), "most": _sizes(10), "overlap": _floats(0.3),
+         "level": _floats(0.55)},
         [(1, 3, 16, 20), (1, 3, 1, 1), (1, 3, 33, 17)]),
     # proposals, the best 20 at most, cut out of the map and classified
     "two stages": ("""(float[1,3,h,w] x) => (float[r,5] y, float[r,4] rois) {
@@ -53,7 +58,7 @@ GRAPHS: dict[str, Graph] = {
         bf = ConstantOfShape(rs) batch = Cast<to=7>(bf) p = RoiAlign<output_height=3, output_width=3, sampling_ratio=2,
         spatial_scale=0.5>(f, rois, batch) q = Flatten(p) y = Gemm(q, wy) }""",
         {"w0": _w(8, 3, 3, 3), "wo": _w(2, 8, 1, 1), "wd": _w(8, 8, 1, 1, scale=3), "flat": _sizes(-1),
-         "fours": _sizes(-1, 4), "eight": np.float32(8), "twenty": _sizes(20), "overlap": np.float32([0.5]),
+         "fours": _sizes(-1, 4), "eight": np.float32(8), "twenty": _sizes(20), "overlap": _floats(0.5),
          "wy": _w(72, 5)},
         [(1, 3, 16, 20), (1, 3, 2, 2), (1, 3, 33, 17)]),
     # a dilated convolution of TensorFlow's: SpaceToBatchND, convolution, BatchToSpaceND that crops to INT_MAX
@@ -80,8 +85,8 @@ GRAPHS: dict[str, Graph] = {
         coordinate_transformation_mode="align_corners">(f, , , sizes) z = Relu(c) a1 = Conv<pads=[1,1,1,1]>(a, w1)
         a2 = Resize<mode="linear">(a1, , , s) b1 = Resize<mode="nearest">(b, , , s) ab = Add(a2, b1)
         c1 = Resize<mode="cubic">(z, , , s) y = Add(ab, c1) }""",
-        {"w0": _w(4, 3, 3, 3), "w1": _w(4, 4, 3, 3), "s07": np.float32([1, 1, 0.7, 0.7]), "ones": _sizes(1, 1),
-         "s13": np.float32([1, 1, 1 / 3, 1 / 3]), "f07": np.float32(0.7)},
+        {"w0": _w(4, 3, 3, 3), "w1": _w(4, 4, 3, 3), "s07": _floats(1, 1, 0.7, 0.7), "ones": _sizes(1, 1),
+         "s13": _floats(1, 1, 1 / 3, 1 / 3), "f07": np.float32(0.7)},
         [(1, 3, 16, 20), (2, 3, 3, 3), (1, 3, 33, 17)]),
     "segments with auto_pad": ("""(float[n,3,h,w] x) => (float[n,2,a,b] y) {
         a0 = Conv<strides=[2,2], auto_pad="SAME_UPPER">(x, w0) a = Relu(a0) b0 = MaxPool<kernel_shape=[3,3],
@@ -96,7 +101,7 @@ GRAPHS: dict[str, Graph] = {
         values, first, inverse, counts = Unique<sorted=1>(x) top = ReduceMax<keepdims=0>(x) size0 = Add(top, one)
         size = Unsqueeze(size0, at0) zeros = ConstantOfShape(size) shape = Shape(x) ones = Expand(onef, shape)
         bins0 = ScatterElements<axis=0, reduction="add">(zeros, x, ones) bins = CumSum(bins0, zero) }""",
-        {"one": np.int64(1), "zero": np.int64(0), "onef": np.float32([1])}, [(50,), (1,), (300,)]),
+        {"one": np.int64(1), "zero": np.int64(0), "onef": _floats(1)}, [(50,), (1,), (300,)]),
 }  # fmt: skip
 
 

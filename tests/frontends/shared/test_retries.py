@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ingot import ops
 from ingot.frontends.shared.computed_sizes import ComputedSizes
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.retries import Known, with_retries
-from ingot.frontends.shared.sizes import SizeInput
+from ingot.frontends.shared.sizes import SizeInput, Sizes
 from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
-from ingot.ir.node import Graph, Input
+from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, i64
 from ingot.support.errors import ImportModelError, ShapeError
 
@@ -64,3 +66,10 @@ def test_sizes_that_an_input_cannot_give_end_the_import() -> None:
     with pytest.raises(ImportModelError, match="'x'"):
         with_retries(attempt, {})
     assert len(attempts) == 2
+
+
+def test_sizes_that_one_of_several_results_holds_are_not_evaluated() -> None:
+    numbers = const(np.arange(4))
+    with pytest.raises(Unsupported, match="top_k"):
+        Sizes().dims(ops.TopK(1, 0)(numbers).results[1])
+    assert Sizes().dims(ops.TopK(0, 0)(numbers).results[1]) == ()

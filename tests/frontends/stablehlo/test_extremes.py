@@ -52,3 +52,26 @@ def test_a_result_of_another_type_than_declared(declared: str) -> None:
     text = f"func.func public @main(%x: tensor<3xf32>) -> {declared} {{\n  return %x : {declared}\n}}"
     with pytest.raises(IngotError, match="result of @main"):
         ingot.compile(text, cache=False, threads=1)
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [
+    ("convolution", "pad = [[1, 0]]", "pad = [[1, -7]]"), ("pool_from_2", "2>}>", "2>, PADDING}>"),
+])  # fmt: skip
+def test_windows_over_less_than_nothing(name: str, old: str, new: str) -> None:
+    """A size of 0 with other padding is an empty result; of less than 0 there is none."""
+    text = TEXTS[name].replace(old, new.replace("PADDING", "padding = dense<[[1, -8]]> : tensor<1x2xi64>"))
+    assert text != TEXTS[name]
+    with pytest.raises(IngotError, match="cropped below nothing"):
+        ingot.compile(text, cache=False, threads=1)
+
+
+def test_a_function_whose_result_has_no_type() -> None:
+    text = """func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+      %0 = call @f(%x) : (tensor<3xf32>) -> tensor<3xf32>
+      return %0 : tensor<3xf32>
+    }
+    func.func private @f(%x: tensor<3xf32>) -> tensor<3x24xx6xf32> {
+      return %x : tensor<3xf32>
+    }"""
+    with pytest.raises(IngotError, match="a result of @f"):
+        ingot.compile(text, cache=False, threads=1)

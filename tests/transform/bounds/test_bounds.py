@@ -14,15 +14,19 @@ from torch.nn import functional as F
 
 import ingot
 from ingot import ops
-from ingot.driver.compile import Options
+from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, const
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f32
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.executor import CompiledModel
 from ingot.schedule.cpu.winograd.toom_cook import array, transform
+from ingot.transform.bounds.error import rounding_errors
 from ingot.transform.bounds.graph import METHODS, Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding, error_of_winograd
+from ingot.transform.bounds.run import as_compiled, rounding_of
 from ingot.transform.bounds.slopes import slopes_of
 
 
@@ -314,8 +318,8 @@ def test_numerics_of_transposed_convolutions(method: str, monkeypatch: pytest.Mo
     program = ingot.compile(net, (x,))
     if not any(getattr(step, "kernel", "").startswith("winograd") for step in program.program.steps):
         pytest.skip("no convolution by Winograd's algorithm on this machine")
-    spec = {} if method == "ibp" else {"spec": np.eye(program(x).numel())[[7, 4321, 9999]]}
-    wide = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    spec = None if method == "ibp" else np.eye(program(x).numel())[[7, 4321, 9999]]
+    wide = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, spec=spec)
     y = program(x).detach().numpy().reshape(-1)
     y = y if method == "ibp" else y[[7, 4321, 9999]]
     assert (wide.lower.reshape(-1) <= y).all() and (y <= wide.upper.reshape(-1)).all()
@@ -324,7 +328,7 @@ def test_numerics_of_transposed_convolutions(method: str, monkeypatch: pytest.Mo
     net.float()
     assert method != "ibp" or np.abs(wide.upper.reshape(-1) - exact).max() < 1e-2
     monkeypatch.setenv("INGOT_WINOGRAD", "0")
-    sums = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, **spec)
+    sums = ingot.bounds(net, x, eps=0.0, method=method, numerics=True, spec=spec)
     assert (wide.upper - wide.lower > sums.upper - sums.lower).all()
 
 
@@ -367,6 +371,30 @@ def test_numerics_of_precisions(precision: str) -> None:
     point = ingot.bounds(net, x, eps=0.0)
     y = program(x).detach().numpy()
     assert not ((point.lower <= y) & (y <= point.upper)).all()
+
+
+def test_numerics_of_activations_in_bytes() -> None:
+    """Values that levels multiply are rounded to bytes; bounds hold for programs with and without."""
+    random = np.random.default_rng(3)
+    x = Input("x", TensorType(f32, (4, 128)))()
+    y: Node = x
+    for columns, rows in ((128, 96), (96, 32)):
+        levels = const(random.integers(-127, 128, (columns, rows)).astype(np.int8))
+        scale = const(np.float32(0.01) * random.random((1, rows)).astype(np.float32))
+        weights = ops.Mul()(ops.cast(levels, f32), ops.broadcast_to(scale, levels.shape))
+        y = ops.Max()(ops.DotGeneral(contract=((1,), (0,)))(y, weights), ops.full((4, rows), 0.0, f32))
+    graph, feed = Graph((x,), (y,), ("y",)), random.standard_normal((4, 128)).astype(np.float32)
+    options = Options(activations="int8")
+    rounded, exact = (CompiledModel(compiled_program(graph, o), threads=1).run([feed])[0] for o in (options, Options()))
+    assert np.abs(rounded - exact).max() > 1e-3
+    for method in ("ibp", "forward", "crown-ibp"):
+        question = Question((True,), method, None, rounding_of(graph, True, options))
+        bounds = bound_graph(as_compiled(graph, options), question)
+        lower, upper = CompiledModel(compiled_program(bounds, Options()), threads=1).run([feed, feed])
+        for result in (rounded, exact):
+            assert (lower <= result).all() and (result <= upper).all()
+    (error,) = rounding_errors(graph, [feed], options).values()
+    assert np.abs(rounded - exact).max() < error < 60 * np.abs(rounded - exact).max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

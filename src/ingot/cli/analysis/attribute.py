@@ -85,7 +85,7 @@ def attribute(
         progress.report("attribute")
         values = program(**feeds, target=indices, baseline=_baselines(program, baseline or []))
         named = dict(zip(program.wrt, values if isinstance(values, tuple) else (values,), strict=True))
-        found = _found(source, method, program, named, feeds, _result(plain, feeds, output), indices)
+        found = _attributions(source, method, program, named, feeds, _result(plain, feeds, output), indices)
         if output_dir is not None:
             _write(output_dir, named)
         if html is not None:
@@ -151,7 +151,7 @@ def _result(model: CompiledModel, feeds: Feeds, output: str | None) -> np.ndarra
     return np.asarray(model.run([feeds[spec.name] for spec in model.inputs])[index])
 
 
-def _found(
+def _attributions(
     source: Source, method: str, program: AttributionModel, values: Mapping[str, Any], feeds: Feeds,
     result: np.ndarray, target: int | tuple[int, ...] | None,
 ) -> Attributions:  # fmt: skip

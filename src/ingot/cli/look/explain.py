@@ -25,7 +25,6 @@ from ingot.driver.compile import Options, check_runs
 from ingot.ir.node import Graph
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
-from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.transform.bounds.error import rounding_errors, rounding_text
 from ingot.transform.placement.run import compile_placed
@@ -118,10 +117,9 @@ def _print_parts(
 
 
 def _rounding(graph: Graph, feeds: Mapping[str, Any], settings: CompileOptions) -> dict[str, float]:
-    if settings.activations != "float32":
-        raise InputError("--rounding", expected="activations of float32", got=settings.activations)
     values = [np.asarray(feeds[getattr(x.op, "label", "")]) for x in graph.inputs]
-    options = Options(settings.target, thread_count(settings.threads), precision=settings.precision)
+    threads = thread_count(settings.threads)
+    options = Options(settings.target, threads, precision=settings.precision, activations=settings.activations)
     return rounding_errors(graph, values, options)
 
 

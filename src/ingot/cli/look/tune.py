@@ -79,7 +79,7 @@ def tune(
         measurers = workers_of(workers) if workers else []
 
         def watch(text: str, seconds: float) -> None:
-            progress.report(_told(text, budget - seconds), round(seconds), round(budget))
+            progress.report(_status_text(text, budget - seconds), round(seconds), round(budget))
 
         task = {
             "model": str(model.resolve()), "words": vars(about.words), "threads": plan.threads,
@@ -115,7 +115,7 @@ def _tune_rewrites(
         raise InputError("--rewrites", expected="this machine's CPU alone", got=got)
 
     def watch(text: str, seconds: float) -> None:
-        progress.report(_told(text, budget - seconds), round(seconds), round(budget))
+        progress.report(_status_text(text, budget - seconds), round(seconds), round(budget))
 
     found = find_rewrites(
         graph, feeds, threads=threads, budget=budget, database=path, fast_math=settings.fast_math,
@@ -148,7 +148,7 @@ def _print_rewrites(r: RewritesReport) -> None:
     out.print(f"{len(r.rewrites)} kept; a call: {r.gain:.3f}x; {escape(r.database)}", highlight=False)
 
 
-def _told(text: str, left: float) -> str:
+def _status_text(text: str, left: float) -> str:
     return f"{text}, {left:.0f} s left," if left > 0 else text
 
 

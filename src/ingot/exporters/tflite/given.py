@@ -33,11 +33,11 @@ def is_quantized(model: Model) -> bool:
 
 def to_given_levels(model: Model) -> None:
     """Quantize `model` in place, to i8, and to i16 without a zero point; u8 levels become i8."""
-    _Given(model).run()
+    _QuantizedConversion(model).run()
     model.compact()
 
 
-class _Given(Conversion):
+class _QuantizedConversion(Conversion):
     """exact: the grids of float tensors whose elements lie on one. wanted: the grids of float tensors that all readers
     quantize to the same one. signed: for each integer tensor of levels, the tensor with these levels as i8 or i16."""
 
@@ -61,7 +61,7 @@ class _Given(Conversion):
                 t.quantization = t.quantization or model.tensors[op.inputs[0]].quantization
             self._find_exact(op)
         for op in reversed(model.operators):
-            self._find_wanted(op)
+            self._find_requested_grid(op)
         float_operators, model.operators = model.operators, self.operators
         for op in float_operators:
             result = op.outputs[0]
@@ -107,7 +107,7 @@ class _Given(Conversion):
         t = self.model.tensors[i]
         return self.exact.get(i) or (self._grid_of(t) if t.data is not None else None)
 
-    def _find_wanted(self, op: Operator) -> None:
+    def _find_requested_grid(self, op: Operator) -> None:
         x, result = op.inputs[0], op.outputs[0]
         grid = self._grid_of(self.model.tensors[result]) if op.name == "QUANTIZE" else None
         if op.name in (*_VIEWS, "PAD") and result not in self.exact:

@@ -153,7 +153,7 @@ def modernized(config: dict[str, Any], layers: Any, path: str) -> None:
         if isinstance(policy, Mapping) and policy.get("class_name") == "Policy" and "module" not in policy:
             inner["dtype"] = policy.get("config", {}).get("name", "float32")
         known = {name for base in cls.__mro__ for name in _parameters(base)} | _COMMON_LAYER_KEYS
-        for name in [n for n, v in inner.items() if n not in known and _says_nothing(v)]:
+        for name in [n for n, v in inner.items() if n not in known and _is_neutral(v)]:
             del inner[name]
 
 
@@ -174,7 +174,7 @@ def _rename(config: Any, names: set[str]) -> None:
                 value[key] = inner.replace("/", "_")
 
 
-def _says_nothing(value: object) -> bool:
+def _is_neutral(value: object) -> bool:
     return value is None or value is False or (type(value) is int and value == 1)
 
 

@@ -28,7 +28,7 @@ def text_of_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokenizer = _tokenizer(lambda: Tokenizer.from_metadata(metadata)) if has_vocabulary(metadata) else {}
     end = "tokenizer.ggml.eos_token_id"
     ends = [] if s.get(end) is None else [s.count(end, least=0)]
-    return {"ends": ends, **tokenizer, "templates": templates, "sampling": _whole(sampling)}
+    return {"ends": ends, **tokenizer, "templates": templates, "sampling": _with_integer_top_k(sampling)}
 
 
 def text_of_folder(folder: Folder) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def text_of_folder(folder: Folder) -> dict[str, Any]:
     elif (path / "tokenizer.model").is_file():
         fix = f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r}) writes it"
         tokenizer["refused"] = f"the folder has no tokenizer.json; {fix}"
-    return {**tokenizer, "templates": templates, "sampling": _whole(sampling)}
+    return {**tokenizer, "templates": templates, "sampling": _with_integer_top_k(sampling)}
 
 
 def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
     return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.end_ids)}
 
 
-def _whole(sampling: Mapping[str, float]) -> dict[str, float]:
+def _with_integer_top_k(sampling: Mapping[str, float]) -> dict[str, float]:
     return {name: int(value) if name == "top_k" else value for name, value in sampling.items()}
 
 

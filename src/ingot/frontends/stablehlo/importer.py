@@ -226,7 +226,11 @@ class Importer:
                 where=self.where or None,
             )  # fmt: skip
         self.depth -= 1
-        what, types = f"a result of @{function.name}", map(_type, function.result_types)
+        what = f"a result of @{function.name}"
+        try:
+            types = [_type(text) for text in function.result_types]
+        except Unsupported as e:
+            raise ImportModelError(what, got=str(e), where=self.where or None) from e
         return tuple(_checked(value, type, what) for value, type in zip(results, types, strict=True))
 
     def block(

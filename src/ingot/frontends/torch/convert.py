@@ -241,7 +241,7 @@ class Sizes:
             return power
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:
-            whole_size = self._whole(e.args[0], divided)
+            whole_size = self._rounded_float(e.args[0], divided)
             if whole_size is not None:
                 return whole_size
         apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
@@ -250,7 +250,7 @@ class Sizes:
         values = [self.expression(a) for a in e.args]
         return apply(*values)
 
-    def _whole(self, e: sympy.Basic, divided: Callable[[DimLike, DimLike], DimLike]) -> DimLike | None:
+    def _rounded_float(self, e: sympy.Basic, divided: Callable[[DimLike, DimLike], DimLike]) -> DimLike | None:
         """A float computed from sizes, rounded by `divided`: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
 
         Floating-point products are rounded, so an inexact ratio is only valid for the sizes at which it was tested.

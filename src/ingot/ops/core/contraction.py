@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ingot.ir.dims import Dim, DimLike, mod, product
+from ingot.ir.dims import Dim, DimLike, is_negative, mod, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32, u32
 from ingot.ops.core.base import (
@@ -304,6 +304,7 @@ class Convolution(CoreOp):
         out: dict[str, DimLike] = {"N": sizes["N"] // batches, "C": kernel["O"]}
         for i, c in enumerate(letters):
             padded = dilated_size(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
+            self.expect(not is_negative(padded), f"axis {c}: cropped below nothing by {self.padding[i]} of {x}")
             out[c] = window_count(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
 

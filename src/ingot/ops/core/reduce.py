@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, dim_min, product
+from ingot.ir.dims import Dim, DimLike, dim_min, is_negative, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
@@ -235,6 +235,9 @@ class ReduceWindow(CoreOp):
         out: list[DimLike] = []
         for axis, size in enumerate(x.shape):
             padded = dilated_size(size, self.base_dilation[axis]) + sum(self.padding[axis])
+            self.expect(
+                not is_negative(padded), f"axis {axis}: cropped below nothing by {self.padding[axis]} of {size}"
+            )
             out.append(window_count(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
         return x.with_shape(tuple(out))
 

@@ -84,13 +84,13 @@ class PerDevice(Op):
         self.expect(names <= counts.keys(), f"expected axes of the mesh {counts}, got {sorted(names)}")
         rank, *parts = (n.type for n in self.body.inputs)
         self.expect(rank == TensorType(u32, ()), f"expected a rank of u32[] as the body's first input, got {rank}")
-        wholes = [self._whole(part, axes) for part, axes in zip(parts, self.in_axes, strict=True)]
+        wholes = [self._global_type(part, axes) for part, axes in zip(parts, self.in_axes, strict=True)]
         self.expect(wholes == [*inputs], f"expected operands {wholes}, got {[*inputs]}")
         results = zip(self.body.outputs, self.out_axes, strict=True)
-        result_types = tuple(self._whole(n.type, axes) for n, axes in results)
+        result_types = tuple(self._global_type(n.type, axes) for n, axes in results)
         return result_types[0] if len(result_types) == 1 else result_types
 
-    def _whole(self, part: TensorType, axes: Axes) -> TensorType:
+    def _global_type(self, part: TensorType, axes: Axes) -> TensorType:
         counts = dict(self.mesh)
         self.expect(len(axes) == part.rank, f"expected a split of each dimension of {part}, got {axes}")
         factors = [math.prod(counts[a] for a in split) for split in axes]

@@ -90,7 +90,7 @@ class Loaded:
         self._driver = driver() if device_driver is None else device_driver
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
-        _give_back_gone(self._driver)
+        _free_collected(self._driver)
         code = program.code[program.device]
         arch = _arch(code.features, self._driver.capability) if arch is None else arch
         assert arch is not None
@@ -109,7 +109,7 @@ class Loaded:
         self._turn = threading.Lock() if is_alone else None
         # a process that ends gives all back by itself, when the driver may be gone already
         memories = [self._weights, *filter(None, [bound])], self._stores
-        weakref.finalize(self, _give_back, self._driver, self._image, memories, self._all).atexit = False
+        weakref.finalize(self, _release_all, self._driver, self._image, memories, self._all).atexit = False
         if bound is not None:
             return  # they are copied once it is known what else there is
         weights = program.weights
@@ -207,16 +207,16 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
         turn.release()
 
 
-def _give_back(driver: Driver, image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
+def _release_all(driver: Driver, image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
     """Free all GPU memory of a model, after its pending work has ended. While a stream is being captured, waiting is
     not allowed; the memory is then freed together with the next model, or when a model is loaded."""
     driver.enter()
     _COLLECTED.append((image, memory, contexts))
     if not _captured(driver):
-        _give_back_gone(driver)
+        _free_collected(driver)
 
 
-def _give_back_gone(driver: Driver) -> None:
+def _free_collected(driver: Driver) -> None:
     pending = [_COLLECTED.pop() for _ in range(len(_COLLECTED))]
     if pending:
         driver.synchronize_all()

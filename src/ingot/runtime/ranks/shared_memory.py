@@ -212,25 +212,25 @@ class _Channel:
                 raise DeviceError("a collective", expected="the same one on each rank", got=got)
         return [self._slots[member, parity, : data.size] for member in self._members]
 
-    def _behind(self, member: int) -> int | None:
+    def _missed_rounds(self, member: int) -> int | None:
         """The rounds that a member has done, if it has not done this one."""
         done = int(self._rounds[member])
         return done if (self._round - done) & 0xFFFFFFFF in range(1, 1 << 31) else None
 
     def _await(self, member: int) -> None:
         start = time.monotonic()
-        while (done := self._behind(member)) is not None:
+        while (done := self._missed_rounds(member)) is not None:
             waited = time.monotonic() - start
             if waited < _SPIN_SECONDS:
                 os.sched_yield()
                 continue
             _wait(self._data.ctypes.data + _LINE_BYTES * member, done, POLL_SECONDS)
-            if self._behind(member) is None:
+            if self._missed_rounds(member) is None:
                 break
             state = self._group.state(member)
             if state is not None and (state != _STATES[_ABSENT] or waited > self._group.seconds):
                 # it may have done the round before it ended
-                if self._behind(member) is None:
+                if self._missed_rounds(member) is None:
                     break
                 raise DeviceError("a collective", expected=f"rank {member} at work", got=f"rank {member} {state}")
             if waited > self._group.seconds:

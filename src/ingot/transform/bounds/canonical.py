@@ -20,7 +20,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static
-from ingot.ir.node import Graph, Node, Op, const, rebuild, splat_of
+from ingot.ir.node import Graph, Input, Node, Op, const, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, boolean, f32
 from ingot.ops.nn import terms as t
@@ -35,7 +35,18 @@ from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
-from ingot.transform.bounds.forms import Elu, Hinge, Largest, Reciprocal, Shift, Silu, Softplus, Square, Unknown
+from ingot.transform.bounds.forms import (
+    Elu,
+    Hinge,
+    Largest,
+    Reciprocal,
+    RoundedToBytes,
+    Shift,
+    Silu,
+    Softplus,
+    Square,
+    Unknown,
+)
 
 _MASKED_SCORE = {
     16: -6e4,
@@ -54,6 +65,47 @@ def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> G
     lowered = lower_model_ops(model)
     core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
+
+
+def at_activations(graph: Graph, activations: str) -> Graph:
+    """The graph with the rounding that a program with activations="int8" may do: of each value that a constant of
+    levels multiplies, along all that is summed. Programs round in shorter blocks, or not at all, which such bounds
+    include. Raises InputError for levels in loops."""
+    if activations == "float32":
+        return graph
+    # before constants are folded, which hides levels
+    lowered = lower_model_ops(graph, frozenset(rule.root for rule in _model_rules()))
+    varying: set[Node] = set()
+    levels: set[Node] = set()  # constants that are made of integers
+    for n in lowered.nodes():
+        if isinstance(n.op, Input) or any(x in varying for x in n.inputs):
+            varying.add(n)
+        elif any(type_.dtype.is_integer for type_ in n.types) or any(x in levels for x in n.inputs):
+            levels.add(n)
+    if levels and any(n.op.bodies for n in lowered.nodes()):
+        raise InputError("activations", expected="float32 for a model with loops", got=activations)
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        if not isinstance(n.op, (ops.DotGeneral, ops.Convolution)) or n.dtype != f32:
+            return n.with_inputs(inputs)
+        sides = zip(n.inputs, n.inputs[::-1], inputs, strict=True)
+        return n.with_inputs(
+            [
+                RoundedToBytes(_summed_dims(n, side))(x) if old in varying and other in levels else x
+                for side, (old, other, x) in enumerate(sides)
+            ]
+        )
+
+    return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
+
+
+def _summed_dims(n: Node, side: int) -> tuple[int, ...]:
+    """At least the dimensions of an operand that a contraction sums over."""
+    op, rank = n.op, len(n.inputs[side].shape)
+    if isinstance(op, ops.DotGeneral):
+        return tuple(op.contract[side])
+    assert isinstance(op, ops.Convolution)
+    return tuple(d for d in range(rank) if side or d != op.lhs_layout.index("N"))
 
 
 def at_precision(graph: Graph, precision: str) -> Graph:

@@ -20,7 +20,7 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Hinge, Largest, SoftmaxParts, softmax_of
+from ingot.transform.bounds.forms import Hinge, Largest, RoundedToBytes, SoftmaxParts, softmax_of
 from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
@@ -32,6 +32,7 @@ from ingot.transform.bounds.rounding import (
     in_f64,
     maximum,
     minimum,
+    rounding_to_bytes,
     summed_terms,
     unit_and_tiny,
     where,
@@ -186,6 +187,10 @@ class Backward:
             self.stop(node, a)
         elif isinstance(op, Hinge) or function_of(op) is not None:
             self.relax(node, a)
+        elif isinstance(op, RoundedToBytes):
+            x = self.c.of(node.inputs[0])
+            self.err(node, a, rounding_to_bytes(x.magnitude, op.dims), 1.0)
+            self.pass_on(node.inputs[0], a)
         elif isinstance(node.op, Largest):
             self.largest(node, a)
         elif (softmax := own_softmax(node, self.c)) is not None:

@@ -10,10 +10,9 @@ import numpy as np
 from ingot.driver.compile import Options, compiled_program
 from ingot.ir.node import Graph
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.bounds.canonical import at_precision
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
-from ingot.transform.bounds.run import rounding_of, static_graph
+from ingot.transform.bounds.run import as_compiled, rounding_of, static_graph
 
 
 def rounding_errors(graph: Graph, inputs: Sequence[np.ndarray], options: Options) -> dict[str, float]:
@@ -23,9 +22,9 @@ def rounding_errors(graph: Graph, inputs: Sequence[np.ndarray], options: Options
     perturbed = tuple(x.dtype.is_float for x in graph.inputs)
     arguments = [v for x, is_float in zip(inputs, perturbed, strict=True) for v in ((x, x) if is_float else (x,))]
     bounds: list[list[np.ndarray]] = []
-    float32_options = replace(options, precision="float32")
+    float32_options = replace(options, precision="float32", activations="float32")
     for rounding in (Rounding(), rounding_of(graph, True, options)):
-        of_program = at_precision(graph, options.precision) if rounding.unit else graph
+        of_program = as_compiled(graph, options) if rounding.unit else graph
         program = compiled_program(
             bound_graph(of_program, Question(perturbed, "crown-ibp", None, rounding)), float32_options
         )

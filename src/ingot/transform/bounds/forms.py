@@ -110,6 +110,18 @@ class Unknown(Form):
 
 
 @dataclass(frozen=True)
+class RoundedToBytes(Form):
+    """x, each element of which may be rounded to one of 255 levels (see `ops.RoundToBytes`) in blocks along `dims` or
+    parts of them; its reference is x."""
+
+    name: ClassVar[str] = "rounded_to_bytes"
+    dims: tuple[int, ...] = ()
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+
+@dataclass(frozen=True)
 class Largest(Op):
     """The elementwise maximum of several operands of one type."""
 

@@ -21,7 +21,7 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.crown import CONTRACTIONS, is_linear, is_product, terms_and_error
-from ingot.transform.bounds.forms import Hinge
+from ingot.transform.bounds.forms import Hinge, RoundedToBytes
 from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
@@ -33,6 +33,7 @@ from ingot.transform.bounds.rounding import (
     in_f64,
     maximum,
     minimum,
+    rounding_to_bytes,
     unit_and_tiny,
     where,
 )
@@ -104,6 +105,10 @@ class Forward:
         perturbed = [x for x in node.inputs if not self.c.is_exact(x)]
         if not perturbed or any(x not in self.forms for x in perturbed):
             return None
+        if isinstance(node.op, RoundedToBytes):
+            x = self.forms[node.inputs[0]]
+            radius = rounding_to_bytes(self.c.of(node.inputs[0]).magnitude, node.op.dims)
+            return Affine(x.center, x.slopes, x.radius + radius * (1 + self.error))
         if isinstance(node.op, Hinge) or function_of(node.op) is not None:
             return self.relaxed(node)
         if is_product(node) and len(perturbed) == 2:

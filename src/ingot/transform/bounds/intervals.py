@@ -21,6 +21,7 @@ from ingot.support.errors import UnsupportedOp
 from ingot.transform.bounds.forms import (
     Hinge,
     Largest,
+    RoundedToBytes,
     Shift,
     Square,
     Unknown,
@@ -40,6 +41,7 @@ from ingot.transform.bounds.rounding import (
     minimum,
     outward,
     overflow_share,
+    rounding_to_bytes,
     summed_terms,
     unit_and_tiny,
     where,
@@ -206,6 +208,14 @@ def _unknown_form(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(-one, one)
 
 
+@_interval(RoundedToBytes)
+def _rounded_to_bytes(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    (x,) = xs
+    assert isinstance(node.op, RoundedToBytes)
+    radius = rounding_to_bytes(x.magnitude, node.op.dims)
+    return Interval(*outward(x.lower - radius, x.upper + radius, 4 * OWN_UNIT))
+
+
 @_interval(Largest)
 def _largest(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     lower, upper = xs[0].lower, xs[0].upper
@@ -336,8 +346,7 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
 def _divided(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     """The divisor is a constant: see `canonical`."""
     a, b = xs
-    lower, upper = _extremes([a.lower / b.lower, a.upper / b.lower])
-    return _rounded(c, lower, upper)
+    return _rounded(c, *_extremes([a.lower / b.lower, a.upper / b.lower]))
 
 
 @_interval(Square)
@@ -354,9 +363,7 @@ def _reduced(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     assert isinstance(op, ops.Reduce)
     if op.kind in ("and", "or", "max", "min"):
         return Interval(x.lower.map(op), x.upper.map(op))
-    if op.kind == "sum":
-        return _summed(c, node, x)
-    return _unknown(c, node)
+    return _summed(c, node, x) if op.kind == "sum" else _unknown(c, node)
 
 
 @_interval(ops.ReduceWindow, ops.CumReduce)

@@ -7,6 +7,7 @@ algorithm errs by more: see `error_of_winograd`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -115,6 +116,12 @@ def overflow_share(magnitude: Term, dtype: DType) -> Term:
     import ml_dtypes
 
     return magnitude.max(tuple(range(magnitude.rank)), False) * (1 / float(ml_dtypes.finfo(dtype.numpy).max))
+
+
+def rounding_to_bytes(magnitude: Term, dims: Sequence[int]) -> Term:
+    """The most by which `ops.RoundToBytes` changes an element: half a level of the largest magnitude, the rounding of
+    the quotient, and all of an element so small that 127 / largest overflows."""
+    return magnitude.max(dims).broadcast(magnitude.shape) * (0.5001 / 127) + 4e-37
 
 
 # --- sums of products

@@ -20,7 +20,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.canonical import at_precision
+from ingot.transform.bounds.canonical import at_activations, at_precision
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.slopes import slopes_of
@@ -108,9 +108,9 @@ def bound_model(
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.intervals])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
-    rounding, of_program = rounding_of(graph, numerics, options), at_precision(graph, options.precision)
+    rounding, of_program = rounding_of(graph, numerics, options), as_compiled(graph, options)
     graph = of_program if numerics else graph
-    options = replace(options, precision="float32")
+    options = replace(options, precision="float32", activations="float32")
     question = Question(box.perturbed, method, rows, rounding)
     program = compiled_program(bound_graph(graph, question), options)
     monitor = CompiledModel(program, threads=options.threads)
@@ -162,6 +162,12 @@ def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
 def _is_exact(node: Node) -> bool:
     """Whether a node does not round, or is a conversion, whose rounding is bounded at the node."""
     return node.is_leaf or node.op.rearranges or isinstance(node.op, (ops.Convert, ops.Concat, ops.Pad))
+
+
+def as_compiled(graph: Graph, options: Options) -> Graph:
+    """The graph with what a program of these options rounds to other types. Raises as `at_precision` and
+    `at_activations`."""
+    return at_precision(at_activations(graph, options.activations), options.precision)
 
 
 def static_graph(graph: Graph, values: Sequence[np.ndarray]) -> Graph:

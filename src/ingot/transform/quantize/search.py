@@ -193,7 +193,7 @@ class Search:
         for at, index in enumerate(path):
             if at % self.ahead == 0:
                 models = [(_name(i, rungs), rungs[i]) for i in path[at : at + self.ahead]]
-                self.prefetch([(name, formats) for name, formats in models if self._found(formats) is None])
+                self.prefetch([(name, formats) for name, formats in models if self._measured_point(formats) is None])
             point = self._find_or_measure(rungs[index], _name(index, rungs))
             if (self._is_accurate(point) if step < 0 else point.fits(self.goals)) or self._out_of_time():
                 break
@@ -247,13 +247,13 @@ class Search:
         return min_scores is None or all(s >= g for s, g in zip(point.scores, min_scores, strict=True))
 
     def _find_or_measure(self, formats: dict[str, str], name: str) -> Point:
-        point = self._found(formats)
+        point = self._measured_point(formats)
         if point is None:
             point = self._measure(name, formats)
             self.points.append(point)
         return point
 
-    def _found(self, formats: Formats) -> Point | None:
+    def _measured_point(self, formats: Formats) -> Point | None:
         return next((p for p in self.points if all(p.formats.get(g, FLOAT) == f for g, f in formats.items())), None)
 
     def _best(self) -> Point:

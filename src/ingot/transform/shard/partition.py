@@ -58,7 +58,7 @@ def plan(
     reduced: set[Node] = set()
     while True:
         partial = _partial(nodes, rules, chosen, reduced)
-        unsupported = _needed_whole(graph, nodes, rules, chosen, partial)
+        unsupported = _values_to_gather(graph, nodes, rules, chosen, partial)
         if not unsupported:
             loop_nodes = [n for n in nodes if splits_loops and isinstance(n.op, ops.While)]
             loops = {n: _plan_loop(n, mesh, specs) for n in loop_nodes}
@@ -116,7 +116,7 @@ def _passed_axes(node: Node, op_rule: Rule, chosen: Mapping[str, Axes], partial:
     return axes if len(partial_operands) == 1 and partial_operands[0] in op_rule.linear else _NO_AXES
 
 
-def _needed_whole(
+def _values_to_gather(
     graph: Graph, nodes: Sequence[Node], rules: Mapping[Node, Rule | None],
     chosen: Mapping[Node, Mapping[str, Axes]], partial: Mapping[Node, Partial],
 ) -> set[Node]:  # fmt: skip

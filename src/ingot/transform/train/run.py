@@ -69,12 +69,12 @@ class CompiledStep(TrainingStep):
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model. Where some are split over several
         devices, all ranks have to call it."""
-        return self._whole(super().state_dict())
+        return self._gathered_state(super().state_dict())
 
-    def _whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _gathered_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state if self._division is None else self._division.gather(state)
 
-    def _own(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def _local_state(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         return state if self._division is None else self._division.parts(state)
 
     def _write(self, path: Path, arrays: Mapping[str, Any]) -> None:

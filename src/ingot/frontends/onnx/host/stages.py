@@ -304,13 +304,13 @@ def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]],
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
     other_nodes = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
     required = {o.name for o in model.graph.output}.union(*(reads(n) for n in other_nodes))
-    inner = {name for n in nodes for name in _made_inside(n)}
+    inner = {name for n in nodes for name in _names_defined_in_subgraphs(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
     inputs = tuple(name for name in read if name not in produced.keys() | fixed | inner)
     return NumericStage(model, tuple(nodes), inputs, tuple(name for name in produced if name in required))
 
 
-def _made_inside(node: NodeProto) -> Iterable[str]:
+def _names_defined_in_subgraphs(node: NodeProto) -> Iterable[str]:
     """Names that the node's subgraphs define."""
     for a in node.attribute:
         for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
@@ -318,7 +318,7 @@ def _made_inside(node: NodeProto) -> Iterable[str]:
             yield from _constants(graph)
             for inner in graph.node:
                 yield from inner.output
-                yield from _made_inside(inner)
+                yield from _names_defined_in_subgraphs(inner)
 
 
 def _constants(graph: GraphProto) -> dict[str, TensorProto]:

@@ -54,17 +54,17 @@ def reshape(c: Call) -> Result:
             for i, d in enumerate(shape)
         ]
     if any(map(told_symbols, shape)):
-        return _reshape_as_told(c, x, shape)
+        return _reshape_with_checks(c, x, shape)
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         other_sizes = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(other_sizes) != 0 else shape
     if not _divisible(x.shape, shape):
         with suppress(Unsupported):  # if it is refused, the op below reports the error
-            return _reshape_as_told(c, x, shape)
+            return _reshape_with_checks(c, x, shape)
     return ops.reshape(x, tuple(shape))
 
 
-def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
+def _reshape_with_checks(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
     """A reshape that is valid only for some sizes, which calls check; a call's data may make any size -1."""
     holes = [sign_bit(d) for d in shape]
     known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]

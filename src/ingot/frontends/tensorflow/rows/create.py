@@ -116,7 +116,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
     if isinstance(step, Node):
         raise Unsupported("a step that only the run knows")
     if any(isinstance(end, Node) for end in ends):
-        return _found_range(c, start, limit, step)
+        return _range_of_computed_size(c, start, limit, step)
     first, last = (d for d in ends if not isinstance(d, Node))
     line = ops.arange(movement.range_length(first, last, step), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
@@ -143,7 +143,7 @@ def _as_integer(x: Node) -> Node:
     return ops.scalar(int(value), i64)
 
 
-def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
+def _range_of_computed_size(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
     """A range whose length is found at run time."""
     if not isinstance(step, int) or step == 0:
         raise Unsupported(f"a step of {step}")

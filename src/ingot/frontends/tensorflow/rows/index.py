@@ -20,14 +20,14 @@ row = Table()
 def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> Node:
     def slice_axis(x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int) -> Node:
         if isinstance(start, Node) or isinstance(stop, Node):
-            return _found_slice(c, x, axis, start, stop, step)
+            return _slice_of_computed_size(c, x, axis, start, stop, step)
         return ops.slice_axis(x, axis, start, stop, step)
 
     masks = {name: c.int(f"{name}_mask", 0) for name in movement.MASKS}
     return movement.strided_slice(x, c.elements(begin), c.elements(end), c.numbers(strides), masks, slice_axis)
 
 
-def _found_slice(
+def _slice_of_computed_size(
     c: Call, x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int
 ) -> Node:
     """A slice whose bounds and size are found at run time."""

@@ -72,13 +72,13 @@ def unique2(
     c: Context, x: Node, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Node, ...]:
     values, groups, size = _unique(c, x, None)
-    return _wanted(c, *_results(values, groups, size, x.shape))
+    return _requested_results(c, *_results(values, groups, size, x.shape))
 
 
 @aten("_unique.default")
 def unique(c: Context, x: Node, sorted: bool = True, return_inverse: bool = False) -> tuple[Node, ...]:
     values, groups, size = _unique(c, x, None)
-    return _wanted(c, *_results(values, groups, size, x.shape)[:2])
+    return _requested_results(c, *_results(values, groups, size, x.shape)[:2])
 
 
 @aten("unique_dim.default")
@@ -87,7 +87,7 @@ def unique_dim(
 ) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
     values, groups, size = _unique(c, x, axis)
-    return _wanted(c, *_results(values, groups, size, (x.shape[axis],)))
+    return _requested_results(c, *_results(values, groups, size, (x.shape[axis],)))
 
 
 @aten("unique_consecutive.default")
@@ -96,10 +96,10 @@ def unique_consecutive(
 ) -> tuple[Node, ...]:
     axis = None if dim is None else axis_of(dim, x.type.rank)
     values, groups, size = _unique(c, x, axis, ordered=False)
-    return _wanted(c, *_results(values, groups, size, x.shape if axis is None else (x.shape[axis],)))
+    return _requested_results(c, *_results(values, groups, size, x.shape if axis is None else (x.shape[axis],)))
 
 
-def _wanted(c: Context, *results: Node) -> tuple[Node, ...]:
+def _requested_results(c: Context, *results: Node) -> tuple[Node, ...]:
     """The results, empty where they were not requested, as in torch."""
     return tuple(
         filled((0,), 0, r.dtype) if want.shape == (0,) and r.shape != (0,) else r

@@ -157,11 +157,11 @@ class _ScriptObject:
         if type.kind() == "ClassType":
             return _ScriptObject(self.module, names)
         graph = torch._C.Graph()
-        graph.registerOutput(_held_value(graph, self.module, names))
+        graph.registerOutput(_read_path(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
 
 
-def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
+def _read_path(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
     """Builds, in `graph`, the read of an object at a path of attributes from the module, a new input."""
     value = graph.addInput("")
     value.setType(module._type())
@@ -177,7 +177,7 @@ def _is_same(a: Any, b: Any) -> bool:
     """Whether both are the same module or held object, possibly in different Python wrappers."""
     graph = torch._C.Graph()
     owners = [(v.module, v.names) if isinstance(v, _ScriptObject) else (getattr(v, "_c", v), ()) for v in (a, b)]
-    node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
+    node = graph.insertNode(graph.create("aten::__is__", [_read_path(graph, *owner) for owner in owners], 1))
     node.output().setType(torch._C.BoolType.get())
     graph.registerOutput(node.output())
     return torch._C._create_function_from_graph("same", graph)(*(module for module, _ in owners))

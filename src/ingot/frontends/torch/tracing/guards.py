@@ -203,7 +203,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
     return tuple(
         slack
         for slack in dict.fromkeys(constraints)
-        if symbols_of(slack) <= limits.keys() and not _is_always_met(slack, limits)
+        if symbols_of(slack) <= limits.keys() and not _always_holds(slack, limits)
     )
 
 
@@ -215,7 +215,7 @@ def _is_range(order: sympy.Rel) -> bool:
     return not symbols or (form is not None and form.total_degree() <= 1)
 
 
-def _is_always_met(size: Dim, limits: Mapping[str, Interval]) -> bool:
+def _always_holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
     low = bounds(size, limits)[0]
     return low is not None and low >= 0
 

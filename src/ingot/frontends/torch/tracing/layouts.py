@@ -174,7 +174,7 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, written: int = 0) -
     returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
     sizes = _ViewGraph(graph)
     nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
-    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, visible, returned) and sizes.has_views(r)}
+    views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned) and sizes.has_views(r)}
     visible |= {_root(r) for r in views}
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
     computed = {r: None for r in computed if r not in sizes.node_of}
@@ -260,7 +260,7 @@ def _result(r: Any, view_graph: _ViewGraph) -> Any:
     return view_graph.size(value) if view_graph.has_size(value) else view_graph.view(r)
 
 
-def _is_made_again(r: fx.Node, visible: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
+def _is_replayed(r: fx.Node, visible: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
     """Whether torch replays a result as a view of an input or of another value that the model returns. A small part of
     a value that is no result is computed directly."""
     root = _root(r)

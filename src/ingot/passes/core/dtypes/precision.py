@@ -88,7 +88,7 @@ def excess(values: np.ndarray, stored: DType) -> float | None:
         return None if np.isfinite(np.array(largest).astype(stored.numpy)) else largest
 
 
-def _moves(n: Node) -> bool:
+def _commutes_with_rounding(n: Node) -> bool:
     """Whether rounding commutes with `n`: it moves elements of its first operand, or takes their maximum."""
     if isinstance(n.op, ops.ReduceWindow):
         return n.op.kind in ("max", "min")
@@ -119,7 +119,7 @@ class _Narrowing:
         """
         candidate = x if len(self.users[x]) > 1 else None
         view = strided_base(x, {})
-        while _moves(x):
+        while _commutes_with_rounding(x):
             thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
             viewed = view is not None and x is view[0]
             candidate = x if thinned or viewed or len(self.users[x]) > 1 else candidate
@@ -133,10 +133,14 @@ class _Narrowing:
         stack, visited = [x], {x}
         while stack:
             for u in self.users.get(stack.pop(), ()):
-                if _moves(u) and u not in visited:
+                if _commutes_with_rounding(u) and u not in visited:
                     visited.add(u)
                     stack.append(u)
-                elif not _moves(u) and not self._narrows(u) and category(u.op) not in _ELEMENT_BY_ELEMENT:
+                elif (
+                    not _commutes_with_rounding(u)
+                    and not self._narrows(u)
+                    and category(u.op) not in _ELEMENT_BY_ELEMENT
+                ):
                     return False
         return True
 
@@ -152,7 +156,7 @@ class _Narrowing:
             image = image if all(t.dtype == f32 for t in image.types) else self._wide(image)
         elif isinstance(n.op, Project):
             image = n.op(*inputs, loc=n.loc)
-        elif _moves(n) and (narrow := widened_value(inputs[0], self.stored)) is not None:
+        elif _commutes_with_rounding(n) and (narrow := widened_value(inputs[0], self.stored)) is not None:
             image = self._wide(n.op(narrow, loc=n.loc))
         else:
             image = n.with_inputs(inputs)

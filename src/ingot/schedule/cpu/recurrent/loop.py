@@ -83,7 +83,7 @@ class Loop:
         rounds: DimLike = 1
         scratch = 0
         if self.control is None:
-            self._alone(top, chunk)
+            self._one_chunk(top, chunk)
         else:
             chunks, rounds, scratch = count * parts, scan.steps * stages, 64
             self._shared(top, chunk, self.control)
@@ -94,7 +94,7 @@ class Loop:
         kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch, dim_expr(rounds))
         return Step(kernel, tuple(a for _, a in self.params))
 
-    def _alone(self, top: Block, direction: Expr) -> None:
+    def _one_chunk(self, top: Block, direction: Expr) -> None:
         """One chunk per direction does all passes."""
 
         def turn(block: Block, i: Expr) -> None:

@@ -27,9 +27,8 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.canonical import at_precision
 from ingot.transform.bounds.graph import Question
-from ingot.transform.bounds.run import rounded, rounding_of
+from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
 from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
 from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
 from ingot.transform.bounds.search.neurons import Cases, neurons_of
@@ -222,9 +221,9 @@ class _Search:
         """None if no input of the box reaches the goal, else a verdict."""
         graph = _with_input_rows(self.graph, goal)
         rounding = rounding_of(graph, self.numerics, self.options)
-        of_program = at_precision(graph, self.options.precision)
+        of_program = as_compiled(graph, self.options)
         graph = of_program if self.numerics else graph
-        options = replace(self.options, precision="float32")
+        options = replace(self.options, precision="float32", activations="float32")
         bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
         count = min(bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)

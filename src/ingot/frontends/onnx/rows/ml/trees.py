@@ -36,14 +36,14 @@ _STEPS = 12
 _NODE_WORDS = 4
 
 
-def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
+def _depth_ranges(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
     """Ranges of the descending depths, split in two where that saves an eighth of the steps and at least 64."""
     part = depths[start:end]
     saved = np.arange(len(part), 0, -1) * (part[0] - part)
     cut = int(saved.argmax())
     if saved[cut] < max(64, len(part) * part[0] / 8):
         return [(start, end)]
-    return _alike(depths, start, start + cut) + _alike(depths, start + cut, end)
+    return _depth_ranges(depths, start, start + cut) + _depth_ranges(depths, start + cut, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _over_trees(
     roots, depths = np.take_along_axis(roots, order, 1), np.take_along_axis(depths, order, 1).max(0)
     reduced, combine = _FOLDS[fold]
     parts: list[Node] = []
-    for start, end in _alike(depths, 0, len(depths)):
+    for start, end in _depth_ranges(depths, 0, len(depths)):
         part = roots[:, start:end]
         table = _Table.of(x, replace(forest, roots=part), node_values)
         # else each target would repeat the descent

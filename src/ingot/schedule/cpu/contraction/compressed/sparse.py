@@ -71,12 +71,13 @@ class SparseProducts:
         if self.plan.local:
             return Lowered((self._products(()),))
         temps = [
-            (Buffer(name, dtype, writable=True), Arg("temp", i)) for i, (name, dtype, _) in enumerate(self._made())
+            (Buffer(name, dtype, writable=True), Arg("temp", i))
+            for i, (name, dtype, _) in enumerate(self._transpose_buffers())
         ]
-        sizes = tuple(self.row_blocks * (size * dtype.nbytes) for _, dtype, size in self._made())
+        sizes = tuple(self.row_blocks * (size * dtype.nbytes) for _, dtype, size in self._transpose_buffers())
         return Lowered((self._turning(temps), self._products(temps)), sizes)
 
-    def _made(self) -> tuple[tuple[str, DType, int], ...]:
+    def _transpose_buffers(self) -> tuple[tuple[str, DType, int], ...]:
         """(name, type, elements) of the buffers that transposing fills for a block of rows; the first holds A."""
         return ("turned", f32, self.wide * self.k), ("odd", f32, self.wide)
 
@@ -88,7 +89,10 @@ class SparseProducts:
         vectors, g = self.wide // self.turned_at_once, self.g
         block, vector = (top.let(e, "c") for e in delinearize(chunk, (self.row_blocks, vectors), top.multiples))
         at = mul(vector, integer(self.turned_at_once))
-        places = [(b, mul(block, integer(size))) for (b, _), (_, _, size) in zip(temps, self._made(), strict=True)]
+        places = [
+            (b, mul(block, integer(size)))
+            for (b, _), (_, _, size) in zip(temps, self._transpose_buffers(), strict=True)
+        ]
         self._turn(top, chunk, [(b, top.let(add(start, at), "t")) for b, start in places])
         params = [(g.a.buffer, Arg("in", g.a_input)), *temps]
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
@@ -182,7 +186,7 @@ class SparseProducts:
         rows, panel_run = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
         tile = plan.columns * self.wide
         sums = (("sums", self.summed, tile), ("lines", self.summed, tile), *self._scratch())
-        scratch_specs = (*sums, *(() if temps else self._made()))
+        scratch_specs = (*sums, *(() if temps else self._transpose_buffers()))
         scratch_offsets = [0]
         for _, dtype, size in scratch_specs:
             scratch_offsets.append(scratch_offsets[-1] + -(-size * dtype.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
@@ -194,7 +198,7 @@ class SparseProducts:
         if temps:
             made = [
                 (buffer, top.let(mul(rows, integer(size)), "t"))
-                for (buffer, _), (_, _, size) in zip(temps, self._made(), strict=True)
+                for (buffer, _), (_, _, size) in zip(temps, self._transpose_buffers(), strict=True)
             ]
         else:
             made = [(buffer, ZERO) for buffer in scratch_buffers[len(sums) :]]

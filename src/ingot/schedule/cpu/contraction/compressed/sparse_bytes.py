@@ -31,7 +31,7 @@ class SparseBytes(SparseProducts):
     a_dtype: ClassVar[DType] = u8
     summed: ClassVar[DType] = i32
 
-    def _made(self) -> tuple[tuple[str, DType, int], ...]:
+    def _transpose_buffers(self) -> tuple[tuple[str, DType, int], ...]:
         return (("turned", u8, self.wide * self.k),)
 
     def _row_of(self, lane: int) -> int:
