@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
@@ -108,19 +107,11 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
     is_depthwise = channels == groups > 1
     is_supported = is_depthwise or (groups == 1 and any(d != 1 for d in window))
     is_supported = is_supported and is_static(window) and all(d == 1 for d in op.lhs_dilation)
-    if is_supported:
+    if is_supported and all(lo >= 0 <= hi for lo, hi in op.padding):
+        margins = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
+        padded = ops.pad(ops.Transpose(channels_last)(image), *margins)
         gradient_op = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, is_depthwise, kernel.dtype)
-        reads, written = (ops.Transpose(channels_last)(v) for v in (image, g))
-        margins = [
-            ((taps - 1) * d - lo, (taps - 1) * d - hi)
-            for taps, d, (lo, hi) in zip(static_shape(window), op.rhs_dilation, op.padding, strict=True)
-        ]
-        is_exchangeable = is_depthwise and kernel.shape[0] == channels and all(s == 1 for s in op.strides)
-        if is_exchangeable and _has_channels_last(image) and all(lo >= 0 <= hi for lo, hi in margins):
-            # the image's gradient reads the same padded cotangent, so that the image needs no padded copy
-            return ops.flip(gradient_op(_padded(written, margins), reads), tuple(range(2, image.type.rank)))
-        if all(lo >= 0 <= hi for lo, hi in op.padding):
-            return gradient_op(_padded(reads, op.padding), written)
+        return gradient_op(padded, ops.Transpose(channels_last)(g))
     is_pointwise = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
     if is_pointwise:
         # one contraction, which schedules tile for caches, over the sampled positions
@@ -148,19 +139,6 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
     geometry = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
     gradient = _convolve(op, geometry, lines, ops.swap_axes(g, 0, 1), groups, kernel)
     return ops.swap_axes(gradient, 0, 1)
-
-
-def _has_channels_last(image: Node) -> bool:
-    """Whether an image [N, C, *S] is the transpose of one whose channels are the last axis."""
-    axis, x = 1, image
-    while isinstance(x.op, ops.Transpose):
-        axis, x = x.op.permutation[axis], x.inputs[0]
-    return axis == image.type.rank - 1
-
-
-def _padded(x: Node, margins: Sequence[tuple[DimLike, DimLike]]) -> Node:
-    """x [N, *S, C] with margins of zeros around S."""
-    return ops.pad(x, (0, *(lo for lo, _ in margins), 0), (0, *(hi for _, hi in margins), 0))
 
 
 def _convolve(op: ops.Convolution, geometry: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:

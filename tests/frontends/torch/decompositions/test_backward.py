@@ -57,15 +57,6 @@ def test_convolutions(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"padding": 1}, {"padding": (2, 1)}, {"padding": 3}, {"padding": 2, "dilation": 2}]
-)
-@pytest.mark.parametrize("multiplier", [1, 2])
-def test_depthwise_convolutions_of_channels_last(how: dict[str, Any], multiplier: int) -> None:
-    x = torch.randn(2, 5, 11, 8).to(memory_format=torch.channels_last)
-    same_gradients(lambda x, w: F.conv2d(x, w, groups=5, **how), x, torch.randn(5 * multiplier, 1, 3, 3))
-
-
-@pytest.mark.parametrize(
     ("shape", "training", "affine", "dtype", "weights"),
     [
         ((7, 3), True, True, torch.float32, torch.float32),

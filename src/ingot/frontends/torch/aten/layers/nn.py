@@ -127,10 +127,7 @@ def convolution_backward(
     **windows: Any,
 ) -> tuple[Node | None, ...]:  # fmt: skip
     """The gradients of x, of the weight and of the bias, where they are wanted."""
-    # an image with its channels last is a transpose, which the rules of gradients may look at
-    layout, source = (x.op, x.inputs[0]) if isinstance(x.op, ops.Transpose) else (lambda v: v, x)
-    gradients = pullbacks(lambda v, w: convolution(c, layout(v), w, None, **windows), (source, weight), grad)
-    gradients[0] = layout(gradients[0])
+    gradients = pullbacks(lambda x, w: convolution(c, x, w, None, **windows), (x, weight), grad)
     gradients.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
     return tuple(g if w else None for g, w in zip(gradients, output_mask, strict=True))
 
