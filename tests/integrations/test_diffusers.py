@@ -39,7 +39,7 @@ def test_a_loop_of_a_compiled_unet(diffusers: Any) -> None:
         attention_head_dim=4,
     )  # fmt: skip
     unet = unet.eval().requires_grad_(False)
-    nets = (copy.deepcopy(unet).double(), unet, torch.compile(unet, backend="ingot"))
+    nets = (copy.deepcopy(unet).double(), unet, torch.compile(unet, backend="ingot", fullgraph=True))
     for name in ("DDIMScheduler", "DPMSolverMultistepScheduler"):
         results: list[Any] = []
         for net in nets:
@@ -54,7 +54,7 @@ def test_a_loop_of_a_compiled_unet(diffusers: Any) -> None:
 def _gradients(net: Any, dtype: Any, *, is_compiled: bool) -> dict[str, Any]:
     net = copy.deepcopy(net).to(dtype)
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
-    y = (torch.compile(net, backend="ingot") if is_compiled else net)(x).sample
+    y = (torch.compile(net, backend="ingot", fullgraph=True) if is_compiled else net)(x).sample
     ((y - x) ** 2).mean().backward()
     return {name: p.grad.double() for name, p in net.named_parameters()}
 

@@ -64,7 +64,7 @@ def test_a_task(task: str, transformers: Any) -> None:
     graphs = torch._dynamo.utils.counters["stats"]
     for is_compiled in (False, True):
         if is_compiled:
-            net.forward = torch.compile(net.forward, backend="ingot")
+            net.forward = torch.compile(net.forward, backend="ingot", fullgraph=True)
         torch.manual_seed(1)
         run = transformers.pipeline(task, model=net, tokenizer=tokenizer, device="cpu")
         results.append([*_leaves(run(texts, **arguments))])

@@ -31,6 +31,14 @@ def test_sizes_of_inputs_become_equal() -> None:
     assert with_retries(attempt, {}) == 4
 
 
+def test_no_size_becomes_0() -> None:
+    def attempt(known: Known) -> None:
+        raise differ(40 * N, 32 * N)
+
+    with pytest.raises(ImportModelError, match="sizes differ"):
+        with_retries(attempt, {})
+
+
 @pytest.mark.parametrize("other", [N, 4, N + 1])
 def test_what_the_run_finds_is_compared(other: DimLike) -> None:
     """A condition of the graph, as is that it is at most what there is room for."""

@@ -41,13 +41,15 @@ class Known:
         return Input(label, type, elements)(loc=label)
 
     def with_equal(self, e: ShapeError) -> Known | None:
-        """These facts, and that the two sizes of `e` are equal; None where they never are, or are no sizes. A size
-        found at run time is checked then, as no input's size can depend on it."""
+        """These facts, and that the two sizes of `e` are equal; None where only empty inputs have them (40 n and 32 n),
+        or none, or they are no sizes. A computed size is checked by the run, as no input's size can depend on it."""
         a, b = e.sizes or (0, 0)
         pair = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
         if pair is None or pair[0] in self.fixed or pair[0] in self.computed_sizes:
             return None
         name, value = pair
+        if value == 0 and "." not in name and isinstance(a, Dim) and isinstance(b, Dim):
+            return None
         if is_computed(name):
             return replace(self, computed_sizes={**self.computed_sizes, name: value})
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
