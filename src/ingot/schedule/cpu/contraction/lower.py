@@ -95,21 +95,16 @@ def _zero_contraction(body: Graph, anchor: Node) -> Graph:
 
 
 def _has_narrow_groups(body: Graph, anchor: Node, machine: Machine) -> bool:
-    """Whether a convolution has groups so narrow that a vector holds several of them."""
+    """Whether a convolution has a static kernel and groups so narrow that a vector holds several of them."""
     op, (x, w) = anchor.op, anchor.inputs
     if not isinstance(op, ops.Convolution) or op.feature_groups == 1 or op.batch_groups != 1:
         return False
-    if w not in body.inputs:
+    if w not in body.inputs or not w.type.is_static:
         return False
-    in_channels, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(accumulator_of(anchor))
-    out_channels, remainder = divmod(*static_shape((w.shape[op.rhs_layout.index("O")], op.feature_groups)))
+    sizes = dict(zip(op.rhs_layout, static_shape(w.shape), strict=True))
+    lanes, (out_channels, remainder) = machine.lanes(accumulator_of(anchor)), divmod(sizes["O"], op.feature_groups)
     is_channels_last = op.lhs_layout[-1] == "C" and op.lhs_layout == op.out_layout and isinstance(x.shape[-1], int)
-    is_narrow = (
-        isinstance(in_channels, int)
-        and in_channels <= out_channels < lanes
-        and lanes % out_channels == 0
-        and not remainder
-    )
+    is_narrow = sizes["I"] <= out_channels < lanes and lanes % out_channels == 0 and not remainder
     return is_channels_last and is_narrow and x.type.rank > 2
 
 
