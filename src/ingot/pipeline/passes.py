@@ -15,9 +15,9 @@ from ingot.passes.core.dtypes.narrow_integers import narrow_integers
 from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
-from ingot.passes.core.indexed_caches import indexed_caches
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.nest_concats import nest_concats
+from ingot.passes.core.positions.indexed_caches import indexed_caches
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.core.rewrites.rewrite import apply_rewrites

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 import ingot
-from ingot.support.errors import InputError
+from ingot.support.errors import ImportModelError, InputError
 from tests.guard import Case, check_all
 
 # of x [t,2]: the body of a loop from the carried w of one row, and the count of turns n; t may be 0
@@ -200,3 +200,30 @@ def test_a_list_that_a_loop_appends_to(kind: str) -> None:
     for feed in feeds:
         _run(model, compiled, **feed)
     check_all({str(i): partial(compiled, **feed) for i, feed in enumerate(feeds)})
+
+
+def _lists_of_branches(then: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[t] x) => (seq(float[a]) y) <float zero = {{0.0}}, float[2] pair = {{1.0, 2.0}}> {{
+        total = ReduceSum<keepdims = 0>(x)
+        p = Greater(total, zero)
+        y = If(p) <then_branch = then () => (seq(float[b]) yes) {{{then}}},
+        else_branch = other () => (seq(float[c]) no) {{
+            twice = Add(pair, pair)
+            no = SequenceConstruct(twice, pair)
+        }}>
+    }}""")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_that_return_lists_of_the_same_types(sign: int) -> None:
+    model = _lists_of_branches("back = Neg(pair) yes = SequenceConstruct(pair, back)")
+    x = np.full(3, sign, np.float32)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    got = ingot.compile(model, cache=False)(x)
+    assert len(got) == len(want) == 2 and all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+def test_a_result_that_is_a_list_of_open_length() -> None:
+    with pytest.raises(ImportModelError, match=r"the output 'y'.*ConcatFromSequence"):
+        ingot.compile(_lists_of_branches("yes = SequenceConstruct(pair)"), cache=False)(np.ones(3, np.float32))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
+from ingot.frontends.onnx.call import AnyValue, Equation, OpenSequence, Sequence_, Value
 from ingot.frontends.onnx.inputs import Dynamic, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, type_text
@@ -131,7 +131,8 @@ def _check_supported(walk: Walk, outputs: Iterable[ValueInfoProto], where: str) 
 
 
 def _results(infos: Iterable[ValueInfoProto], outputs: Iterable[AnyValue]) -> tuple[list[Node], list[str]]:
-    """The graph's results and their names; a sequence has one for each member."""
+    """The graph's results and their names; a sequence has one for each member. Raises ImportModelError for one whose
+    length only the run knows."""
     results: list[Node] = []
     names: list[str] = []
     for info, v in zip(infos, outputs, strict=True):
@@ -141,6 +142,13 @@ def _results(infos: Iterable[ValueInfoProto], outputs: Iterable[AnyValue]) -> tu
         elif isinstance(v, Sequence_):
             results += [item.node for item in v.items]
             names += [f"{info.name}.{i}" for i in range(len(v.items))]
+        elif isinstance(v, OpenSequence):
+            raise ImportModelError(
+                f"the output {info.name!r}",
+                expected="a tensor, or a sequence of known length",
+                got="a sequence whose length only the run knows",
+                fix="return its members as a tensor: ConcatFromSequence",
+            )
     return results, names
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
+from itertools import islice
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, OpenSequence, Result, Sequence_, Value, onnx_op
@@ -56,6 +57,7 @@ def if_(c: Call) -> Result:
     captures, mark, wrong = Captures(c), c.importer.checkpoint(), None
     outputs: list[list[Node]] = []
     forms: list[Form | None] = []
+    counts: list[int | None] = []
     inner_sizes: list[Sizes] = []
     rooms: list[Shape] = []
     varying: list[tuple[int, int]] = []
@@ -65,16 +67,18 @@ def if_(c: Call) -> Result:
             with c.importer.body() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
                 inner_sizes.append(sizes)
+        counts = [_common_count(values) for values in zip(*branches, strict=True)]
+        branches = [_members(values, counts) for values in branches]
         forms = [common_form(values, inner_sizes) for values in zip(*branches, strict=True)]
         outputs = [tensors_of(in_form(b, forms), "an If with a result") for b in branches]
         rooms, varying = cases(outputs, inner_sizes)
     except (Equation, ShapeError, Unsupported) as e:
         wrong = e
-    if wrong is not None or varying or c.importer.checkpoint() != mark:
+    if wrong is not None or varying or any(forms) or c.importer.checkpoint() != mark:
         # a branch that is not taken must not constrain sizes: decide the condition at import where possible
         checkpoint = c.importer.checkpoint()
         c.importer.roll_back(mark)
-        what = str(wrong or "an If whose branches require other sizes, or have results of other sizes")
+        what = str(wrong or "an If whose branches require other sizes, or have sequences or results of other sizes")
         is_taken = c.importer.decide(pred.node, what, is_needed=wrong is not None)
         if is_taken is not None:
             return _branch(c, is_taken)
@@ -94,7 +98,29 @@ def if_(c: Call) -> Result:
         more = ops.sub(size, ops.scalar(low, T.i64))
         shapes[k][a] = low + c.importer.computed_sizes.size(more, rooms[k][a] - low, "chosen")
     parts = map(part_of, values, shapes)
-    return [part if form is None else OpenSequence(part, form.axis) for part, form in zip(parts, forms, strict=True)]
+    results = zip(parts, forms, strict=True)
+    return [
+        _result(*next(results)) if count is None else Sequence_(tuple(Value(x) for x, _ in islice(results, count)))
+        for count in counts
+    ]
+
+
+def _result(x: Node, form: Form | None) -> Node | OpenSequence:
+    return x if form is None else OpenSequence(x, form.axis)
+
+
+def _common_count(values: Sequence[AnyValue]) -> int | None:
+    """The number of members of sequences with members of the same types, None for other values."""
+    types = {
+        tuple(item.type for item in v.items) if isinstance(v, Sequence_) and not v.is_absent else None for v in values
+    }
+    return len(members) if len(types) == 1 and (members := types.pop()) is not None else None
+
+
+def _members(values: Sequence[AnyValue], counts: Sequence[int | None]) -> list[AnyValue]:
+    """The values, with those that have a count replaced by their members."""
+    pairs = zip(values, counts, strict=True)
+    return [x for v, count in pairs for x in (v.items if count is not None and isinstance(v, Sequence_) else (v,))]
 
 
 def body_of(inputs: Sequence[Node], outputs: Sequence[Node], sizes: Sizes) -> Graph:

@@ -13,7 +13,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, f16, f32, i8, i64
 from ingot.passes.core.dtypes.narrow_products import narrow_caches
-from ingot.passes.core.indexed_caches import indexed_caches
+from ingot.passes.core.positions.indexed_caches import indexed_caches
 from ingot.passes.core.simplify import simplify
 from ingot.passes.model.lower import lower_model_ops
 
