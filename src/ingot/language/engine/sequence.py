@@ -56,7 +56,8 @@ class Running:
 @dataclass(frozen=True)
 class SequencePart:
     """Rows of a sequence: its tokens from `start` on. is_chunk: whether they are computed together, else one by one.
-    biases: for each of the last rows, after which a token is drawn, f32[vocabulary] to add to its logits, or None."""
+    biases: for each of the last rows, after which a token is drawn, f32[vocabulary] to add to its logits, or None.
+    drafted: what a draft has proposed behind the transcript's tokens, also in this part."""
 
     slot: int
     pages: Sequence[int]
@@ -65,6 +66,7 @@ class SequencePart:
     is_chunk: bool
     transcript: Transcript
     biases: Sequence[np.ndarray | None] = ()
+    drafted: Sequence[int] = ()
 
     @property
     def sampled(self) -> int:

@@ -105,7 +105,9 @@ class Draft:
         if biases and len(biases) <= len(proposed):
             return None
         is_chunk = end - start > 1
-        return SequencePart(sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:])
+        return SequencePart(
+            sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:], proposed
+        )
 
     def forget(self, sequence: Running) -> None:
         self._draft_ids.pop(sequence, None)

@@ -97,7 +97,8 @@ class Stepper:
             return
         self._bias[sample] = 0 if bias is None else bias
         prompt, end = part.transcript.prompt, part.start + row + 1
-        ids = [*part.transcript.ids[: part.start], *part.ids[: row + 1]] if has_penalties else []
+        earlier = [*part.transcript.ids, *part.drafted][: part.start] if has_penalties else []
+        ids = [*earlier, *part.ids[: row + 1]] if has_penalties else []
         for kind, tokens in enumerate((ids[:prompt], ids[prompt:end])):
             self._counts[sample, kind] = np.bincount(tokens, minlength=self.vocabulary) if tokens else 0
 
