@@ -219,8 +219,8 @@ def _lists_of_branches(then: str) -> onnx.ModelProto:
 def test_branches_that_return_lists_of_the_same_types(sign: int) -> None:
     model = _lists_of_branches("back = Neg(pair) yes = SequenceConstruct(pair, back)")
     x = np.full(3, sign, np.float32)
-    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    got = ingot.compile(model, cache=False)(x)
+    results: Any = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (want,), got = results, ingot.compile(model, cache=False)(x)
     assert len(got) == len(want) == 2 and all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
 
 
