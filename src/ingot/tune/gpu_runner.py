@@ -10,9 +10,6 @@ process any more, so an error is its last answer.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from ingot.debug.comparison.tolerance import agree
 from ingot.runtime.artifact import load
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import IngotError
+from ingot.tune.requests import answer_lines
 
 _PERIOD = 1 << 20  # elements behind which random numbers repeat
 _SCALE = 0.1
@@ -78,19 +75,5 @@ def _view(flat: Any, place: list[Any]) -> NDArray[Any]:
     return as_strided(values, shape, [values.itemsize * s for s in strides])
 
 
-def main() -> None:
-    sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed by mistake is no answer
-    for line in sys.stdin.buffer:
-        try:
-            reply = answer(json.loads(line))
-        except (IngotError, MemoryError) as e:
-            reply = {"error": str(e)}
-        sink.write(json.dumps(reply).encode() + b"\n")
-        sink.flush()
-        if "error" in reply:
-            os._exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    answer_lines(answer)

@@ -6,16 +6,13 @@ On a machine one process measures at a time, while others may build.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ingot.debug.source import Source, Words, open_source
-from ingot.support.errors import IngotError
 
 Opened = TypeVar("Opened")
 
@@ -44,20 +41,6 @@ class TaskWorker(ABC, Generic[Opened]):
 
     @abstractmethod
     def measure(self, opened: Opened, request: dict[str, Any]) -> dict[str, Any]: ...
-
-    def answer_lines(self) -> None:
-        """Answer requests of standard input, a line each, until one fails."""
-        sink = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what is printed by mistake is no answer
-        for line in sys.stdin.buffer:
-            try:
-                reply = self.answer(json.loads(line))
-            except (IngotError, MemoryError) as e:
-                reply = {"error": str(e)}
-            sink.write(json.dumps(reply).encode() + b"\n")
-            sink.flush()
-            if "error" in reply:
-                os._exit(1)
 
 
 def turn_file() -> Path:

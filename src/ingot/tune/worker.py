@@ -11,6 +11,7 @@ from ingot.pipeline import tuning
 from ingot.schedule.choice import Choice, read_choice
 from ingot.support.errors import InputError
 from ingot.support.files import locked
+from ingot.tune.requests import answer_lines
 from ingot.tune.task import TaskWorker, turn_file
 from ingot.tune.trial import Workbench
 
@@ -45,7 +46,7 @@ def _choices(records: dict[str, Any]) -> dict[str, Choice]:
 
 
 def main() -> None:
-    Worker().answer_lines()
+    answer_lines(Worker().answer)
 
 
 if __name__ == "__main__":

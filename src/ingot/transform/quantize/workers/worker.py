@@ -10,6 +10,7 @@ from ingot.debug.source import Source
 from ingot.support.blas import blas_threads
 from ingot.support.files import locked
 from ingot.transform.quantize.run import Quantizer, SearchOptions, open_quantizer
+from ingot.tune.requests import answer_lines
 from ingot.tune.task import TaskWorker, turn_file
 
 
@@ -36,7 +37,7 @@ class Worker(TaskWorker[Quantizer]):
 
 
 def main() -> None:
-    Worker().answer_lines()
+    answer_lines(Worker().answer)
 
 
 if __name__ == "__main__":
