@@ -59,7 +59,8 @@ def cut(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> No
 
 
 def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
-    """`x` with its sizes rewritten as equal ones, which Dim cannot prove equal: a slice that removes nothing."""
+    """The first elements of `x` along each axis: what counts of a buffer, or all of it, with sizes rewritten as equal
+    ones, which Dim cannot prove equal."""
     return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 

@@ -11,7 +11,8 @@ from itertools import islice
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, OpenSequence, Result, Sequence_, Value, onnx_op
-from ingot.frontends.onnx.rows.flow.varying import Form, cases, common_form, in_form, in_room, part_of, smallest
+from ingot.frontends.onnx.rows.flow.varying import Form, cases, common_form, in_form, in_room, smallest
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.computed_sizes import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -97,7 +98,7 @@ def if_(c: Call) -> Result:
         low = smallest([nodes[k].shape[a] for nodes in outputs], inner_sizes)
         more = ops.sub(size, ops.scalar(low, T.i64))
         shapes[k][a] = low + c.importer.computed_sizes.size(more, rooms[k][a] - low, "chosen")
-    parts = map(part_of, values, shapes)
+    parts = map(with_shape, values, map(tuple, shapes))
     results = zip(parts, forms, strict=True)
     return [
         _result(*next(results)) if count is None else Sequence_(tuple(Value(x) for x, _ in islice(results, count)))

@@ -17,10 +17,10 @@ from ingot.frontends.onnx.call import AnyValue, Call, OpenSequence, Result, Sequ
 from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.flow.control import Captures, body_of, results_of, tensors_of
-from ingot.frontends.onnx.rows.flow.varying import Form, Growth, common_form, in_form, in_room, part_of
+from ingot.frontends.onnx.rows.flow.varying import Form, Growth, common_form, in_form, in_room
 from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
-from ingot.frontends.shared.composites.movement import cut
+from ingot.frontends.shared.composites.movement import cut, with_shape
 from ingot.frontends.shared.computed_sizes import Sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -195,7 +195,7 @@ def _turn(it: _Iteration, growth: Growth, forms: Sequence[Form | None], step: No
         shapes = growth.shapes(turn, length_sizes)
         types = [TensorType(n.dtype, s) for n, s in zip(growth.starts, growth.rooms or shapes, strict=True)]
         names = tuple(Input(f"{loc}.carried{k}", t)() for k, t in enumerate(types))
-        parts = map(part_of, names, shapes)
+        parts = map(with_shape, names, shapes)
         carried = [Value(x) if f is None else OpenSequence(x, f.axis) for x, f in zip(parts, forms, strict=True)]
         for x, _, _ in it.scanned:
             captures(Value(x))
@@ -300,7 +300,7 @@ def _run_time_loop(it: _Iteration) -> Result:
     count = computed.size(results[0], room, "turns") if is_stored and open_end else room
     last_lengths = dict(zip(turn.lengths, results[last_carried:], strict=False))
     shapes = growth.shapes(count, growth.sizes(computed, last_lengths))
-    parts = map(part_of, results[2:last_carried], shapes)
+    parts = map(with_shape, results[2:last_carried], shapes)
     carried = [x if form is None else OpenSequence(x, form.axis) for x, form in zip(parts, forms, strict=True)]
     first_buffer = last_carried + len(turn.lengths) + len(captured)
     stacks = list(results[first_buffer : first_buffer + len(buffers)])

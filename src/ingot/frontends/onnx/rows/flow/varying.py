@@ -35,12 +35,6 @@ def in_room(x: Node, room: Sequence[DimLike]) -> Node:
     return ops.pad(x, (0,) * len(high), high, False if x.dtype == T.boolean else 0)
 
 
-def part_of(buffer: Node, sizes: Sequence[DimLike]) -> Node:
-    """What counts of a buffer."""
-    shape = tuple(sizes)
-    return buffer if buffer.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(buffer)
-
-
 def largest(size: DimLike, sizes: Sizes) -> DimLike:
     """An upper bound of a size, without the sizes that a body finds. Raises Unsupported where none is known."""
     for name, (_, most) in reversed(sizes.items()):
