@@ -32,7 +32,7 @@ from ingot.integrations.torch_compile import ingot_backend
 BURSTS = 9
 BURST_SECONDS = 0.3
 LOSS_STEPS = 20
-LONGEST_KERNELS = 14
+LONGEST_KERNELS = 40
 ENGINES: dict[str, dict[str, Any]] = {
     "eager": {},
     "inductor": {"backend": "inductor"},
