@@ -135,7 +135,7 @@ class GpuTarget:
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
-        return CubinAssembler(features, self._functions)
+        return CubinAssembler(features, self._functions, self.machine(features, 1, {}).shared_bytes)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
         return print_kernel(kernel, self._functions).text
