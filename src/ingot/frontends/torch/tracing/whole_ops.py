@@ -6,8 +6,8 @@ its result, which takes seconds and fixes the length of the sequence. The rules 
 Resizes: torch decomposes them into gathers, whose gradients would be scatters. Those of static sizes are kept whole,
 with torch's gradients, which are ops, too.
 
-Attention on GPUs: torch has fused kernels only for masks whose last axis is contiguous. An expanded mask, as transformers
-makes them, would be decomposed into float32 products and a softmax: it is copied first.
+Attention on GPUs: torch has fused kernels only for masks whose last axis is contiguous. An expanded mask, as
+transformers makes them, would be decomposed into float32 products and a softmax: it is copied first.
 """
 
 from __future__ import annotations
