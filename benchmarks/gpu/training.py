@@ -137,7 +137,8 @@ def measure(name: str, engine: str, precision: str, seed: int) -> dict[str, Any]
     times = [_burst(step, count) for _ in range(BURSTS)]
     free, total = torch.cuda.mem_get_info()
     return {
-        "network": name, "engine": engine, "precision": precision, "seed": seed, "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
+        "network": name, "engine": engine, "precision": precision, "seed": seed,
+        "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
         "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": round((total - free) / 1e6),
         "skips": _cudagraph_skips() if engine == "cudagraphs" else 0, "losses": losses, **_kernels(step),
     }  # fmt: skip
