@@ -11,6 +11,8 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from itertools import product as product_of
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
@@ -32,6 +34,7 @@ from ingot.schedule.gpu.blocks import (
     all_of,
     constant_tile,
     offset_of,
+    pieces_of,
     read_at,
     register,
     repack,
@@ -203,8 +206,9 @@ class _Product:
         return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes)
 
     @property
-    def tile(self) -> Tile:
-        return self.tiling.rows, self.tiling.columns
+    def pieces(self) -> tuple[Tile, ...]:
+        """The tiles of values that the tile of a program consists of: pieces of its rows by pieces of its columns."""
+        return tuple(product_of(pieces_of(self.tiling.rows), pieces_of(self.tiling.columns)))
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
@@ -212,23 +216,35 @@ class _Product:
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         row_tiles, column_tiles = ceildiv(m, t.rows), ceildiv(n, t.columns)
         tiles, whole_tiles = batches * row_tiles * column_tiles, t.waves * machine.processors
-        sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, whole_tiles)
+        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
         work = sums.work_item(top, chunk)
         batch, row, column = self._tile_of_program(top, work.tile, row_tiles, column_tiles)
         row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        row_index, row_mask = tile_index(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, wraps=True)
-        column_index, column_mask = tile_index(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
+        first_row, first_column = k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns))
+        row_pieces = [
+            tile_index(top, ix.add(first_row, integer(at)), size, row_shape, 0, wraps=True, tile=t.rows)
+            for at, size in _starts(t.rows)
+        ]
+        column_pieces = [
+            tile_index(top, ix.add(first_column, integer(at)), size, column_shape, 1, tile=t.columns)
+            for at, size in _starts(t.columns)
+        ]
         batch_index = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         boxes = self._boxes()
         if boxes:
-            acc = self._sums_by_boxes(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), work)
+            values = self._sums_by_boxes(top, boxes, first_row, first_column, work)
         else:
-            acc = self._sums(top, batch_index, row_index, column_index, column_mask, work)
-        result = ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
+            ((row_index, _),), ((column_index, column_mask),) = row_pieces, column_pieces
+            values = [self._sums(top, batch_index, row_index, column_index, column_mask, work)]
+        results = [
+            ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
+            for (row_index, row_mask), (column_index, column_mask) in product_of(row_pieces, column_pieces)
+        ]
         # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), result, work)
+        box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
+        extra = *self.packed, *box_args, *sums.finish(top, values, results, work)
         copy_steps, temps = tuple[Step, ...](), sums.temps
         if self.copy is not None:
             copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
@@ -272,7 +288,7 @@ class _Product:
         step = t.depth if dtypes else 1
         b_reader = self._b_reader(top, axes, columns, b_columns, column_mask, step)
         size = step // b_reader.halves
-        acc = self._zeros(top)
+        acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, depth, step)
 
         def k_step(block: Block, k_index: Expr) -> None:
@@ -293,32 +309,40 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _zeros(self, top: Block) -> Buffer:
-        """The accumulator, initialized with zeros."""
-        return register(top, "acc", constant_tile(accumulator_of(self.anchor), self.tile))
+    def _zeros(self, top: Block, piece: Tile) -> Buffer:
+        """An accumulator, initialized with zeros."""
+        return register(top, "acc", constant_tile(accumulator_of(self.anchor), piece))
 
-    def _boxes(self) -> list[tuple[Buffer, Box]]:
-        """The buffers and boxes of A and B; empty if they are copied by addresses."""
+    def _boxes(self) -> list[list[tuple[Buffer, Box]]]:
+        """The buffers and boxes of the pieces of A and of those of B; empty if they are copied by addresses."""
         if self.boxes is None:
             return []
         (a, b), t = self.boxes, self.tiling
-        return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
+        return [
+            [(a.buffer(f"a_matrix{i or ''}", (n, t.depth)), a) for i, n in enumerate(pieces_of(t.rows))],
+            [(b.buffer(f"b_matrix{i or ''}", (t.depth, n)), b) for i, n in enumerate(pieces_of(t.columns))],
+        ]
 
     def _sums_by_boxes(
-        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, work: WorkItem
-    ) -> Expr:
-        """As `_sums`, with operands copied in boxes, which read as zero out of bounds."""
-        (a, a_box), (b, b_box) = boxes
-        acc, step = self._zeros(top), self.tiling.depth
+        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], row: Expr, column: Expr, work: WorkItem
+    ) -> list[Expr]:
+        """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
+        rows, columns = (
+            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(_starts(size))]
+            for first, size, operand in zip((row, column), (self.tiling.rows, self.tiling.columns), boxes, strict=True)
+        )
+        accumulators, step = [self._zeros(top, piece) for piece in self.pieces], self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
         begin, end = work.k_range(top, self.tiling.parts, depth, step)
 
         def k_step(block: Block, k_index: Expr) -> None:
-            x, y = block.let(a_box.read(a, row, k_index), "x"), block.let(b_box.read(b, k_index, column), "y")
-            block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
+            xs = [block.let(box.read(a, first, k_index), "x") for first, a, box in rows]
+            ys = [block.let(box.read(b, k_index, first), "y") for first, b, box in columns]
+            for acc, (x, y) in zip(accumulators, product_of(xs, ys), strict=True):
+                block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
-        return k.load(acc, ZERO)
+        return [k.load(acc, ZERO) for acc in accumulators]
 
     def _b_reader(
         self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, column_mask: Expr | None, step: int
@@ -361,6 +385,12 @@ class _Product:
             return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
         return _BReader(levels.packed_halves, begin_levels)
+
+
+def _starts(size: int) -> list[tuple[int, int]]:
+    """Where the pieces of a tile's side begin, and their sizes.   192 -> [(0, 128), (128, 64)]"""
+    pieces = pieces_of(size)
+    return list(zip(accumulate(pieces, initial=0), pieces, strict=False))
 
 
 __all__ = ["lower_contraction"]

@@ -3,7 +3,8 @@ that results are bit-reproducible, and runs the epilogue in the same kernel.
 
     sums[tile, part] = acc;  if arrived[tile]++ == parts - 1:  out = epilogue(sums[tile, 0] + sums[tile, 1] + ...)
 
-Only the tiles of the last, incomplete wave may be split; the others are then computed whole.
+Only the tiles of the last, incomplete wave may be split; the others are then computed whole. A program's tile may
+consist of several pieces, each with accumulators and a result of its own: one of 128x192 of 128x128 and 128x64.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARTS_IN_FLIGHT = 8  # parts that are loaded at once
 
 @dataclass(frozen=True)
 class ResultTile:
-    """The result tile of a program: its index in the anchors' results, and masks of its rows and columns in bounds."""
+    """A piece of a program's tile: its index in the anchors' results, and masks of its rows and columns in bounds."""
 
     index: Index
     rows: Expr | None
@@ -57,12 +58,12 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class SplitSums:
-    """The accumulators of `anchors`, which have the same shape. The reduction of the tiles after the first
-    `whole_tiles` is split into `parts`, one program each."""
+    """The accumulators of `anchors`, which have the same shape, in the pieces of a program's tile. The reduction of the
+    tiles after the first `whole_tiles` is split into `parts`, one program each."""
 
     group: Group
     anchors: tuple[Node, ...]
-    tile: Tile
+    pieces: tuple[Tile, ...]
     tiles: DimLike
     parts: int
     whole_tiles: int = 0
@@ -78,9 +79,10 @@ class SplitSums:
 
     @property
     def temps(self) -> tuple[DimLike, ...]:
-        """The bytes of each temporary buffer of partial sums."""
-        size = self.split_tiles * self.parts * self.tile[0] * self.tile[1]
-        return () if self.parts == 1 else tuple(size * accumulator_of(n).nbytes for n in self.anchors)
+        """The bytes of each temporary buffer of partial sums: one for each piece and anchor."""
+        count = self.split_tiles * self.parts
+        sizes = [count * rows * columns for rows, columns in self.pieces]
+        return () if self.parts == 1 else tuple(n * accumulator_of(a).nbytes for n in sizes for a in self.anchors)
 
     @property
     def zeros(self) -> DimLike:
@@ -99,11 +101,12 @@ class SplitSums:
         return WorkItem(top.let(part, "part"), top.let(tile, "own"), is_whole)
 
     def finish(
-        self, top: Block, values: Sequence[Expr], result: ResultTile, work: WorkItem
+        self, top: Block, values: Sequence[Expr], results: Sequence[ResultTile], work: WorkItem
     ) -> tuple[tuple[Buffer, Arg], ...]:
-        """Run the epilogue on the complete sums and store its results. Return the buffers that this needs."""
+        """Run the epilogue on the complete sums and store its results. values: of each piece the accumulators of the
+        anchors. results: of each piece. Return the buffers that this needs."""
         if self.parts == 1:
-            self._store(top, values, result)
+            self._store(top, values, results)
             return ()
         partial_sums = [
             Buffer(f"sums{n or ''}", value.dtype, writable=True, align=ALIGNMENT_BYTES)
@@ -111,7 +114,7 @@ class SplitSums:
         ]
         arrived = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
         if work.is_whole is None:
-            self._join(top, values, partial_sums, arrived, work, lambda block, sums: self._store(block, sums, result))
+            self._join(top, values, partial_sums, arrived, work, lambda block, sums: self._store(block, sums, results))
         else:
             totals = [top.alloc("total", v.dtype, 1, lanes=v.lanes, tile=v.tile) for v in values]
             has_total = top.alloc("goes_on", i64, 1)
@@ -128,7 +131,9 @@ class SplitSums:
             save_total(top, values)
             top.when(k.unary("not", work.is_whole), join_parts)
             runs_epilogue = k.binary("ne", k.load(has_total, ZERO), ZERO)
-            top.when(runs_epilogue, lambda block: self._store(block, [k.load(total, ZERO) for total in totals], result))
+            top.when(
+                runs_epilogue, lambda block: self._store(block, [k.load(total, ZERO) for total in totals], results)
+            )
         return *((b, Arg("temp", i)) for i, b in enumerate(partial_sums)), (arrived, Arg("zeros", 0))
 
     def _join(
@@ -136,18 +141,30 @@ class SplitSums:
         continuation: Callable[[Block, Sequence[Expr]], None],
     ) -> None:  # fmt: skip
         """Store the sums of this part; the last program of the tile adds all parts and runs `continuation`."""
-        rows, columns = self.tile
         split_tile = (
             work.tile if work.is_whole is None else block.let(k.sub(work.tile, integer(self.whole_tiles)), "own")
         )
-        across = k.lane_indices(columns, 1)
-        element = across if rows == 1 else k.add(k.mul(k.lane_indices(rows, 0), integer(columns)), across)
-        size, tile_start = integer(rows * columns), k.mul(split_tile, integer(self.parts * rows * columns))
-        flat = block.let(k.add(tile_start, element), "flat")
-        for buffer, value in zip(partial_sums, values, strict=True):
+        elements = [self._elements(block, split_tile, piece) for piece in self.pieces for _ in self.anchors]
+        for buffer, value, (flat, size) in zip(partial_sums, values, elements, strict=True):
             store_tile(block, buffer, k.add(flat, k.mul(work.part, size)), value)
 
-        def add_parts(block: Block, buffer: Buffer, total: Expr | None, first_part: Expr, count: int) -> Expr:
+        def add_all(block: Block) -> list[Expr]:
+            return [self._add_parts(block, buffer, *at) for buffer, at in zip(partial_sums, elements, strict=True)]
+
+        if_last(block, self.parts, arrived, split_tile, lambda b: continuation(b, add_all(b)))
+
+    def _elements(self, block: Block, split_tile: Expr, piece: Tile) -> tuple[Expr, Expr]:
+        """The offsets of a piece's sums of the first part, and how far another part's are behind them."""
+        rows, columns = piece
+        across = k.lane_indices(columns, 1)
+        element = across if rows == 1 else k.add(k.mul(k.lane_indices(rows, 0), integer(columns)), across)
+        tile_start = k.mul(split_tile, integer(self.parts * rows * columns))
+        return block.let(k.add(tile_start, element), "flat"), integer(rows * columns)
+
+    def _add_parts(self, block: Block, buffer: Buffer, flat: Expr, size: Expr) -> Expr:
+        """The sum of all parts, in their order."""
+
+        def add(block: Block, total: Expr | None, first_part: Expr, count: int) -> Expr:
             for number in range(count):
                 offset = k.add(flat, k.mul(k.add(first_part, integer(number)), size))
                 value = read_at(block, buffer, offset, None)
@@ -155,34 +172,27 @@ class SplitSums:
             assert total is not None
             return total
 
-        def add_all_parts(block: Block, buffer: Buffer) -> Expr:
-            if self.parts <= 2 * PARTS_IN_FLIGHT:
-                return add_parts(block, buffer, None, ZERO, self.parts)
-            total = block.alloc("total", buffer.dtype, 1, lanes=rows * columns, tile=self.tile)
-            remainder = self.parts % PARTS_IN_FLIGHT or PARTS_IN_FLIGHT
-            block.store(total, ZERO, add_parts(block, buffer, None, ZERO, remainder))
+        if self.parts <= 2 * PARTS_IN_FLIGHT:
+            return add(block, None, ZERO, self.parts)
+        total = block.alloc("total", buffer.dtype, 1, lanes=flat.lanes, tile=flat.tile)
+        remainder = self.parts % PARTS_IN_FLIGHT or PARTS_IN_FLIGHT
+        block.store(total, ZERO, add(block, None, ZERO, remainder))
 
-            def several(inner: Block, first_part: Expr) -> None:
-                inner.store(total, ZERO, add_parts(inner, buffer, k.load(total, ZERO), first_part, PARTS_IN_FLIGHT))
+        def several(inner: Block, first_part: Expr) -> None:
+            inner.store(total, ZERO, add(inner, k.load(total, ZERO), first_part, PARTS_IN_FLIGHT))
 
-            block.loop("p", remainder, self.parts, PARTS_IN_FLIGHT, several)
-            return k.load(total, ZERO)
+        block.loop("p", remainder, self.parts, PARTS_IN_FLIGHT, several)
+        return k.load(total, ZERO)
 
-        if_last(
-            block,
-            self.parts,
-            arrived,
-            split_tile,
-            lambda b: continuation(b, [add_all_parts(b, buffer) for buffer in partial_sums]),
-        )
-
-    def _store(self, block: Block, values: Sequence[Expr], result: ResultTile) -> None:
-        em = self.group.emitter(() if result.columns is None else (result.columns,))
-        for anchor, value in zip(self.anchors, values, strict=True):
-            bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
-        for root, buffer, layout in self.group.results:
-            index = result_index(block, root, self.anchors[0], result.index)
-            write(block, em, root, buffer, layout, index, result.columns, result.rows)
+    def _store(self, block: Block, values: Sequence[Expr], results: Sequence[ResultTile]) -> None:
+        count = len(self.anchors)
+        for number, result in enumerate(results):
+            em = self.group.emitter(() if result.columns is None else (result.columns,))
+            for anchor, value in zip(self.anchors, values[number * count : (number + 1) * count], strict=True):
+                bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
+            for root, buffer, layout in self.group.results:
+                index = result_index(block, root, self.anchors[0], result.index)
+                write(block, em, root, buffer, layout, index, result.columns, result.rows)
 
 
 __all__ = ["ResultTile", "SplitSums", "WorkItem"]
