@@ -50,6 +50,33 @@ def test_pieces_are_right(
     assert print_kernel(kernel).text.count("tl.dot(") == pieces[0] * pieces[1]
 
 
+@pytest.mark.parametrize("waves", [0, 1])
+def test_parts_of_large_tiles_are_added_by_a_kernel_of_their_own(waves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """waves: of tiles in front of them that are not split. 19 parts are more than are read at once."""
+    rng = np.random.default_rng(0)
+    shape, choice = (900, 904, 128), Tiling(64, 96, 16, 4, 2, 2, boxes=1, waves=1)
+    if not waves:
+        shape, choice = (150, 520, 1300), Tiling(128, 64, 16, 8, 2, 19)
+    m, n, terms = shape
+    given = [rng.normal(size=s).astype(np.float16) for s in ((m, terms), (terms, n), (n,))]
+    x, y, bias = (Input(f"in{i}", TensorType(f16, a.shape))() for i, a in enumerate(given))
+    z = ops.add(ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(x, y), ops.cast(bias, f32))
+    graph = Graph((x, y, bias), (ops.cast(ops.Relu()(z), f16),))
+
+    def chosen(site: Site, machine: object, kind: type[Tiling]) -> Tiling:
+        return choice if site.admits(choice) else pytest.fail(f"{choice} is not admitted")
+
+    monkeypatch.setattr(product, "decided", chosen)
+    (got,), (want,) = run_checked(graph, given, TARGET), interpret(graph, given)
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-3, atol=5e-2)
+    program, kernels = planned(graph, TARGET)
+    tiles = -(-m // choice.rows) * -(-n // choice.columns)
+    assert program.steps[0].chunks == 132 * waves + (tiles - 132 * waves) * choice.parts
+    assert len(program.steps) == len(kernels) == 2
+    if not waves:  # where no kernel starts early, the last program of a tile does it
+        assert len(planned(graph, "cuda:sm_80")[0].steps) == 1
+
+
 def test_they_are_of_operands_in_boxes_and_of_hopper() -> None:
     tiling = Tiling(128, 192, 64, 8, 4, boxes=1)
     shape = ProductShape(6304, 768, 3072, 1, f16, allows_boxes=True)

@@ -27,6 +27,11 @@ class Machine:
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def starts_early(self) -> bool:
+        """Whether a kernel's programs can be there before those of the kernel that it waits for have ended."""
+        return self.capability >= 90
+
+    @property
     def target_programs(self) -> int:
         """Programs that keep the GPU busy: several per multiprocessor hide each other's latencies."""
         return 4 * self.processors

@@ -27,6 +27,7 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
+from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -46,7 +47,7 @@ from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwi
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -56,6 +57,7 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
+MAX_JOINED_ELEMENTS = 64 * 64  # of a tile whose parts the last of its programs adds
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -99,6 +101,25 @@ class _Copy:
     loops: Loops
     source: _Operand
     arg: Arg
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The batch entry of a tile, and its first row and column."""
+
+    batch: Expr
+    row: Expr
+    column: Expr
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What a tile covers: the index of its batch entry, and the indices of its pieces' rows and columns, with masks of
+    those in bounds."""
+
+    batch: Index
+    rows: Sequence[tuple[Index, Expr | None]]
+    columns: Sequence[tuple[Index, Expr | None]]
 
 
 @dataclass(frozen=True)
@@ -214,44 +235,60 @@ class _Product:
         loops, t = self.loops, self.tiling
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
-        row_tiles, column_tiles = ceildiv(m, t.rows), ceildiv(n, t.columns)
-        tiles, whole_tiles = batches * row_tiles * column_tiles, t.waves * machine.processors
-        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
+        tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
+        joins_apart = machine.starts_early and t.rows * t.columns > MAX_JOINED_ELEMENTS
+        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles, joins_apart)
         work = sums.work_item(top, chunk)
-        batch, row, column = self._tile_of_program(top, work.tile, row_tiles, column_tiles)
-        row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        first_row, first_column = k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns))
-        row_pieces = [
-            tile_index(top, ix.add(first_row, integer(at)), size, row_shape, 0, wraps=True, tile=t.rows)
-            for at, size in _starts(t.rows)
-        ]
-        column_pieces = [
-            tile_index(top, ix.add(first_column, integer(at)), size, column_shape, 1, tile=t.columns)
-            for at, size in _starts(t.columns)
-        ]
-        batch_index = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
+        place = self._place(top, work.tile)
         boxes = self._boxes()
-        if boxes:
-            values = self._sums_by_boxes(top, boxes, first_row, first_column, work)
-        else:
-            ((row_index, _),), ((column_index, column_mask),) = row_pieces, column_pieces
-            values = [self._sums(top, batch_index, row_index, column_index, column_mask, work)]
-        results = [
-            ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
-            for (row_index, row_mask), (column_index, column_mask) in product_of(row_pieces, column_pieces)
-        ]
+        extent = self._extent(top, place)
+        values = self._sums_by_boxes(top, boxes, place, work) if boxes else [self._sums(top, extent, work)]
         # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
-        extra = *self.packed, *box_args, *sums.finish(top, values, results, work)
+        extra = *self.packed, *box_args, *sums.finish(top, values, self._results(extent), work)
         copy_steps, temps = tuple[Step, ...](), sums.temps
         if self.copy is not None:
             copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
             extra, temps = (*extra, (self.b.buffer, copy)), (*temps, copy_bytes(loops, source.dtype))
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((*copy_steps, step), temps, self.packs, self.site, sums.zeros)
+        joined = sums.joined(
+            machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
+        )
+        return Lowered((*copy_steps, step, *joined), temps, self.packs, self.site, sums.zeros)
+
+    def _place(self, block: Block, tile: Expr) -> _Place:
+        """Where a tile is, in bands of row tiles; row tiles vary fastest."""
+        t, loops = self.tiling, self.loops
+        m, n = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols))
+        batch, row, column = self._tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
+        return _Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
+
+    def _extent(self, block: Block, place: _Place, lines: Lines = WHOLE) -> _Extent:
+        """What a tile covers, or some of its lines."""
+        loops, t = self.loops, self.tiling
+        batch_shape, row_shape, column_shape = (
+            tuple(x.extent for x in axes) for axes in (loops.batch, loops.rows, loops.cols)
+        )
+        rows = [
+            tile_index(block, first, count, row_shape, 0, wraps=True, tile=t.rows)
+            for first, count in (lines.of(block, ix.add(place.row, integer(at)), size) for at, size in _starts(t.rows))
+        ]
+        columns = [
+            tile_index(block, ix.add(place.column, integer(at)), size, column_shape, 1, tile=t.columns)
+            for at, size in _starts(t.columns)
+        ]
+        batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
+        return _Extent(batch, rows, columns)
+
+    def _results(self, extent: _Extent) -> list[ResultTile]:
+        """Of each piece of a tile."""
+        return [
+            ResultTile(self.loops.result(self.loops.full((*extent.batch, *row, *column))), row_mask, column_mask)
+            for (row, row_mask), (column, column_mask) in product_of(extent.rows, extent.columns)
+        ]
 
     def _tile_of_program(
         self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike
@@ -266,17 +303,10 @@ class _Product:
         row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
         return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
-    def _sums(
-        self,
-        top: Block,
-        batch: Sequence[Expr],
-        rows: Sequence[Expr],
-        columns: Sequence[Expr],
-        column_mask: Expr | None,
-        work: WorkItem,
-    ) -> Expr:
+    def _sums(self, top: Block, extent: _Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
+        batch, ((rows, _),), ((columns, column_mask),) = extent.batch, extent.rows, extent.columns
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
@@ -324,12 +354,15 @@ class _Product:
         ]
 
     def _sums_by_boxes(
-        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], row: Expr, column: Expr, work: WorkItem
+        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: _Place, work: WorkItem
     ) -> list[Expr]:
         """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
         rows, columns = (
             [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(_starts(size))]
-            for first, size, operand in zip((row, column), (self.tiling.rows, self.tiling.columns), boxes, strict=True)
+            for first, size, operand in (
+                (place.row, self.tiling.rows, boxes[0]),
+                (place.column, self.tiling.columns, boxes[1]),
+            )
         )
         accumulators, step = [self._zeros(top, piece) for piece in self.pieces], self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
