@@ -132,8 +132,8 @@ class Product:
         z = ops.DotGeneral(((), ()), ((int(not self.is_x_transposed),), (int(self.is_y_transposed),)), dtype=f32)(x, y)
         for other in extra:
             z = ops.add(z, ops.cast(other, f32))
-        z = ops.Gelu("tanh")(z) if self.epilogue == "gelu" else z
-        return Graph(inputs, (ops.cast(z, bf16),))
+        z = ops.cast(z, bf16)
+        return Graph(inputs, (ops.Gelu("tanh")(z) if self.epilogue == "gelu" else z,))
 
     def cublas(self, x: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
         x, y = x.t() if self.is_x_transposed else x, y.t() if self.is_y_transposed else y
