@@ -96,8 +96,10 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     narrow = partial(narrow_weights, types=choices.widens)
 
     def bodies(graph: Graph) -> Graph:
-        known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, common_passes(options, choices, known), outer=known))
+        outer_symbols = outer.union(graph.symbols())
+        return in_bodies(
+            graph, lambda body: optimize(body, common_passes(options, choices, outer_symbols), outer=outer_symbols)
+        )
 
     return (
         *choices.target_passes,

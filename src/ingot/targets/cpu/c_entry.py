@@ -82,7 +82,7 @@ def entry_ir(plan: Plan, features: Features) -> str:
         *(f'declare void @"{name}"(ptr, ptr, i64, ptr)' for name in kernels),
         _COMMON,
         _steps(plan),
-        _fit(features, Memory.of(plan).fit),
+        _check_processor(features, Memory.of(plan).fit),
         f"define internal i32 @checked({_typed(['%arena', *arguments])}, i1 %fill) nounwind {{",
         "  %fit = call i1 @fit()",
         "  br i1 %fit, label %able, label %unfit",
@@ -325,7 +325,7 @@ def _reset(plan: Plan) -> list[str]:
     ]
 
 
-def _fit(features: Features, flag: int) -> str:
+def _check_processor(features: Features, flag: int) -> str:
     """The function `fit`: whether this processor has the code's features. The result is kept, as `cpuid` traps in
     virtual machines."""
     query = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)
