@@ -257,7 +257,7 @@ class Sizes:
         """
         exact = self._quotient(e)
         if exact is not None:
-            return divided(exact.of, exact.by)
+            return divided(exact.numerator, exact.denominator)
         match type(e).__name__, e.args:
             case "Mul", (sympy.Number() as factor, product) if type(product).__name__ == "ToFloat" and factor > 0:
                 ratio = _ratio(float(factor), rounds_up=divided is ceildiv)
