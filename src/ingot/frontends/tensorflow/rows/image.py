@@ -42,8 +42,8 @@ def bicubic(c: Call, x: Node, size: Node) -> Node:
     """By a matrix for each axis, as TensorFlow's kernel weights come from a table of 1,024 entries."""
     height, width = c.numbers(size)
     rows, columns = static_sizes(x.shape[1:3], "an image")
-    down, across = _cubic(c, rows, height), _cubic(c, columns, width)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
+    row_weights, column_weights = _cubic(c, rows, height), _cubic(c, columns, width)
+    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(row_weights), const(column_weights))
 
 
 _KERNEL_TABLE_SIZE = 1024
@@ -195,8 +195,10 @@ def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: 
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
     axes = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    down, across = (_resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
+    row_weights, column_weights = (
+        _resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes
+    )
+    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), row_weights, column_weights)
 
 
 def _at(x: Node, i: int) -> Term:
