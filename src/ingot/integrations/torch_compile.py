@@ -45,7 +45,7 @@ from ingot.frontends.torch.tracing.whole_ops import whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
-from ingot.integrations.torch_flat import hooks, import_flat, ints, placeholders
+from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
@@ -243,7 +243,7 @@ class _Specialized:
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes = ints(graph.graph)
-        self._hooks = hooks(graph.graph)
+        self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
@@ -264,8 +264,8 @@ class _Specialized:
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
         in_place = self._written
-        if self._constants.tensors or self._hooks or numbers or in_place:
-            excluded = {*self._constants.tensors, *self._hooks, *(i for i, _ in numbers), *in_place}
+        if self._constants.tensors or self._unread or numbers or in_place:
+            excluded = {*self._constants.tensors, *self._unread, *(i for i, _ in numbers), *in_place}
             inputs = [a for i, a in enumerate(inputs) if i not in excluded]
         tell(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
