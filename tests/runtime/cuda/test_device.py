@@ -14,7 +14,7 @@ import pytest
 
 from ingot.runtime import describe
 from ingot.runtime.cuda import device as cuda
-from ingot.runtime.cuda import graphs
+from ingot.runtime.cuda import graphs, runs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
 from ingot.runtime.program import Program
 from ingot.runtime.state import StateTensors
@@ -216,31 +216,68 @@ class Scratch:
         return self._address
 
 
-def test_capture_launches_kernels_in_memory_of_the_callers_graph(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def values(address: int, count: int = 4) -> np.ndarray:
+    """Numbers of a fake driver's memory."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def test_capture_adds_nodes_in_memory_of_the_callers_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the edges of our own graphs, behind what was captured before; nothing runs until the graph does."""
     monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
-    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
-    loaded, branching, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
+    scratch: list[Scratch] = []  # of the caller's pool
+
+    def taken(nbytes: int) -> Scratch:
+        scratch.append(Scratch(fake, nbytes))
+        return scratch[-1]
+
+    monkeypatch.setattr(cuda, "_scratch", taken)
+    loaded, x = Loaded(branches()), np.arange(4, dtype=np.float32)
     places = [fake.allocate(16), fake.allocate(32) + 4]
-    ctypes.memmove(places[0], x.ctypes.data, 16)
-    context, live = loaded.claim(), {"graph", "executable"}
-    instance = context.bind(((4,),))
+    context = loaded.claim()
+    instance, before = context.bind(((4,),)), {*fake.live}
     fake.capturing.add(7)
     fake.log.clear()
+    fake.copy(places[0], places[0], 16, 7)  # the caller's
+    (_, first), known = fake.captured_graph(7), {*fake.nodes}
     context.run(instance, places, BOTH)
-    assert [entry[0] for entry in fake.log] == ["launch", "launch", "copy"]
-    assert not live & {kind for kind, _ in fake.live}, "no graph inside a graph"
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    fake.copy(places[1], places[1], 16, 7)
+    assert not fake.log and {kind for kind, _ in fake.live - before} == {"memory"} and len(scratch) == 1
+    a, b, c, d = sorted(fake.nodes.keys() - known)
+    assert [fake.nodes[n].before for n in (a, b, c, d)] == [tuple(first), tuple(first), (a,), (b,)]
+    assert [fake.nodes[n].awaits for n in (a, b, c, d)] == [False, False, True, True]
+    for shift in (0, 3):
+        values(places[0])[:] = x + shift
+        fake.replay(7)
+        np.testing.assert_array_equal(values(places[1]), 4 * (x + shift))
     with pytest.raises(DeviceError, match="values on the GPU"):
         context.run(instance, [x.ctypes.data, places[1]], [False, True])
-    jumps = branching.claim()
-    with pytest.raises(DeviceError, match="loops or branches"):
-        jumps.run(jumps.bind(((4,),)), [places[0], places[0]], BOTH)
     fake.capturing.clear()  # the model goes on as before
-    ctypes.memset(places[1], 0, 16)
+    values(places[1])[:] = 0
     context.run(instance, places, BOTH)
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    np.testing.assert_array_equal(values(places[1]), 4 * (x + 3))
+
+
+def test_loops_are_captured_unless_the_host_decides(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    places = [fake.allocate(16) for _ in range(2)]
+    for version, stream in ((12080, 7), (12030, 8)):
+        fake.version = version
+        monkeypatch.setattr(cuda, "_callers_stream", lambda stream=stream: stream)
+        loaded = Loaded(until_100())
+        context = loaded.claim()
+        instance = context.bind(((4,),))
+        fake.capturing.add(stream)
+        if version < 12040:
+            with pytest.raises(DeviceError, match="loops or branches that the host decides"):
+                context.run(instance, places, BOTH)
+            continue
+        context.run(instance, places, BOTH)
+        for start, end in ((3, 192), (101, 202)):
+            values(places[0])[:] = start
+            fake.replay(7)
+            np.testing.assert_array_equal(values(places[1]), np.full(4, end))
+        fake.capturing.clear()
 
 
 def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
@@ -354,13 +391,14 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
     context = loaded.claim()
     context.run(context.bind(((3,),)), [given, result], BOTH)
     context.release()
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 3).from_address(result)), 32 * x)
+    fake.replay(7)
+    np.testing.assert_array_equal(values(result, 3), 32 * x)
     readings = np.zeros(9, np.int64)
     loaded.set_profile(readings)
     run(loaded, x)
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [3, 0, 0, 0, 0, 12, 0, 0])
     monkeypatch.setattr(
-        graphs, "MAX_UNROLLED_KERNELS", 5
+        runs, "MAX_UNROLLED_KERNELS", 5
     )  # the outer loop's six kernels are more, the inner one's two are not
     fake.capturing.clear()
     capped, x = Loaded(made), np.array([1, 2, 3, 4], np.float32)
@@ -555,6 +593,19 @@ def test_what_would_break_a_capture_is_refused(fake: FakeDriver, monkeypatch: py
     assert (fake.log, fake.live) == (before, calls)
     fake.capturing.clear()
     store.write(0, value.ctypes.data, 64)
+
+
+def test_a_captured_seed_is_written_by_each_replay(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Loaded(counting(""))
+    store, seed = loaded.store(16), fake.allocate(16)
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    fake.capturing.add(7)
+    store.write(0, seed, 16, True)
+    fake.capturing.clear()
+    for number in (3, 5):
+        values(seed)[:] = number
+        fake.replay(7)
+        np.testing.assert_array_equal(values(store.address), np.full(4, number))
 
 
 def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:

@@ -79,12 +79,9 @@ class Loaded:
     threads = 1
 
     def __init__(
-        self,
-        program: Program,
-        device_memory: int | None = None,
-        device_driver: Driver | None = None,
+        self, program: Program, device_memory: int | None = None, device_driver: Driver | None = None,
         arch: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """device_memory: the bytes of GPU memory that it may allocate; weights that do not fit are copied in each call.
         device_driver, arch: a driver other than NVIDIA's, and the architecture of its GPU."""
         self._driver = driver() if device_driver is None else device_driver
@@ -94,8 +91,7 @@ class Loaded:
         code = program.code[program.device]
         arch = _arch(code.features, self._driver.capability) if arch is None else arch
         assert arch is not None
-        self._program, self._image = program, Image(self._driver, code, arch)
-        self._weights = Memory(self._driver)
+        self._program, self._image, self._weights = program, Image(self._driver, code, arch), Memory(self._driver)
         self._profile = Profile(ranges_of(program, self._driver))
         self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
@@ -187,17 +183,21 @@ class _Store(Memory):
         self._driver.synchronize(0)
         return data.raw
 
-    def write(self, offset: int, source: int, nbytes: int) -> None:
-        """Enqueue the copy on the caller's stream, after all pending work; the host waits if its memory is pinned."""
+    def write(self, offset: int, source: int, nbytes: int, is_resident: bool = False) -> None:
+        """Enqueue the copy on the caller's stream, after all pending work; the host waits if its memory is pinned. A
+        stream that is captured takes what is resident: its graph is in order by itself."""
         self._driver.enter()
-        _refuse_captured(self._driver, "state that only the model writes", "new values of it, or a seed to draw by")
-        stream = _callers_stream()
-        for context in self._contexts:
+        is_captured, stream = is_resident and _captured(self._driver), _callers_stream()
+        if not is_captured:
+            _refuse_captured(self._driver, "state that only the model writes", "new values of it from the host")
+        contexts = [] if is_captured else self._contexts
+        for context in contexts:
             context.begin(stream)
-        self._driver.to_device(self.address + offset, source, nbytes, stream)
-        for context in self._contexts:
+        copy = self._driver.copy if is_resident else self._driver.to_device
+        copy(self.address + offset, source, nbytes, stream)
+        for context in contexts:
             context.end(stream)
-        if not self._contexts or self._driver.is_pinned(source):
+        if not is_resident and (not contexts or self._driver.is_pinned(source)):
             self._driver.synchronize(stream)
 
 
@@ -234,8 +234,7 @@ def _free(image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
 
 def _captured(driver: Driver) -> bool:
     """Whether the caller's stream is being captured."""
-    stream = _callers_stream()
-    return stream != _DEFAULT and driver.is_capturing(stream)
+    return (stream := _callers_stream()) != _DEFAULT and driver.is_capturing(stream)
 
 
 def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
