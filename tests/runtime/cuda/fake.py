@@ -11,6 +11,7 @@ import numpy as np
 
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.cuda.driver import KernelParams
+from ingot.runtime.cuda.memory import Workspace
 from ingot.support.cubins import MatrixCode
 
 Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
@@ -58,6 +59,7 @@ class FakeDriver:
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
+        self.workspaces: dict[int, Workspace] = {}
         self._blocks: dict[int, ctypes.Array] = {}
         self._functions: dict[int, str] = {}
         self._graphs: dict[int, list[int]] = {}

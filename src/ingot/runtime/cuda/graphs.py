@@ -21,8 +21,8 @@ from ingot.runtime.cuda.flow import Branch, Loop, flow
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
-from ingot.runtime.cuda.nvtx import Ranges
 from ingot.runtime.cuda.order import Order
+from ingot.runtime.cuda.profile import Ranges
 from ingot.runtime.cuda.resolver import Resolver
 from ingot.runtime.cuda.runs import (
     Conditional,
