@@ -90,6 +90,7 @@ class GpuTarget:
     export = None
     has_fixed_sizes = False
     overlaps_exchanges = True
+    has_paged_attention = True
     lower = staticmethod(lower)
     merge_launches = staticmethod(merge_launches)
 

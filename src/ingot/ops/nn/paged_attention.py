@@ -119,6 +119,8 @@ class PagedAttention(Op):
         is_seen = at < column.broadcast(shape)
         if self.window:
             is_seen = is_seen & (column.broadcast(shape) <= at + self.window)
+        column_shape = (batch, 1, keys.shape[2], 1)
+        values = t.term(t.where(is_seen.reshape(column_shape).broadcast(values.shape), Term(values), 0)).node
         return self.forward(q.node, keys, values, is_seen.node, *scales)
 
     @classmethod
