@@ -51,7 +51,9 @@ class Interpreted:
 
 def reported(s: Trial, part: SequencePart) -> SequencePart:
     """The same of a request that asks for logprobs."""
-    transcript = Transcript(None, part.transcript.ids, Request(1, Sampling(temperature=0.0), logprobs=0), CONTEXT, s.vocabulary)
+    transcript = Transcript(
+        None, part.transcript.ids, Request(1, Sampling(temperature=0.0), logprobs=0), CONTEXT, s.vocabulary
+    )
     return SequencePart(part.slot, part.pages, part.start, part.ids, part.is_chunk, transcript, part.biases)
 
 
@@ -60,7 +62,11 @@ def test_logits(name: str, tmp_path: Path) -> None:
     """Chunks and tokens beside each other, more of them than a call draws."""
     net = model(*MODELS[name])
     language = network(net, tmp_path, CONTEXT)
-    s = Trial(compiled(paged_step(language, CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES), SAMPLES)), 61, 0)
+    s = Trial(
+        compiled(paged_step(language, CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES), SAMPLES)),
+        61,
+        0,
+    )
     a, b = s.rng.integers(3, 61, 45).tolist(), s.rng.integers(3, 61, 20).tolist()
     s.stepper.run([s.part(0, a[:13], 0, is_chunk=True), s.part(2, b[:9], 0, is_chunk=True)])
     parts = [s.part(0, a[:40], 13, is_chunk=True), s.part(2, b[:12], 9, is_chunk=False, sampled=3)]
@@ -77,13 +83,19 @@ def test_kernels(dtype: DType) -> None:
     """Kernels of a GPU give what those of a CPU do, and nothing of the pools is copied."""
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, dtype)
-    s, other = Trial(Interpreted(paged_step(language, form, SAMPLES)), 96, 0), Trial(compiled(step(language, form)), 96, 0)
+    s, other = (
+        Trial(Interpreted(paged_step(language, form, SAMPLES)), 96, 0),
+        Trial(compiled(step(language, form)), 96, 0),
+    )
     program = s.program._program
     assert not any(state.copy_reason for state in program.state)
     assert sum("attention" in step.kernel for step in program.steps) == 1
     a, b = s.rng.integers(3, 96, 22).tolist(), s.rng.integers(3, 96, 20).tolist()
     for ends in ((9, 17), (22, 18)):
-        parts = [s.part(i, ids[:end], 0 if end < 18 else start, is_chunk=False) for i, ids, end, start in zip((1, 3), (a, b), ends, (9, 17))]
+        parts = [
+            s.part(i, ids[:end], 0 if end < 18 else start, is_chunk=False)
+            for i, ids, end, start in zip((1, 3), (a, b), ends, (9, 17), strict=True)
+        ]
         got, want = s.stepper.run([reported(s, part) for part in parts]), other.stepper.run(parts)
         for x, y in zip(got, want, strict=True):
             near(x.logits, np.stack(y.logits), 2e-3)
@@ -97,7 +109,11 @@ def test_drawn_tokens() -> None:
     for program in (compiled(paged_step(language, form, SAMPLES)), compiled(step(language, form))):
         s = Trial(program, 96, 0)
         ids = s.rng.integers(3, 96, (3, 20)).tolist()
-        settings = (Sampling(temperature=0.0), Sampling(1.5, 20, 0.9, seed=7), Sampling(2.0, repetition_penalty=1.7, seed=3))
+        settings = (
+            Sampling(temperature=0.0),
+            Sampling(1.5, 20, 0.9, seed=7),
+            Sampling(2.0, repetition_penalty=1.7, seed=3),
+        )
         parts = []
         for slot, sampling in enumerate(settings):
             transcript = Transcript(None, ids[slot], Request(1, sampling), CONTEXT, 96)

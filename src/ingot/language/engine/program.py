@@ -72,7 +72,15 @@ def step(network: Network, form: CacheForm) -> Graph:
     rows = Rows(positions, owners, slots, tables, singles, chunks, starts, lengths)
     x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
-    tokens = _sampled(logits, ops.add(ops.Take(0)(rows.positions, sampled), 1), is_weighed, bias, counts, settings, ops.scalar(SAMPLES, i64))
+    tokens = _sampled(
+        logits,
+        ops.add(ops.Take(0)(rows.positions, sampled), 1),
+        is_weighed,
+        bias,
+        counts,
+        settings,
+        ops.scalar(SAMPLES, i64),
+    )
     row_inputs = (ids, positions, owners, slots)
     inputs = (
         *row_inputs,

@@ -118,7 +118,11 @@ class Stepper:
 
 def _paged_rows(count: int) -> int:
     """The rows of a call with `count` of them: a program is bound once for each number."""
-    return max(FEW_ROWS, 1 << (count - 1).bit_length()) if count <= _PADDED_ROWS else -(-count // _PADDED_ROWS) * _PADDED_ROWS
+    return (
+        max(FEW_ROWS, 1 << (count - 1).bit_length())
+        if count <= _PADDED_ROWS
+        else -(-count // _PADDED_ROWS) * _PADDED_ROWS
+    )
 
 
 def _paged_calls(parts: Sequence[SequencePart], samples: int) -> Iterator[list[_Rows]]:

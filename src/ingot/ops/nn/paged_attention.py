@@ -51,7 +51,9 @@ class PagedAttention(Op):
         return inputs[3:-2]
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) == 5 + 2 * self.scaled, f"expected q, k, v, tables and ends, got {len(inputs)} operands")
+        self.expect(
+            len(inputs) == 5 + 2 * self.scaled, f"expected q, k, v, tables and ends, got {len(inputs)} operands"
+        )
         self.expect(self.softcap >= 0 and self.window >= 0, "softcap, window: expected 0 (none) or more")
         q, k, v = inputs[:3]
         tables, ends = inputs[-2:]
@@ -65,7 +67,9 @@ class PagedAttention(Op):
         divides = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
         self.expect(heads == k.shape[1] or divides, f"expected query heads in groups of the key heads, got {q} and {k}")
         is_table = tables.rank == 2 and tables.shape[0] == batch and tables.dtype == i64
-        self.expect(is_table and ends == TensorType(i64, (batch,)), f"expected i64 tables and ends, got {tables}, {ends}")
+        self.expect(
+            is_table and ends == TensorType(i64, (batch,)), f"expected i64 tables and ends, got {tables}, {ends}"
+        )
         for scale in self.scales(inputs):
             self.expect(scale == TensorType(f32, (*k.shape[:3], 1)), f"expected a scale for each of {k}, got {scale}")
         self.expect_constraints(*inputs)

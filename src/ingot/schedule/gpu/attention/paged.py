@@ -31,9 +31,7 @@ from ingot.schedule.lowered import Lowered
 OPEN_PARTS = 4  # of the keys, where the number of rows is symbolic: from one, with few programs, to hundreds
 
 
-def lower_paged_attention(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-) -> Lowered:
+def lower_paged_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """Lower a PagedAttention with its epilogue. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, PagedAttention))
     return _Paged.of(anchor, body, ins, outs, machine).lower()
