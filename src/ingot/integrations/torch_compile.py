@@ -41,7 +41,7 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
-from ingot.frontends.torch.tracing.whole_ops import whole_resizes
+from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
@@ -138,7 +138,7 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes():
+    with padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,

@@ -29,6 +29,7 @@ from ingot.passes.model.transposed_concat import transpose_parts
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
 from ingot.schedule.gpu.launching import merge_launches
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
@@ -136,12 +137,13 @@ class GpuTarget:
             blocks=False,
             byte_rows=False,
             same_operand_types=True,
+            row_alignment_bytes=ALIGNMENT_BYTES,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
-        return CubinAssembler(features, self._functions)
+        return CubinAssembler(features, self._functions, self.machine(features, 1, {}).shared_bytes)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
         return print_kernel(kernel, self._functions).text
