@@ -54,7 +54,9 @@ def write(path: Path, form: str, layers: int, *, width: int, heads: int, shared:
         count = rows * columns // format.elements
         if form == "BF16":
             rng = np.random.default_rng(len(tensors))
-            some = (rng.normal(0, width**-0.5, REPEATED * 32).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            some = (rng.normal(0, width**-0.5, REPEATED * 32).astype(np.float32).view(np.uint32) >> 16).astype(
+                np.uint16
+            )
             raw = np.resize(some, rows * columns)
         else:
             raw = np.resize(random_blocks(form, REPEATED, len(tensors)), (count, format.nbytes))
