@@ -41,13 +41,14 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
-from ingot.frontends.torch.tracing.whole_ops import whole_resizes
+from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
-from ingot.integrations.torch_flat import hooks, import_flat, ints, placeholders
+from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.state import RANDOM
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -138,7 +139,7 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes():
+    with padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,
@@ -232,7 +233,7 @@ class _Specialized:
         saved: slice = slice(0),
     ):
         """saved: the slice of results that only a backward graph reads."""
-        gpu = gpu_of(graph.graph)
+        gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
         self.results = cut_results(graph.graph, saved, self._writes.count)
@@ -243,7 +244,7 @@ class _Specialized:
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes = ints(graph.graph)
-        self._hooks = hooks(graph.graph)
+        self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
@@ -264,8 +265,8 @@ class _Specialized:
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
         in_place = self._in_place
-        if self._constants.tensors or self._hooks or numbers or in_place:
-            excluded = {*self._constants.tensors, *self._hooks, *(i for i, _ in numbers), *in_place}
+        if self._constants.tensors or self._unread or numbers or in_place:
+            excluded = {*self._constants.tensors, *self._unread, *(i for i, _ in numbers), *in_place}
             inputs = [a for i, a in enumerate(inputs) if i not in excluded]
         report_program(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
@@ -313,7 +314,7 @@ class _Specialized:
             suffix = f", for {dict(numbers)}" if numbers else ""
             _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
         if run is not None and not self._in_place:
-            self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
+            self._runs[numbers] = _seeded(run, self._gpu) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
             self._runs[numbers] = _call_over_state(model, run)
         else:
@@ -382,11 +383,16 @@ def _devices(graph: fx.Graph) -> list[torch.device | None]:
     return [v.device if isinstance(v, torch.Tensor) else None for v in values]
 
 
-def _seeded(run: Any) -> Compiled:
-    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect."""
+def _seeded(run: Any, gpu: torch.device | None) -> Compiled:
+    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect. In a
+    CUDA graph that is captured, the generator of the GPU draws the seed, another one in each replay."""
 
     def drawn(*args: Any) -> Any:
-        run.seed(int(torch.randint((1 << 63) - 1, ())))
+        if gpu is not None and torch.cuda.is_current_stream_capturing():
+            seed = torch.randint((1 << 63) - 1, (1,), device=gpu)
+            run.set_state({RANDOM: torch.nn.functional.pad(seed, (0, 1))})  # as `seed_state` has it
+        else:
+            run.seed(int(torch.randint((1 << 63) - 1, ())))
         return run(*args)
 
     return drawn

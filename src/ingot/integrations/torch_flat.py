@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -37,16 +37,32 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def hooks(graph: fx.Graph) -> set[int]:
-    """Positions of inputs with hooks for compiled autograd's backward pass, which only pass through the graph."""
-    return {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+def unread(graph: fx.Graph) -> set[int]:
+    """Positions of inputs that the graph does not read: hooks for compiled autograd's backward pass, which only pass
+    through, and ints that are in no size (the length of a cache, which Python code counts)."""
+    values = {i: n.meta.get("val") for i, n in enumerate(placeholders(graph)) if not n.users}
+    ints = {i: v.node.expr for i, v in values.items() if isinstance(v, torch.SymInt)}
+    read = {symbol for v in _shapes(graph) for symbol in v.free_symbols} if ints else set[sympy.Basic]()
+    unused = {i for i, e in ints.items() if read.isdisjoint(e.free_symbols)}
+    return unused | {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+
+
+def _shapes(graph: fx.Graph) -> Iterator[sympy.Expr]:
+    """The symbolic sizes and strides of a graph's tensors."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for v in values if isinstance(values, tuple | list) else (values,):
+            if isinstance(v, torch.Tensor) and v.layout is torch.strided:
+                yield from (
+                    d.node.expr for d in (*v.shape, *v.stride(), v.storage_offset()) if isinstance(d, torch.SymInt)
+                )
 
 
 def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
-    values = [n.meta.get("val") for n in placeholders(graph)]
+    """Positions of the ints that are read but are not sizes of input tensors, and positions of all that are read."""
+    values, skipped = [n.meta.get("val") for n in placeholders(graph)], unread(graph)
     sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
-    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
+    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt) and i not in skipped]
     return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
 
 
@@ -78,7 +94,7 @@ def import_flat(
     state: dict[int, Node] = {}
     leaves: list[Leaf] = []
     values: list[object] = []
-    unread = hooks(module.graph)
+    skipped = unread(module.graph)
     for i, node in enumerate(placeholders(module.graph)):
         if i in constants:
             values.append(constant(constants[i], loc=str(node.target)))
@@ -86,7 +102,7 @@ def import_flat(
         if i in numbers:
             values.append(numbers[i])
             continue
-        if i in unread:
+        if i in skipped:
             values.append(None)
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))

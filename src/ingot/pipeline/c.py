@@ -57,6 +57,7 @@ class CTarget:
     merge_launches = None
     has_fixed_sizes = True
     overlaps_exchanges = False
+    has_paged_attention = False
 
     def features(self, variant: str) -> Features:
         if variant in MICROCONTROLLERS:

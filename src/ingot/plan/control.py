@@ -144,6 +144,11 @@ class _Control:
         self._evaluate(operand, place)
         return place
 
+    def _first_place(self, operand: Node, place: Place | None) -> Place:
+        """The place of a value that a loop changes, which holds the operand: where it lies, or a copy."""
+        is_there = place is not None and self._operand_buffer(operand) == place[0]
+        return place if place is not None and is_there else self._copy_of(operand, place)
+
     def _result_place(self, i: int) -> Place | None:
         """The place of the group's result that is value i, if the loop can keep the value there."""
         for result, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
@@ -193,7 +198,7 @@ class _Control:
         for i in indices:
             if i not in constants:
                 x = operands[i]
-                places[i] = self._operand_place(x) if invariant[i] else self._copy_of(x, self._result_place(i))
+                places[i] = self._operand_place(x) if invariant[i] else self._first_place(x, self._result_place(i))
         buffers = [places[i][0] if i in places else NO_BUFFER for i in indices]
         varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)

@@ -114,7 +114,7 @@ class Walk:
         else:
             name, number = parts[0], parts[-1] if len(parts) > 2 else "0"
         node = frame.nodes.get(name)
-        if node is None or not number.isdecimal():
+        if node is None or not name or not number.isdecimal():
             raise ImportModelError(f"a node reads {tensor!r}, which nothing computes", where=frame.prefix or None)
         first = 0
         if frame.arguments is not None and len(parts) > 1:
@@ -259,6 +259,11 @@ class Walk:
             raise Unsupported(what)
         if isinstance(size, Dim) and (low is None or low < 0):
             self.conditions[size] = None
+
+    def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Require that two sizes are equal; as `require`."""
+        self.require(a - b, what)
+        self.require(b - a, what)
 
     def may_find(self, nodes: Sequence[Node]) -> bool:
         """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each

@@ -45,6 +45,8 @@ _NAMES = {
     "cuStreamWaitEvent": "hipStreamWaitEvent",
     "cuStreamBeginCapture_v2": "hipStreamBeginCapture",
     "cuStreamEndCapture": "hipStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2": "hipStreamGetCaptureInfo_v2",
+    "cuStreamUpdateCaptureDependencies": "hipStreamUpdateCaptureDependencies",
     "cuEventCreate": "hipEventCreateWithFlags",
     "cuEventDestroy_v2": "hipEventDestroy",
     "cuEventRecord": "hipEventRecord",
@@ -59,10 +61,12 @@ _NAMES = {
     "cuGraphLaunch": "hipGraphLaunch",
     "cuGraphExecDestroy": "hipGraphExecDestroy",
 }
-# of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet
+# of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet, edges
+# with data
 MISSING_FUNCTIONS = frozenset({
     "cuTensorMapEncodeTiled", "cuGraphAddNode_v2", "cuGraphConditionalHandleCreate", "cuGraphAddDependencies_v2",
     "cuGraphKernelNodeSetAttribute", "cuLaunchCooperativeKernel", "cuDeviceGetAttribute",
+    "cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2",
 })  # fmt: skip
 _PROPERTIES_BYTES = 1 << 13  # more than any version's hipDeviceProp_t has
 _ARCH = re.compile(rb"gfx[0-9a-f]+")

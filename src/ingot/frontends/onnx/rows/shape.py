@@ -27,7 +27,6 @@ from ingot.ir.dims import (
     exact_quotient,
     floordiv,
     product,
-    sign_bit,
     symbols_of,
     zero_bit,
 )
@@ -54,34 +53,14 @@ def reshape(c: Call) -> Result:
             for i, d in enumerate(shape)
         ]
     if any(map(element_symbols, shape)):
-        return _reshape_with_checks(c, x, shape)
+        return movement.checked_reshape(x, shape, c.importer.require_equal)
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         other_sizes = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(other_sizes) != 0 else shape
     if not _divisible(x.shape, shape):
         with suppress(Unsupported):  # if it is refused, the op below reports the error
-            return _reshape_with_checks(c, x, shape)
+            return movement.checked_reshape(x, shape, c.importer.require_equal)
     return ops.reshape(x, tuple(shape))
-
-
-def _reshape_with_checks(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
-    """A reshape that is valid only for some sizes, which calls check; a call's data may make any size -1."""
-    holes = [sign_bit(d) for d in shape]
-    known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
-    # unchanged sizes cancel in the quotient of the element counts
-    kept_sizes, requested = list(x.shape), list(known_sizes)
-    for d in known_sizes:
-        if d in kept_sizes:
-            kept_sizes.remove(d)
-            requested.remove(d)
-    quotient = floordiv(product(kept_sizes), dim_max(product(requested), 1))
-    sizes = tuple(
-        d if hole == 0 else dim_max(d + hole * (quotient - 1), 0) for d, hole in zip(known_sizes, holes, strict=True)
-    )
-    c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
-    # a slice of everything: it rewrites the size in terms of the result's sizes
-    flat = movement.with_shape(ops.reshape(x, (x.type.size,)), (product(sizes),))
-    return ops.reshape(flat, sizes)
 
 
 def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, mod, product
+from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, floordiv, mod, product, sign_bit
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f32, i32, i64
 from ingot.support.errors import ShapeError
@@ -62,6 +62,29 @@ def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
     """The first elements of `x` along each axis: what counts of a buffer, or all of it, with sizes rewritten as equal
     ones, which Dim cannot prove equal."""
     return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+
+
+def checked_reshape(
+    x: Node, shape: Sequence[DimLike], require_equal: Callable[[DimLike, DimLike, str], None]
+) -> Node:  # fmt: skip
+    """A reshape that is valid only for some sizes, which `require_equal` makes conditions of the program. A size of -1
+    holds the remaining elements; a symbolic one may be -1 in a call."""
+    holes = [sign_bit(d) for d in shape]
+    known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
+    # unchanged sizes cancel in the quotient of the element counts
+    kept_sizes, requested = list(x.shape), list(known_sizes)
+    for d in known_sizes:
+        if d in kept_sizes:
+            kept_sizes.remove(d)
+            requested.remove(d)
+    quotient = floordiv(product(kept_sizes), dim_max(product(requested), 1))
+    sizes = tuple(
+        d if hole == 0 else dim_max(d + hole * (quotient - 1), 0) for d, hole in zip(known_sizes, holes, strict=True)
+    )
+    require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
+    # a slice of everything: it rewrites the size in terms of the result's sizes
+    flat = with_shape(ops.reshape(x, (x.type.size,)), (product(sizes),))
+    return ops.reshape(flat, sizes)
 
 
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:

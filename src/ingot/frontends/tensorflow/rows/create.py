@@ -11,7 +11,7 @@ from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
-from ingot.ir.dims import Dim, DimLike, product
+from ingot.ir.dims import Dim, DimLike, dim_max, product
 from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import i64
 from ingot.support.limits import max_run_time_size
@@ -159,14 +159,12 @@ def _range_of_computed_size(c: Call, start: Node, limit: Node, step: DimLike) ->
 
 @row("LinSpace")
 def lin_space(c: Call, start: Node, stop: Node, num: Node) -> Node:
-    count = c.size(num)
+    (count,) = c.lengths(num)
     at = ops.arange(count, start.dtype)
-    if count == 1:
-        return ops.reshape(start, (1,))
-    step = ops.div(ops.sub(stop, start), ops.scalar(count - 1, start.dtype))
+    step = ops.div(ops.sub(stop, start), ops.scalar(dim_max(count - 1, 1), start.dtype))
     inner = ops.add(start, ops.mul(at, step))
-    # the end is exact
-    return ops.where(ops.compare("EQ", ops.arange(count), count - 1), stop, inner)
+    # the end is exact; of one element there is only the start
+    return ops.where(ops.compare("EQ", ops.arange(count), dim_max(count - 1, 1)), stop, inner)
 
 
 @row("OneHot")

@@ -12,7 +12,7 @@ from ingot.frontends.shared.composites.suppression import (
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
 from ingot.ir.types import f32, i32, i64
 
@@ -107,7 +107,7 @@ def combined(
 def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) -> Node:
     """Regions, given in fractions of the image's sides, resized to one size."""
     rows, columns = image.shape[1:3]
-    height, width = c.numbers(size)
+    height, width = c.lengths(size)
     y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
     y_places, x_places = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
     is_inside = ops.and_(ops.expand_dims(_within(y_places, rows), 2), ops.expand_dims(_within(x_places, columns), 1))
@@ -137,14 +137,14 @@ def _between(a: Node, b: Node, fraction: Node) -> Node:
     return ops.add(a, ops.mul(ops.sub(b, a), fraction))
 
 
-def _places(first: Node, last: Node, count: int, size: DimLike) -> Node:
-    """f32[n, count]: the positions of the samples along an axis."""
+def _places(first: Node, last: Node, count: DimLike, size: DimLike) -> Node:
+    """f32[n, count]: the positions of the samples along an axis; one sample is in the middle."""
     end = ops.scalar(size - 1, f32)
-    if count == 1:
-        return ops.expand_dims(ops.mul(ops.mul(ops.add(first, last), 0.5), end), 1)
-    step = ops.div(ops.mul(ops.sub(last, first), end), float(count - 1))
+    step = ops.div(ops.mul(ops.sub(last, first), end), ops.scalar(dim_max(count - 1, 1), f32))
+    middle = ops.mul(ops.mul(ops.add(first, last), 0.5), end)
+    start = ops.where(ops.compare("EQ", ops.scalar(count, i64), 1), middle, ops.mul(first, end))
     line = ops.mul(ops.expand_dims(step, 1), ops.arange(count, f32))
-    return ops.add(ops.expand_dims(ops.mul(first, end), 1), line)
+    return ops.add(ops.expand_dims(start, 1), line)
 
 
 def _within(positions: Node, size: DimLike) -> Node:

@@ -33,7 +33,7 @@ def call_module(c: Call, *operands: Node) -> Result:
         arguments.insert(0, ops.scalar(platforms.index(_PLATFORM), i32))
     if len(arguments) != len(main.body.arguments):
         raise Unsupported(f"{len(operands)} operands of a program of {len(main.body.arguments)} arguments")
-    importer = Importer(module, ROWS, c.loc, c.walk.sizes.inputs)
+    importer = Importer(module, ROWS, c.loc, c.walk.sizes.inputs, c.walk.computed_sizes)
     results = importer.function(main, arguments)
     if importer.refused:
         c.walk.refused += importer.refused

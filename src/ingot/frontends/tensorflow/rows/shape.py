@@ -8,11 +8,13 @@ from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_max, exact_quotient, product
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i64
+from ingot.support.errors import ShapeError
 
 row = Table()
 
@@ -23,7 +25,12 @@ def reshape(c: Call, x: Node, shape: Node) -> Node:
     if -1 in sizes and 0 in sizes and 0 in x.shape:  # zeros are left out on both sides
         rest = exact_quotient(product(d for d in x.shape if d != 0), product(d for d in sizes if d not in (0, -1)))
         sizes = tuple(rest if d == -1 and rest is not None else d for d in sizes)
-    return ops.reshape(x, sizes)
+    try:
+        return ops.reshape(x, sizes)
+    except ShapeError as error:
+        if error.sizes is not None and solved(*error.sizes) is not None:
+            raise  # the importer tries again with them equated
+        return movement.checked_reshape(x, sizes, c.walk.require_equal)
 
 
 @row("ExpandDims")

@@ -101,7 +101,7 @@ def logistic(x: Expr) -> Expr:
     unit = lit(2.0**-unit_exponent, x)
     x = at_most(at_least(x, f.exp_range[0]), (unit_exponent - 3) * f.ln2[0])
     total = _decayed_and_unit(x, unit, unit_exponent)
-    return quotient(unit, k.either(_by_table(x, unit, unit_exponent), total) if x.dtype == f32 else total)
+    return k.call("quotient", unit, k.either(_by_table(x, unit, unit_exponent), total) if x.dtype == f32 else total)
 
 
 def _decayed_and_unit(x: Expr, unit: Expr, unit_exponent: int) -> Expr:
@@ -143,7 +143,7 @@ def tanh(x: Expr) -> Expr:
     power = _power_of_two(shifted)
     small = k.fma(k.mul(r, r), polynomial(r, c.TANH_F32), k.add(r, r))
     t = k.fma(power, small, plus(power, -1.0))
-    return with_sign(quotient(t, plus(t, 2.0)), x)
+    return with_sign(k.call("quotient", t, plus(t, 2.0)), x)
 
 
 def erf(x: Expr) -> Expr:
