@@ -26,3 +26,5 @@ def test_elements_by_row_major_positions_are_viewed_where_they_are() -> None:
     assert views > count // 2
     columns = np.arange(12).reshape(3, 4).T
     assert view_of_flat(columns, (3, 4), (1, 3), 0).flags.c_contiguous, "a transposed matrix by columns is its memory"
+    for shape in ((0, 3), (3, 0)):
+        assert view_of_flat(np.zeros(shape), (0, 3), (3, 1), 0).shape == (0, 3)
