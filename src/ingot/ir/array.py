@@ -94,8 +94,8 @@ def view_of_flat(array: np.ndarray, extents: Sequence[int], steps: Sequence[int]
     for number, (extent, step) in enumerate(zip(extents, steps, strict=True)):
         if extent <= 1 or step == 0:
             continue
-        axis = next((a for a, n in enumerate(row_major) if array.shape[a] > 1 and 0 < n <= step and step % n == 0), None)
-        if axis is None:
+        axes = (a for a, n in enumerate(row_major) if array.shape[a] > 1 and 0 < n <= step and step % n == 0)
+        if (axis := next(axes, None)) is None:
             break
         strides[number] = step // row_major[axis] * array.strides[axis]
         last[axis] += step // row_major[axis] * (extent - 1)
