@@ -144,6 +144,11 @@ class _Control:
         self._evaluate(operand, place)
         return place
 
+    def _first_place(self, operand: Node, place: Place | None) -> Place:
+        """The place of a value that a loop changes, which holds the operand: where it lies, or a copy."""
+        is_there = place is not None and self._operand_buffer(operand) == place[0]
+        return place if place is not None and is_there else self._copy_of(operand, place)
+
     def _result_place(self, i: int) -> Place | None:
         """The place of the group's result that is value i, if the loop can keep the value there."""
         for result, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
@@ -175,8 +180,8 @@ class _Control:
         assert isinstance(op, ops.HostCall)
         sources = [self._operand_place(x) for x in operands]
         targets = [self._result_place(i) or self._new_place(r) for i, r in enumerate(results)]
-        told = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
-        call = HostCall(op.op, told[0], told[1], json.dumps(dict(op.settings)))
+        signatures = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
+        call = HostCall(op.op, signatures[0], signatures[1], json.dumps(dict(op.settings)))
         dims = [d for x in (*operands, *results) for d in x.shape]
         self.plan.call_host(call, [buffer for buffer, _ in (*sources, *targets)], dims)
         return [*targets]
@@ -193,7 +198,7 @@ class _Control:
         for i in indices:
             if i not in constants:
                 x = operands[i]
-                places[i] = self._operand_place(x) if invariant[i] else self._copy_of(x, self._result_place(i))
+                places[i] = self._operand_place(x) if invariant[i] else self._first_place(x, self._result_place(i))
         buffers = [places[i][0] if i in places else NO_BUFFER for i in indices]
         varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)

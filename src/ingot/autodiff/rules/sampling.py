@@ -63,7 +63,7 @@ def _sum_elements(x: Term, axis: int, count: int) -> Term:
 
 
 @dataclass(frozen=True)
-class AxisMap:
+class AxisTaps:
     """A map along an axis of `size` elements: result results[n] gets weights[n] times element sources[n]."""
 
     size: int
@@ -136,7 +136,7 @@ def _sums_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> list[Te
     return pieces
 
 
-def _transposed(g: Term, maps: Sequence[tuple[int, AxisMap]]) -> Term:
+def _transposed(g: Term, maps: Sequence[tuple[int, AxisTaps]]) -> Term:
     """The cotangent of what maps along several axes read. Each piece along an axis goes through the other maps by
     itself, so that the pieces of all axes are joined in one pass: concat(concat(a, slice(g), b), ...)."""
     if not maps:
@@ -216,15 +216,15 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     return [cotangent.cast(g.dtype).node]
 
 
-def _span_means(spans: Sequence[tuple[int, int]]) -> AxisMap:
+def _span_means(spans: Sequence[tuple[int, int]]) -> AxisTaps:
     """The map to the mean of each span, where the spans cover the axis."""
     counts = [end - begin for begin, end in spans]
     results = np.repeat(np.arange(len(spans)), counts)
     sources = np.concatenate([np.arange(*span) for span in spans]) if spans else results
-    return AxisMap(spans[-1][1] if spans else 0, results, sources, np.repeat(np.divide(1, counts), counts))
+    return AxisTaps(spans[-1][1] if spans else 0, results, sources, np.repeat(np.divide(1, counts), counts))
 
 
-def _axis_map(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> AxisMap:
+def _axis_map(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> AxisTaps:
     """The map along an axis of `size` elements. reads: per tap the indices and weights, vectors over the results."""
     results = np.concatenate([np.arange(len(at)) for at, _ in reads])
     sources = np.concatenate([at for at, _ in reads]).astype(np.int64)
@@ -234,4 +234,4 @@ def _axis_map(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> Axis
         weights = np.bincount(pair_numbers, weights, len(pairs))
         sources, results = np.divmod(pairs, results.max(initial=0) + 1)
     is_read = weights != 0
-    return AxisMap(size, results[is_read], sources[is_read], weights[is_read])
+    return AxisTaps(size, results[is_read], sources[is_read], weights[is_read])

@@ -20,7 +20,7 @@ from ingot.ir.dims import Dim, DimLike, bounds, dim_max, substitute, symbol, sym
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.dataclass import dataclass
-from ingot.support.limits import max_run_time_size, max_turns
+from ingot.support.limits import max_run_time_iterations, max_run_time_size
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
 Place = tuple[int, int]  # the index of a value, and one of its axes
@@ -198,7 +198,7 @@ def loop(
     outer: outer values that the bodies read, by the input that stands for each inside.
     max_iterations: an upper bound where one is known; else the configured limit, for values whose sizes grow.
     """
-    state = _Loop(computed_sizes, starts, max_turns() if max_iterations is None else max_iterations, loc)
+    state = _Loop(computed_sizes, starts, max_run_time_iterations() if max_iterations is None else max_iterations, loc)
     state.settle(body)
     inputs = state.inputs()
     test = state.outcome(lambda values: (cond(values),), inputs)

@@ -303,13 +303,13 @@ def _checked(value: AnyValue, type: Tensor | None, what: str) -> AnyValue:
     if type is None or not isinstance(value, Node | Complex | Quantized):
         return value
     nodes = parts(value)
-    fitted = tuple(_fit(n, type, what) for n in nodes)
+    fitted = tuple(_fit_type(n, type, what) for n in nodes)
     if fitted == nodes:
         return value
     return Complex(*fitted) if isinstance(value, Complex) else fitted[0] if isinstance(value, Node) else value
 
 
-def _fit(node: Node, type: Tensor, what: str) -> Node:
+def _fit_type(node: Node, type: Tensor, what: str) -> Node:
     if node.dtype != type.dtype or len(node.shape) != len(type.shape):
         declared = show(type.dtype, [d for d in type.shape])
         raise ImportModelError(f"{what}: another type than its operands give", expected=node.type, got=declared)

@@ -36,10 +36,10 @@ def range_length(first: DimLike, limit: DimLike, step: DimLike) -> DimLike:
     return dim_max(ceildiv(limit - first, step) if step > 0 else ceildiv(first - limit, -step), 0)
 
 
-def one_hot(indices: Node, depth: DimLike, axis: int, on: Node, off: Node) -> Node:
-    """`off` with `on` at each index along a new axis of size `depth`; none for an index out of range."""
+def one_hot(indices: Node, depth: DimLike, axis: int, on_value: Node, off_value: Node) -> Node:
+    """`off_value` with `on_value` at each index along a new axis of size `depth`; none for an index out of range."""
     line = ops.iota(tuple(depth if i == axis else 1 for i in range(indices.type.rank + 1)), axis, indices.dtype)
-    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on, off)
+    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on_value, off_value)
 
 
 def buckets_of(x: Node, boundaries: Sequence[float] | np.ndarray) -> Node:
@@ -160,9 +160,9 @@ def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Nod
     return ops.ScatterND()(ops.broadcast_to(default, tuple(shape)), ops.cast(indices, i64), values)
 
 
-def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
+def split_sizes(sizes: Sequence[DimLike], total: DimLike) -> list[DimLike]:
     """Sizes of parts, of which one may be -1: the remainder."""
-    rest = whole
+    rest = total
     for d in sizes:
         rest = rest - (0 if d == -1 else d)
     return [rest if d == -1 else d for d in sizes]
@@ -235,10 +235,10 @@ def _element(x: Node, axis: int, index: DimLike | Node) -> Node:
 
 
 def strided_slice(
-    x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
+    x: Node, starts: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
     masks: Mapping[str, int], slice_axis: SliceAxis,
 ) -> Node:  # fmt: skip
-    """numpy's basic indexing, encoded in masks: bit i applies to element i of `begins`."""
+    """numpy's basic indexing, encoded in masks: bit i applies to element i of `starts`."""
 
     def has(name: str, i: int) -> bool:
         return bool(masks[name] >> i & 1)
@@ -247,7 +247,7 @@ def strided_slice(
     count = sum(not has("new_axis", i) and not has("ellipsis", i) for i in range(len(steps)))
     if count > x.type.rank:
         raise Unsupported(f"{count} indices of rank {x.type.rank}")
-    for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+    for i, (begin, end, step) in enumerate(zip(starts, ends, steps, strict=True)):
         if has("ellipsis", i):
             # skip the axes that the following elements do not use; those that add an axis use none
             axis = x.type.rank - sum(not has("new_axis", k) for k in range(i + 1, len(steps)))

@@ -147,14 +147,16 @@ def _reduced(c: Call, operands: Sequence[AnyValue], window: _Window, block: Bloc
     if len(xs) == 1 and isinstance(xs[0], Complex):
         a, b, x, y = body.inputs
         if body.outputs == (ops.Add()(a, x), ops.Add()(b, y)):
-            return (Complex(*(_known("sum", window, n, s, c.loc) for n, s in zip(nodes, starts, strict=True))),)
+            return (
+                Complex(*(_known_reduction("sum", window, n, s, c.loc) for n, s in zip(nodes, starts, strict=True))),
+            )
     kind = body.combiner() if len(nodes) == 1 else None
     if kind is not None and kind != "set":
-        return (_known(kind, window, nodes[0], starts[0], c.loc),)
+        return (_known_reduction(kind, window, nodes[0], starts[0], c.loc),)
     return unflatten(inits, _folded(body, window, nodes, starts))
 
 
-def _known(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
+def _known_reduction(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
     if x.dtype == boolean:
         # the maximum of bits is their disjunction
         kind = {"or": "max", "and": "min", "sum": "max", "prod": "min"}.get(kind, kind)

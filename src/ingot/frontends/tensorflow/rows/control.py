@@ -89,9 +89,9 @@ def _truth(x: Node) -> Node:
 @row("If", "StatelessIf", any_kind=True)
 def if_(c: Call, pred: Value, *arguments: Value) -> Result:
     branches = [c.function("else_branch"), c.function("then_branch")]
-    known = _decided(c, pred)
-    if known is not None:
-        return c.walk.call(c, branches[known], arguments)
+    decision = _decided(c, pred)
+    if decision is not None:
+        return c.walk.call(c, branches[decision], arguments)
     return _branches(c, ops.cast(_truth(expect(pred, Node, "tensor")), i32), branches, arguments)
 
 
@@ -382,8 +382,8 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     shared, free = _as_seen_by_body(c, outer_values)
     carried = _own_inputs([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
 
-    def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
-        fixed_values, others = iter(same), iter(changed)
+    def merged(changed: Sequence[Value], constants: Sequence[Value]) -> list[Value]:
+        fixed_values, others = iter(constants), iter(changed)
         return [next(fixed_values) if f else next(others) for f in fixed]
 
     def inside_values(nodes: Sequence[Node]) -> list[Value]:

@@ -111,8 +111,8 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    whole = [_as_integer(n) for n in (start, limit, delta)]
-    *ends, step = c.elements(ops.stack(whole))
+    integers = [_as_integer(n) for n in (start, limit, delta)]
+    *ends, step = c.elements(ops.stack(integers))
     if isinstance(step, Node):
         raise Unsupported("a step that only the run knows")
     if any(isinstance(end, Node) for end in ends):
@@ -125,10 +125,10 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
 def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
     """The ends as plain numbers, or None if one is unknown."""
     try:
-        known = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
+        elements = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
     except Unsupported:
         return None
-    return known if all(isinstance(d, int | float) for d in known) else None
+    return elements if all(isinstance(d, int | float) for d in elements) else None
 
 
 def _as_integer(x: Node) -> Node:

@@ -235,8 +235,10 @@ def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: 
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
     axes = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    down, across = (_resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
+    row_weights, column_weights = (
+        _resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes
+    )
+    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), row_weights, column_weights)
 
 
 def _at(x: Node, i: int) -> Term:

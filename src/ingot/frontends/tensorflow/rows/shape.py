@@ -59,15 +59,15 @@ def invert_permutation(c: Call, x: Node) -> Node:
 @row("ConcatV2")
 def concat(c: Call, *operands: Node) -> Node:
     *xs, axis = operands
-    return _joined(c, xs, axis)
+    return _concat(c, xs, axis)
 
 
 @row("Concat")
 def concat_v1(c: Call, axis: Node, *xs: Node) -> Node:
-    return _joined(c, xs, axis)
+    return _concat(c, xs, axis)
 
 
-def _joined(c: Call, xs: list[Node] | tuple[Node, ...], axis: Node) -> Node:
+def _concat(c: Call, xs: list[Node] | tuple[Node, ...], axis: Node) -> Node:
     return ops.concat(xs, c.axis(axis, xs[0].type.rank))
 
 
@@ -85,10 +85,10 @@ def unpack(c: Call, x: Node) -> Result:
 @row("Split")
 def split(c: Call, axis: Node, x: Node) -> Result:
     a, count = c.axis(axis, x.type.rank), c.int("num_split")
-    each = exact_quotient(x.shape[a], count)
-    if each is None:
+    part_size = exact_quotient(x.shape[a], count)
+    if part_size is None:
         raise Unsupported(f"of {x.shape[a]} into {count} parts")
-    return ops.split(x, (each,) * count, a)
+    return ops.split(x, (part_size,) * count, a)
 
 
 @row("SplitV")

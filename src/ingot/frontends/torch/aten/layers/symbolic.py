@@ -55,7 +55,7 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
         unfused_axes.append(dilated)
     result = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
     for axis, step in removed:
-        result = _every(result, axis, step)
+        result = _every_nth(result, axis, step)
     return result
 
 
@@ -74,7 +74,7 @@ def _picked(x: Node, axis: int, kernel: int, step: DimLike, dilation: DimLike) -
     return ops.Take(axis)(x, reshape(indices, (places * kernel,)))
 
 
-def _every(x: Node, axis: int, step: DimLike) -> Node:
+def _every_nth(x: Node, axis: int, step: DimLike) -> Node:
     """x[::step]."""
     size = x.shape[axis]
     count = floordiv(size - 1, step) + 1
