@@ -16,13 +16,13 @@ from ingot.support.energy.measure import Clock, Energy, Window, calls_for, measu
 
 @dataclass(frozen=True)
 class Pace:
-    """read: tokens per second of the prefill of `prompt` tokens. written: tokens per second of decoding `tokens` tokens
-    after it. The best of several rounds."""
+    """The rates of the prefill of `prompt` tokens and of decoding `tokens` tokens after it, per second: the best of
+    several rounds."""
 
     prompt: int
     tokens: int
-    read: float
-    written: float
+    prefill_rate: float
+    decode_rate: float
 
 
 class Generating(Protocol):
@@ -78,8 +78,8 @@ def energy_of_tokens(
         calls = calls_for(partial(run, lm, ids, tokens), clock)
         return lambda seconds: calls(seconds) * count
 
-    read, written = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
-    return read, written
+    prefill, decode = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
+    return prefill, decode
 
 
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:
@@ -87,12 +87,16 @@ def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> 
     sequences."""
     with _Answers(lm, streams, prompt, tokens) as answers:
         answers.ask(answers.prompts(), 1)
-        read, whole = (
+        first_token_seconds, whole_seconds = (
             min(_seconds(lambda most=most: answers.ask(answers.prompts(), most)) for _ in range(rounds))
             for most in (1, tokens)
         )
-    size = answers.prompt
-    return Pace(size, tokens, streams * size / read, streams * (tokens - 1) / max(whole - read, 1e-9))
+    return Pace(
+        answers.prompt,
+        tokens,
+        streams * answers.prompt / first_token_seconds,
+        streams * (tokens - 1) / max(whole_seconds - first_token_seconds, 1e-9),
+    )
 
 
 def energy_of_joint_tokens(
@@ -112,9 +116,9 @@ def energy_of_joint_tokens(
             calls = calls_for(ask, clock)
             return lambda seconds: calls(seconds) * count
 
-        read = window(lambda: answers.ask(answers.prompts(), 1), streams * answers.prompt)
-        written = window(lambda: answers.ask(known, tokens), streams * tokens)
-        energies = [measure(w, counters, clock=clock, sleep=sleep, unit="token") for w in (read, written)]
+        prefill = window(lambda: answers.ask(answers.prompts(), 1), streams * answers.prompt)
+        decode = window(lambda: answers.ask(known, tokens), streams * tokens)
+        energies = [measure(w, counters, clock=clock, sleep=sleep, unit="token") for w in (prefill, decode)]
     return energies[0], energies[1]
 
 
