@@ -57,6 +57,7 @@ from ingot.passes.fusion.prologue import (
     sibling_products,
 )
 from ingot.passes.fusion.several_results import join_results
+from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
 _CACHE_LINE_BYTES = 64
@@ -492,6 +493,8 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     images = {n: updated.get(g, g) for n, g in images.items()} | updated
     fused, merged = join_results(fused, policy)
     fused, joined = join_epilogues(fused, policy)
+    fused, siblings = join_siblings(fused, policy)
+    joined = {n: siblings.get(g, g) for n, g in joined.items()} | siblings
     if reasons is not None:
         for n, text in fusion.reasons.items():
             group = merged.get(image := images.get(n, n), image)

@@ -33,6 +33,7 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
     write,
 )
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
@@ -109,11 +110,19 @@ def lower_depthwise(
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
     split = len(loops.batch)
     output_index = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
+    sums = ColumnSums.of(group, anchor, positions, width, tile[0], 0)
     for root, buffer, layout in group.results:
-        write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
+        if sums is None or root not in sums.row_results:
+            write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
     chunks = ceildiv(positions, tile[0]) * column_tiles
-    step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
-    return Lowered((step,), packs=() if pack is None else (pack,), site=site)
+    packs = () if pack is None else (pack,)
+    if sums is None:
+        step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
+        return Lowered((step,), packs=packs, site=site)
+    place = TilePlace(row, k.add(k.mul(column, integer(tile[1])), k.lane_indices(tile[1], 1)))
+    sums.store_partials(top, em, output_index, place, row_live, column_live)
+    step = group.step("depthwise", chunk, chunks, top, *extra, *sums.params, warps=choice.warps)
+    return Lowered((step, sums.fold_step()), sums.temps, packs, site)
 
 
 def _sum_of_taps(

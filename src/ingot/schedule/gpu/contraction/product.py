@@ -11,6 +11,7 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
@@ -38,6 +39,7 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
 )
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
@@ -213,6 +215,9 @@ class _Product:
         row_tiles, column_tiles = ceildiv(m, t.rows), ceildiv(n, t.columns)
         tiles, whole_tiles = batches * row_tiles * column_tiles, t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, whole_tiles)
+        temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
+        column_sums = ColumnSums.of(self.group, self.anchor, m, n, t.rows, len(temps))
+        sums = replace(sums, column_sums=column_sums)
         work = sums.work_item(top, chunk)
         batch, row, column = self._tile_of_program(top, work.tile, row_tiles, column_tiles)
         row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
@@ -224,18 +229,23 @@ class _Product:
             acc = self._sums_by_boxes(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), work)
         else:
             acc = self._sums(top, batch_index, row_index, column_index, column_mask, work)
-        result = ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
+        index = loops.result(loops.full((*batch_index, *row_index, *column_index)))
+        place = TilePlace(row, k.add(k.mul(column, integer(t.columns)), k.lane_indices(t.columns, 1)))
+        result = ResultTile(index, row_mask, column_mask, place)
         # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
         extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), result, work)
-        copy_steps, temps = tuple[Step, ...](), sums.temps
+        copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
-            copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
+            copy, (source, offset) = Arg("temp", len(sums.temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
-            extra, temps = (*extra, (self.b.buffer, copy)), (*temps, copy_bytes(loops, source.dtype))
+            extra = (*extra, (self.b.buffer, copy))
+        if column_sums is not None:
+            extra, fold_steps = (*extra, *column_sums.params), (column_sums.fold_step(),)
+            temps = (*temps, *column_sums.temps)
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((*copy_steps, step), temps, self.packs, self.site, sums.zeros)
+        return Lowered((*copy_steps, step, *fold_steps), temps, self.packs, self.site, sums.zeros)
 
     def _tile_of_program(
         self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike

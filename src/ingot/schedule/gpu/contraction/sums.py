@@ -19,6 +19,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, if_last, read_at, store_tile, write
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg
@@ -29,11 +30,13 @@ PARTS_IN_FLIGHT = 8  # parts that are loaded at once
 
 @dataclass(frozen=True)
 class ResultTile:
-    """The result tile of a program: its index in the anchors' results, and masks of its rows and columns in bounds."""
+    """The result tile of a program: its index in the anchors' results, masks of its rows and columns in bounds, and its
+    place, which reductions of its rows need."""
 
     index: Index
     rows: Expr | None
     columns: Expr | None
+    place: TilePlace | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class WorkItem:
 @dataclass(frozen=True)
 class SplitSums:
     """The accumulators of `anchors`, which have the same shape. The reduction of the tiles after the first
-    `whole_tiles` is split into `parts`, one program each."""
+    `whole_tiles` is split into `parts`, one program each. column_sums: of the results, if the group reduces them."""
 
     group: Group
     anchors: tuple[Node, ...]
@@ -66,6 +69,7 @@ class SplitSums:
     tiles: DimLike
     parts: int
     whole_tiles: int = 0
+    column_sums: ColumnSums | None = None
 
     @property
     def split_tiles(self) -> DimLike:
@@ -180,9 +184,13 @@ class SplitSums:
         em = self.group.emitter(() if result.columns is None else (result.columns,))
         for anchor, value in zip(self.anchors, values, strict=True):
             bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
+        row_results = frozenset[Node]() if self.column_sums is None else self.column_sums.row_results
         for root, buffer, layout in self.group.results:
-            index = result_index(block, root, self.anchors[0], result.index)
-            write(block, em, root, buffer, layout, index, result.columns, result.rows)
+            if root not in row_results:
+                index = result_index(block, root, self.anchors[0], result.index)
+                write(block, em, root, buffer, layout, index, result.columns, result.rows)
+        if self.column_sums is not None and result.place is not None:
+            self.column_sums.store_partials(block, em, result.index, result.place, result.rows, result.columns)
 
 
 __all__ = ["ResultTile", "SplitSums", "WorkItem"]
