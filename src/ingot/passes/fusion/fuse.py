@@ -489,14 +489,10 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
         fused, images = pool_in_producers(fused)
-    fused, updated = compute_updates(fused, policy)
-    images = {n: updated.get(g, g) for n, g in images.items()} | updated
-    fused, merged = join_results(fused, policy)
-    fused, joined = join_epilogues(fused, policy)
-    fused, siblings = join_siblings(fused, policy)
-    joined = {n: siblings.get(g, g) for n, g in joined.items()} | siblings
+    for join in (compute_updates, join_results, join_epilogues, join_siblings):
+        fused, merged = join(fused, policy)
+        images = {n: merged.get(g, g) for n, g in images.items()} | merged
     if reasons is not None:
         for n, text in fusion.reasons.items():
-            group = merged.get(image := images.get(n, n), image)
-            reasons[joined.get(group, group)] = text
+            reasons[images.get(n, n)] = text
     return fused
