@@ -35,7 +35,6 @@ from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, l
 from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.epilogue_results import join_epilogues
 from ingot.passes.fusion.groups import (
-    MAX_PATHS,
     Axes,
     OpenGroup,
     copy_group,
@@ -361,13 +360,14 @@ class _Fusion:
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > MAX_PATHS:
+        if len(g.paths_to(node, self.readers[g])) > self.policy.max_paths:
             return False
         if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
-        cheap |= repeats and self.policy.repeats_vectors and self._recomputes_cheaply([g], node)
+        if repeats and self.policy.repeats_vectors:
+            cheap |= isinstance(node.op, ops.Pad) or self._recomputes_cheaply([g], node)
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, moved=True) or cheap
