@@ -57,9 +57,9 @@ def check(graph: Graph, kernels: list[str], shift: float = 0.0, tolerance: float
     ("x", "w", "stride", "pad", "groups", "kernels"),
     [
         ((2, 9, 7, 16), (24, 16, 1, 1), 1, 0, 1, ["product", "column_sums"]),
-        ((3, 9, 9, 16), (20, 16, 3, 3), 2, 0, 1, ["columns", "product", "column_sums"]),
-        ((2, 16, 16, 8), (8, 1, 3, 3), 1, 0, 8, ["depthwise", "column_sums"]),
-        ((1, 30, 30, 72), (72, 1, 5, 5), 2, 0, 72, ["depthwise", "column_sums"]),
+        ((3, 9, 9, 16), (20, 16, 3, 3), 2, 0, 1, ["product", "column_sums"]),
+        ((2, 16, 16, 8), (8, 1, 3, 3), 1, 0, 8, ["columns", "depthwise", "column_sums"]),
+        ((1, 37, 39, 72), (72, 1, 5, 5), 2, 0, 72, ["columns", "depthwise", "column_sums"]),
     ],
 )
 def test_moments_of_a_convolution(
@@ -67,7 +67,7 @@ def test_moments_of_a_convolution(
 ) -> None:
     x_in, w_in = arg("x", bf16, *x), arg("w", bf16, *w)
     y = conv(x_in, w_in, stride, pad, groups)
-    found = [n for n in check(Graph((x_in, w_in), (y, *moments(y))), kernels[-2:], 0.5, 2e-4) if n.ndim == 1]
+    found = [n for n in check(Graph((x_in, w_in), (y, *moments(y))), kernels, 0.5, 2e-4) if n.ndim == 1]
     assert len(found) == 3
 
 
