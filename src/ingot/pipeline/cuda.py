@@ -130,6 +130,7 @@ class GpuTarget:
             blocks=False,
             byte_rows=False,
             same_operand_types=True,
+            widens_pixels=True,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)

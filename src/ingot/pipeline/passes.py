@@ -25,6 +25,7 @@ from ingot.passes.core.signs import pack_signs, unpack_signs
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.transposed_conv import split_transposed
+from ingot.passes.core.wide_pixels import widen_pixels
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.share_kernels import share_kernels
@@ -54,7 +55,8 @@ class Choices:
     precision applies to both. widens: the types of 16 bits that products widen as they load them. target_passes: run
     before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
     `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them, from any positions.
-    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
+    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision. widens_pixels: see
+    `widen_pixels`."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -76,6 +78,7 @@ class Choices:
     target_passes: tuple[NamedPass, ...] = ()
     narrow_integers: bool = False
     height: Height = always_dense
+    widens_pixels: bool = False
 
 
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
@@ -126,6 +129,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("reshaped_reductions", partial(reduce_unreshaped, max_slice_elements=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
+        *((("wide_pixels", widen_pixels),) if choices.widens_pixels else ()),
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", simplified),
         *((("signs", pack_signs),) if choices.packs_signs else ()),  # once the axis that words pack is contiguous
