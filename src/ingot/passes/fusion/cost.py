@@ -35,6 +35,14 @@ def widens_table(node: Node) -> bool:
     return source.constant is not None or widens_table(source)
 
 
+def widens_in_function(node: Node) -> bool:
+    """Whether `node` is a function of a leaf of 16 bits with a wider value: storing that costs more than repeating it."""
+    if not isinstance(node.op, ops.Logistic | ops.Exp) or not isinstance(node.inputs[0].op, ops.Convert):
+        return False
+    (source,) = node.inputs[0].inputs
+    return source.is_leaf and source.dtype.bits < node.dtype.bits
+
+
 def gathers_rows(node: Node) -> bool:
     """Whether `node` is a gather whose innermost dimension is contiguous in its operand: as cheap as a load."""
     op = node.op

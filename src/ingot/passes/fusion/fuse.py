@@ -31,7 +31,15 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
-from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves, widens_table
+from ingot.passes.fusion.cost import (
+    gathers_rows,
+    is_cheap,
+    is_row_transpose,
+    long_dims,
+    reads_leaves,
+    widens_in_function,
+    widens_table,
+)
 from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.epilogue_results import join_epilogues
 from ingot.passes.fusion.groups import (
@@ -341,7 +349,8 @@ class _Fusion:
     def _recomputes_cheaply(self, groups: list[OpenGroup], node: Node, depth: int = 4) -> bool:
         """Whether `node` is plain arithmetic on values that are stored anyway. Reductions over the box of one of the
         groups are not: they join it."""
-        if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
+        is_costly = node.op.costly and not (self.policy.widens_values and widens_in_function(node))
+        if depth == 0 or not isinstance(node.op, Elementwise) or is_costly:
             return False
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
