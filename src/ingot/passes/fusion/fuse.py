@@ -27,17 +27,17 @@ from ingot.ir.dims import bounds, estimate, is_computed, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, Project, free_symbols
 from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
-from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
     gathers_rows,
     is_cheap,
+    is_cheap_chain,
     is_row_transpose,
     long_dims,
     reads_leaves,
-    widens_in_function,
+    repeats_cheaply,
     widens_table,
 )
 from ingot.passes.fusion.epilogue import anchor_tails
@@ -189,7 +189,7 @@ class _Fusion:
         if node in self.outputs and not isinstance(node.op, ops.Concat):
             return False
         if isinstance(node.op, ops.Concat):
-            computed = [i for i in node.inputs if not i.is_leaf and not self._is_cheap_chain(i)]
+            computed = [i for i in node.inputs if not i.is_leaf and not is_cheap_chain(i)]
             return bool(computed) and (
                 len(node.inputs) > 3 or node in self.in_memory or any(map(self._has_anchor, computed))
             )
@@ -203,14 +203,6 @@ class _Fusion:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}
         lows = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
         return all(n is not None and n >= 0 for n in lows)
-
-    def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
-        """Whether `node` is a few plain pointwise ops on memory: cheaper to recompute than to store."""
-        if node.is_leaf or (is_free(node) and not node.inputs):
-            return True
-        if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
-            return False
-        return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
 
     def _has_anchor(self, node: Node, depth: int = 8) -> bool:
         if depth == 0 or node.is_leaf:
@@ -349,8 +341,7 @@ class _Fusion:
     def _recomputes_cheaply(self, groups: list[OpenGroup], node: Node, depth: int = 4) -> bool:
         """Whether `node` is plain arithmetic on values that are stored anyway. Reductions over the box of one of the
         groups are not: they join it."""
-        is_costly = node.op.costly and not (self.policy.widens_values and widens_in_function(node))
-        if depth == 0 or not isinstance(node.op, Elementwise) or is_costly:
+        if depth == 0 or not repeats_cheaply(node, self.policy):
             return False
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
