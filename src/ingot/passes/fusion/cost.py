@@ -47,8 +47,8 @@ def is_cheap_chain(node: Node, depth: int = 4) -> bool:
 
 
 def repeats_cheaply(node: Node, policy: FusionPolicy) -> bool:
-    """Whether `node` is plain arithmetic, or, for targets on which each group widens what it reads, a function of a leaf
-    of 16 bits with a wider value: storing that costs more than repeating it."""
+    """Whether `node` is plain arithmetic, or, where each group widens what it reads, a function of a leaf of 16 bits
+    with a wider value: storing that costs more than repeating it."""
     if not isinstance(node.op, Elementwise) or not node.op.costly:
         return isinstance(node.op, Elementwise)
     x = node.inputs[0]
