@@ -11,6 +11,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, bf16, f32, static_shape
+from ingot.schedule.choice import Tiling
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -98,6 +99,16 @@ def test_split_sums_and_small_tiles() -> None:
     step = planned(graph, H100)[0].steps[0]
     assert step.chunks != 1
     check(graph, ["product", "column_sums"], tolerance=2e-3)
+
+
+@pytest.mark.parametrize("rows", [300, 385, 260])
+def test_tiles_in_pieces(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of 192 rows has pieces of 128 and 64; of the last tile the second may be empty."""
+    choice = Tiling(192, 64, 32, 4, 3, 1, 1)
+    monkeypatch.setattr("ingot.schedule.gpu.contraction.product.decided", lambda site, machine, kind: choice)
+    x, w = arg("x", bf16, rows, 64), arg("w", bf16, 64, 40)
+    y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    check(Graph((x, w), (y, *moments(y))), ["product", "column_sums"], tolerance=1e-3)
 
 
 def test_what_is_not_finite_stays_in_its_channel() -> None:

@@ -12,6 +12,8 @@ a fixed order, so that results are bit-reproducible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate
 from ingot.ir.kernel import Buffer, Expr
@@ -19,6 +21,7 @@ from ingot.ir.node import Node, topological
 from ingot.ir.types import DType
 from ingot.ops.core.base import identity_of
 from ingot.ops.group import centered_squares
+from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index
 from ingot.schedule.folds import accumulator, combining_op
@@ -65,28 +68,30 @@ class _Partial:
 
 @dataclass(frozen=True)
 class TilePlace:
-    """Where a tile of the result is: its number among the row tiles, and its columns."""
+    """Where a piece of a tile is: its first row, its number among the pieces of a tile's rows, and its columns."""
 
-    row_tile: Expr
+    row: Expr
+    piece: int
     columns: Expr
 
 
 @dataclass(frozen=True)
 class ColumnSums:
-    """The reductions of a contraction's group. row_count, columns: of the result. tile_rows: of a tile."""
+    """The reductions of a contraction's group. row_count, columns: of the result. pieces: where the pieces of a tile's
+    rows begin, and their sizes; each has partial sums of its own."""
 
     group: Group
     anchor: Node
     box: Rows
     row_count: DimLike
     columns: DimLike
-    tile_rows: int
+    pieces: tuple[tuple[int, int], ...]
     partials: tuple[_Partial, ...]
     row_results: frozenset[Node]
 
     @staticmethod
     def of(
-        group: Group, anchor: Node, row_count: DimLike, columns: DimLike, tile_rows: int, temps: int
+        group: Group, anchor: Node, row_count: DimLike, columns: DimLike, pieces: Sequence[tuple[int, int]], temps: int
     ) -> ColumnSums | None:
         """The reductions of a group whose kernels have `temps` other temporaries; None if there are none."""
         box = rows_of(group.body)
@@ -103,16 +108,23 @@ class ColumnSums:
             partials.append(_Partial(kind, value, buffer, Arg("temp", temps + i)))
         reductions = set(reductions_of(group.body))
         row_results = {n for n in group.body.outputs if not reductions.isdisjoint(topological([n]))}
-        return ColumnSums(group, anchor, box, row_count, columns, tile_rows, tuple(partials), frozenset(row_results))
+        return ColumnSums(
+            group, anchor, box, row_count, columns, tuple(pieces), tuple(partials), frozenset(row_results)
+        )
 
     @property
-    def row_tiles(self) -> DimLike:
-        return ceildiv(self.row_count, self.tile_rows)
+    def tile_rows(self) -> int:
+        return sum(size for _, size in self.pieces)
+
+    @property
+    def partial_rows(self) -> DimLike:
+        """The number of pieces of all row tiles."""
+        return ceildiv(self.row_count, self.tile_rows) * len(self.pieces)
 
     @property
     def temps(self) -> tuple[DimLike, ...]:
         """The bytes of each buffer of partial sums."""
-        return tuple(self.row_tiles * self.columns * p.buffer.dtype.nbytes for p in self.partials)
+        return tuple(self.partial_rows * self.columns * p.buffer.dtype.nbytes for p in self.partials)
 
     @property
     def params(self) -> tuple[tuple[Buffer, Arg], ...]:
@@ -122,32 +134,48 @@ class ColumnSums:
         self, block: Block, em: Emitter, index: Index, place: TilePlace, rows: Expr | None, columns: Expr | None
     ) -> None:
         """Store the sums over a tile. index: of its elements in the anchor's result. rows, columns: in bounds."""
-        offset = block.let(k.add(k.mul(place.row_tile, dim_expr(self.columns)), place.columns), "at")
+        tile = k.binary("div", place.row, integer(self.tile_rows))
+        number = ix.add(ix.mul(tile, integer(len(self.pieces))), integer(place.piece))
+        offset = block.let(k.add(k.mul(number, dim_expr(self.columns)), place.columns), "at")
+        size = self.pieces[place.piece][1]
         sums: dict[Node, Expr] = {}
         for p in self.partials:  # the sum of a value is before its squares
             value_index = result_index(block, p.value, self.anchor, index)
             value = k.cast(em.value(block, p.value, value_index, columns), p.buffer.dtype)
-            value = k.spread(value, (self.tile_rows, place.columns.lanes))
+            value = k.spread(value, (size, place.columns.lanes))
             if p.kind == SQUARES:
-                count = self._tile_count(block, place.row_tile, value.dtype)
-                mean = block.let(k.binary("div", sums[p.value], count), "mean")
-                value = block.let(k.sub(value, mean), "d")
+                count = self._count(block, place.row, integer(size), value.dtype)
+                value = block.let(k.sub(value, self._mean(block, sums[p.value], count)), "d")
                 value = k.mul(value, value)
             value = block.let(k.reduce_axis(p.combine, _where(block, rows, value, p.identity), 0), "partial")
             sums |= {p.value: value} if p.kind == "sum" else {}
             store_tile(block, p.buffer, offset, value, columns)
 
-    def _tile_count(self, block: Block, row_tile: Expr, dtype: DType) -> Expr:
-        """The number of rows of row tiles."""
-        size = integer(self.tile_rows)
+    def _count(self, block: Block, first: Expr, size: Expr, dtype: DType) -> Expr:
+        """The number of rows in bounds of a piece that has `size` rows from `first` on."""
         if isinstance(self.row_count, int) and self.row_count % self.tile_rows == 0:
-            return k.lit(float(self.tile_rows), dtype)
-        left = k.sub(dim_expr(self.row_count), k.mul(row_tile, size))
+            return k.cast(size, dtype)
+        left = k.binary("max", k.sub(dim_expr(self.row_count), first), ZERO)
         return block.let(k.cast(k.binary("min", left, size), dtype), "n")
+
+    def _mean(self, block: Block, total: Expr, count: Expr) -> Expr:
+        """The mean of the rows of a piece; 0 of none."""
+        return block.let(k.binary("div", total, k.binary("max", count, k.lit(1.0, count.dtype))), "mean")
+
+    def _piece_counts(self, block: Block, numbers: Expr, dtype: DType) -> Expr:
+        """The numbers of rows in bounds of pieces."""
+        count = integer(len(self.pieces))
+        tile, piece = k.binary("div", numbers, count), k.binary("rem", numbers, count)
+        first, size = k.mul(tile, integer(self.tile_rows)), integer(self.pieces[0][1])
+        for number, (start, own_size) in enumerate(self.pieces[1:], 1):
+            is_piece = k.binary("eq", piece, integer(number))
+            first = k.add(first, k.select(is_piece, integer(start), ZERO))
+            size = k.select(is_piece, integer(own_size), size)
+        return self._count(block, first, size, dtype)
 
     def fold_step(self) -> Step:
         """The kernel that adds up the tiles' sums and computes the results."""
-        height = min(MAX_FOLD_ROWS, power_of_two(max(1, estimate(self.row_tiles))))
+        height = min(MAX_FOLD_ROWS, power_of_two(max(1, estimate(self.partial_rows))))
         width = min(MAX_FOLD_COLUMNS, max(MIN_FOLD_COLUMNS, FOLD_ELEMENTS // height))
         top, chunk, em = Block(), k.var("chunk"), self.group.emitter()
         columns = Span.of(top, k.mul(chunk, integer(width)), width, self.columns, 1, wraps=True)
@@ -179,18 +207,18 @@ class ColumnSums:
         total = register(top, "total", constant_tile(main.buffer.dtype, tile, main.identity))
 
         def add(block: Block, first: Expr) -> None:
-            tiles = Span.of(block, first, tile[0], self.row_tiles, 0, wraps=True)
+            tiles = Span.of(block, first, tile[0], self.partial_rows, 0, wraps=True)
             flat = block.let(k.add(k.mul(tiles.position, dim_expr(self.columns)), columns.position), "flat")
             value = read_at(block, main.buffer, flat, None)
             if squares is not None and center is not None:
-                count = self._tile_count(block, tiles.position, value.dtype)
+                count = self._piece_counts(block, tiles.position, value.dtype)
                 sums = read_at(block, partials["sum", squares[0]].buffer, flat, None)
-                distance = block.let(k.sub(k.binary("div", sums, count), center), "d")
+                distance = block.let(k.sub(self._mean(block, sums, count), center), "d")
                 value = k.add(value, k.mul(k.mul(distance, distance), count))
             value = _where(block, tiles.in_bounds, k.spread(value, tile), main.identity)
             block.store(total, ZERO, k.binary(main.combine, k.load(total, ZERO), value))
 
-        top.loop("p", 0, self.row_tiles, tile[0], add)
+        top.loop("p", 0, self.partial_rows, tile[0], add)
         return k.reduce_axis(main.combine, k.load(total, ZERO), 0)
 
 
