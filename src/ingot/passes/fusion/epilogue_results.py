@@ -5,7 +5,7 @@
     c = contraction{conv};        m, v = rows{moments of channels}(c)   ->   c, m, v = contraction{conv, moments}
 
 In training y is stored for the backward pass, and g is read by residuals in float32 and by products in 16 bits: z and h
-then cost a store, and no load and no launch. A batch norm's moments and the sums of its gradient need no read of c.
+then cost a store, and no load and no launch. A batch norm's moments need no read of c.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node, Project, rebuild, topological
-from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, is_depthwise, reduced_dims
+from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, reduced_dims
 from ingot.ops.core.base import is_contraction
 from ingot.ops.group import Group, centered_squares, elements_readers
 from ingot.passes.fusion.policy import FusionPolicy
@@ -77,7 +77,9 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
     if any(u.op.holds_operands for x in (*group.results, *reader.results) for u in users.get(x, ())):
         return None
     if _is_group(reader, "rows"):
-        return group if _reduces_rows(group, value, reader) else None
+        row_readers = [u for u in users[value] if _is_group(u, "rows")]
+        joins_all = all(_reads_no_other_image(group, value, u) for u in row_readers)
+        return group if joins_all and _reduces_rows(group, value, reader) else None
     if len(reader.types) > 1:
         return None
     body = _body(reader)
@@ -87,6 +89,12 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
             if nodes is None or body.outputs[0] not in nodes:
                 return None
     return group
+
+
+def _reads_no_other_image(producer: Node, value: Node, reader: Node) -> bool:
+    """Whether all operands of `reader` as large as `value` are results of the producer. The epilogue of a product waits
+    for what it loads: the sums of a batch norm's gradient, which read its operand, take longer there than apart."""
+    return all(i.type.size != value.type.size or i in (value, *producer.results) for i in reader.inputs)
 
 
 def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
@@ -134,8 +142,7 @@ def _anchor_of_channels(producer: Node) -> Node | None:
     if isinstance(anchor.op, Convolution):
         op = anchor.op
         ends_in_channels = op.out_layout[0] == "N" and op.out_layout[-1] == "C"
-        is_plain = op.feature_groups == 1 or is_depthwise(anchor)
-        return anchor if ends_in_channels and is_plain and op.batch_groups == 1 else None
+        return anchor if ends_in_channels and op.feature_groups == op.batch_groups == 1 else None
     return anchor if isinstance(anchor.op, DotGeneral) and not anchor.op.batch[0] and anchor.type.rank == 2 else None
 
 

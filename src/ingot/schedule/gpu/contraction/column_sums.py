@@ -1,5 +1,4 @@
-"""Reductions over the rows of a contraction's result: the statistics of a batch norm and the sums of its gradient,
-without a second read of what they reduce.
+"""Reductions over the rows of a contraction's result, as a batch norm's statistics, without a second read of it.
 
     for a tile of rows and columns:  out = epilogue(acc);  partial[row tile, columns] = sum of the tile's rows of f(out)
     for a tile of columns:           s = sum of partial over the row tiles;  results = g(s)

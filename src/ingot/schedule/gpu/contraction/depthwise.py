@@ -35,7 +35,6 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
     write,
 )
-from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
@@ -121,20 +120,11 @@ def lower_depthwise(
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
     split = len(loops.batch)
     output_index = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
-    sums = ColumnSums.of(group, anchor, positions, width, [(0, tile[0])], len(temps))
     for root, buffer, layout in group.results:
-        if sums is None or root not in sums.row_results:
-            write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
+        write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
     chunks = ceildiv(positions, tile[0]) * column_tiles
-    packs = () if pack is None else (pack,)
-    if sums is None:
-        step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
-        return Lowered((*copies, step), temps, packs, site)
-    columns = k.add(k.mul(column, integer(tile[1])), k.lane_indices(tile[1], 1))
-    place = TilePlace(k.mul(row, integer(tile[0])), 0, columns)
-    sums.store_partials(top, em, output_index, place, row_live, column_live)
-    step = group.step("depthwise", chunk, chunks, top, *extra, *sums.params, warps=choice.warps)
-    return Lowered((*copies, step, sums.fold_step()), (*temps, *sums.temps), packs, site)
+    step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
+    return Lowered((*copies, step), temps, () if pack is None else (pack,), site)
 
 
 def _needs_copy(loops: Loops) -> bool:
