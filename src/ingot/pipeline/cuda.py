@@ -137,7 +137,6 @@ class GpuTarget:
             blocks=False,
             byte_rows=False,
             same_operand_types=True,
-            widens_pixels=True,
             row_alignment_bytes=ALIGNMENT_BYTES,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
