@@ -37,9 +37,9 @@ GIVES = (  # functions whose first argument is a handle to be made
 NOTHING = (
     "cuInit", "cuCtxSetCurrent", "cuCtxSynchronize", "cuModuleUnload", "cuFuncSetAttribute", "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuStreamDestroy_v2", "cuStreamSynchronize",
-    "cuStreamWaitEvent", "cuCtxGetStreamPriorityRange", "cuEventDestroy_v2", "cuEventRecord", "cuLaunchKernel", "cuGraphAddDependencies_v2",
-    "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled", "cuGraphLaunch", "cuGraphExecDestroy",
-    "cuGraphDestroy",
+    "cuStreamWaitEvent", "cuCtxGetStreamPriorityRange", "cuEventDestroy_v2", "cuEventRecord", "cuLaunchKernel",
+    "cuGraphAddDependencies_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled", "cuGraphLaunch",
+    "cuGraphExecDestroy", "cuGraphDestroy",
 )  # fmt: skip
 OTHERS = """
 #include <stdlib.h>
