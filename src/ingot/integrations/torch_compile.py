@@ -42,10 +42,10 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
-from ingot.frontends.torch.tracing.whole_ops import whole_resizes
+from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
-from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
+from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
 from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
@@ -140,7 +140,7 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes():
+    with padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,
@@ -151,7 +151,7 @@ def ingot_backend(
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
-    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.around(compiled)
+    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.wrap(compiled)
 
 
 @cache
@@ -249,7 +249,7 @@ class _Specialized:
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
-        self._written = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
+        self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
 
@@ -264,10 +264,10 @@ class _Specialized:
         inputs = args
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        in_place = self._written
+        in_place = self._in_place
         if mask is not None:
             inputs = [*compress(inputs, mask)]
-        tell(None if in_place else run, inputs)
+        report_program(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
@@ -298,7 +298,9 @@ class _Specialized:
     ) -> tuple[Compiled, list[bool] | None]:
         constants = self._constants.tensors
         try:
-            model = import_flat(self._graph, constants, dict(numbers), self._orders, self.results.orders, self._written)
+            model = import_flat(
+                self._graph, constants, dict(numbers), self._orders, self.results.orders, self._in_place
+            )
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -308,16 +310,16 @@ class _Specialized:
         while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
         start, count = time.perf_counter(), len(self._graph.graph.nodes)
-        run = self._compile(model) if not self._written or _may_write(model) else None
+        run = self._compile(model) if not self._in_place or _may_write(model) else None
         if run is not None:
             suffix = f", for {dict(numbers)}" if numbers else ""
             _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
-        if run is not None and not self._written:
+        if run is not None and not self._in_place:
             call = _seeded(run, self._gpu) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
             call = _call_over_state(model, run)
         else:
-            self._written = {}  # all of them are copied
+            self._in_place = {}  # all of them are copied
             self._runs.clear()
             return self._specialized(numbers, args)
         excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._written}

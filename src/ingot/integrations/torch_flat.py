@@ -72,13 +72,13 @@ def import_flat(
     numbers: Mapping[int, int] = _NO_WRITES,
     orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
-    written: Mapping[int, int] = _NO_WRITES,
+    in_place: Mapping[int, int] = _NO_WRITES,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
-    which the model takes inputs or returns results, by position. written: the numbers of results that are new values of
-    inputs, by the positions of these; both are state of the graph.
+    which the model takes inputs or returns results, by position. in_place: the numbers of results that are new values
+    of inputs, by the positions of these; both are state of the graph.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
@@ -107,7 +107,7 @@ def import_flat(
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
         values.append(value)
-        if i in written:
+        if i in in_place:
             state[i] = carrier
             continue
         leaves.append(leaf)
@@ -116,8 +116,8 @@ def import_flat(
     outputs = [_permuted(value, order) for value, order in results]
     if importer.unsupported:
         raise UnsupportedNodesError(importer.unsupported, importer.refused)
-    new_values = [outputs[written[i]] for i in state]
-    outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
+    new_values = [outputs[in_place[i]] for i in state]
+    outputs = [value for n, value in enumerate(outputs) if n not in {in_place[i] for i in state}]
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)
