@@ -322,7 +322,7 @@ class _Specialized:
             self._in_place = {}  # all of them are copied
             self._runs.clear()
             return self._specialized(numbers, args)
-        excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._written}
+        excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
         mask = [i not in excluded for i in range(len(args))] if excluded else None
         self._runs[numbers] = call, mask
         return call, mask
