@@ -107,7 +107,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
         self._lib = library
-        self.workspaces: dict[int, Any] = {}  # by stream: what `memory.Workspace` shares
+        self.workspaces: dict[int, Any] = {}  # by stream: what programs share there (`memory.Workspace`)
         for name, types in _ARGUMENT_TYPES.items():
             getattr(library, name).argtypes = types
         self._set_current, self._capturing = library.cuCtxSetCurrent, library.cuStreamIsCapturing
