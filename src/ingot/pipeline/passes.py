@@ -100,8 +100,10 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     aligned = partial(align_rows, alignment_bytes=choices.row_alignment_bytes)
 
     def bodies(graph: Graph) -> Graph:
-        known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, common_passes(options, choices, known), outer=known))
+        outer_symbols = outer.union(graph.symbols())
+        return in_bodies(
+            graph, lambda body: optimize(body, common_passes(options, choices, outer_symbols), outer=outer_symbols)
+        )
 
     return (
         *choices.target_passes,

@@ -181,8 +181,8 @@ class _Control:
         assert isinstance(op, ops.HostCall)
         sources = [self._operand_place(x) for x in operands]
         targets = [self._result_place(i) or self._new_place(r) for i, r in enumerate(results)]
-        told = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
-        call = HostCall(op.op, told[0], told[1], json.dumps(dict(op.settings)))
+        signatures = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
+        call = HostCall(op.op, signatures[0], signatures[1], json.dumps(dict(op.settings)))
         dims = [d for x in (*operands, *results) for d in x.shape]
         self.plan.call_host(call, [buffer for buffer, _ in (*sources, *targets)], dims)
         return [*targets]

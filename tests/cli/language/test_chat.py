@@ -160,8 +160,8 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_bench_explain_and_compare(file: Path) -> None:
     told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
-    assert {"joules_of_token_read", "joules_of_token_written"} <= told.keys()
-    assert told["read"] > 0 and told["written"] > 0 and told["prompt"] == 128
+    assert {"joules_of_token_prefill", "joules_of_token_decode"} <= told.keys()
+    assert told["prefill_rate"] > 0 and told["decode_rate"] > 0 and told["prompt"] == 128
     result = call("compare", file, "--size", "tokens=5", "--threads", 1, "--json")
     assert json.loads(result.stdout)["ok"] is True
     assert "kernels" in call("explain", file, "--size", "tokens=4", "--threads", 1).stdout

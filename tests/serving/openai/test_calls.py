@@ -164,7 +164,7 @@ def test_calls_that_templates_leave_in_the_content(mark: str, end: str):
     template = Template(LISTED + "</s>{% endfor %}", {})
     form = call_form(lambda messages, tools, **_: template.render(messages, tools=tools), tokenizer(mark))
     given = [("add", {"a": 1}), ("sub", {"a": "x"})]
-    call = form.written(given)
+    call = form.calls_text(given)
     assert form.in_content and call.startswith(f"{mark}[") and call.endswith(end)
     content, calls = joined(CallReader(form, TOOLS), cut(f"Well {call}", 3))
     assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == given
@@ -201,7 +201,7 @@ def test_calls_of_known_templates():
         known += 1
         for values in LOOKS:
             if form.in_content:
-                text = form.written([("look", values)])
+                text = form.calls_text([("look", values)])
             else:
                 function = {"name": "look", "arguments": json.dumps(values) if form.takes_text else values}
                 call = {"id": "abcdefgh9", "type": "function", "function": function}

@@ -88,12 +88,12 @@ class SamplingOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if self.schema is not None:
-            given["schema"] = _schema(self.schema)
+            options["schema"] = _schema(self.schema)
         if self.grammar is not None:
-            given["grammar"] = _text(self.grammar)
-        return given
+            options["grammar"] = _text(self.grammar)
+        return options
 
 
 def is_language_model(path: Path) -> bool:

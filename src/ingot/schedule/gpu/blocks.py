@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.array import view_by_strides
+from ingot.ir.array import view_of_flat
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Increment, Kernel, Lit, Tile, Var
 from ingot.ir.layout import Layout
@@ -45,6 +45,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def pieces_of(size: int) -> tuple[int, ...]:
+    """A side of a tile as powers of two, which the sides of a value's tile are.   192 -> (128, 64)"""
+    return tuple(1 << bit for bit in reversed(range(size.bit_length())) if size >> bit & 1)
+
+
 @dataclass(frozen=True)
 class Span:
     """Positions along one axis of a tile. in_bounds: the mask of those inside the extent; None: all are."""
@@ -53,11 +58,14 @@ class Span:
     in_bounds: Expr | None
 
     @staticmethod
-    def of(block: Block, start: Expr, size: int, extent: DimLike, axis: int, *, wraps: bool = False) -> Span:
-        """`size` positions from `start`, a multiple of `size`, along `axis`. wraps: positions past the end wrap around
-        to the first ones; if they were clamped to the last one, all programs would wait for its cache line."""
+    def of(
+        block: Block, start: Expr, size: int, extent: DimLike, axis: int, *, wraps: bool = False, tile: int = 0
+    ) -> Span:
+        """`size` positions from `start` along `axis`. tile: they are a piece of so many positions, the first of which
+        is a multiple of `tile`; 0: of `size`. wraps: positions past the end wrap around to the first ones; if they were
+        clamped to the last one, all programs would wait for its cache line."""
         position = block.let(k.add(start, k.lane_indices(size, axis)), "at")
-        if isinstance(extent, int) and extent > 0 and extent % size == 0:
+        if isinstance(extent, int) and extent > 0 and extent % (tile or size) == 0:
             return Span(position, None)
         in_bounds = block.let(k.binary("lt", position, dim_expr(extent)), "live")
         if wraps:
@@ -76,18 +84,20 @@ def all_of(*masks: Expr | None) -> Expr | None:
 
 
 def tile_index(
-    block: Block, first: Expr, size: int, shape: Shape, axis: int, *, wraps: bool = False
+    block: Block, first: Expr, size: int, shape: Shape, axis: int, *, wraps: bool = False, tile: int = 0
 ) -> tuple[Index, Expr | None]:
-    """The index of `size` elements of a box of `shape` from element `first` on, a multiple of `size`, along `axis`, and
-    the mask of those in bounds (None: all). wraps: see `Span.of`."""
+    """The index of `size` elements of a box of `shape` from element `first` on along `axis`, and the mask of those in
+    bounds (None: all). wraps, tile: see `Span.of`."""
     inner = shape[-1]
-    if len(shape) > 1 and isinstance(inner, int) and inner % size == 0:  # all are in one row of the innermost axis
+    if (
+        len(shape) > 1 and isinstance(inner, int) and inner % (tile or size) == 0
+    ):  # all are in one row of the innermost axis
         line = block.let(k.binary("div", first, integer(inner)), "n")
         outer = [block.let(e, "o") for e in ix.delinearize(line, shape[:-1], {})]
         # not a remainder: Triton must know what it is a multiple of to load contiguous elements at once
         start = ix.sub(first, ix.mul(line, integer(inner)))
         return (*outer, block.let(k.add(start, k.lane_indices(size, axis)), "at")), None
-    span = Span.of(block, first, size, product(shape), axis, wraps=wraps)
+    span = Span.of(block, first, size, product(shape), axis, wraps=wraps, tile=tile)
     return span.index(block, shape), span.in_bounds
 
 
@@ -152,8 +162,7 @@ def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) ->
     (start,) = static_shape((offset,))
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        flat = np.ascontiguousarray(array).reshape(-1)[start:]
-        out[:] = view_by_strides(flat, extents, [s * flat.itemsize for s in strides]).reshape(-1)
+        out.reshape(extents)[...] = view_of_flat(array, extents, strides, start)
 
     return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
 

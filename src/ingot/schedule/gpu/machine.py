@@ -14,7 +14,8 @@ class Machine:
     """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared_bytes: of shared memory per
     program, at most. registers: 32-bit registers that a program's tiles may occupy without spills. has_box_copies:
     whether there is a bulk copy engine for tiles of matrices. has_f8_products: whether tensor cores multiply 8-bit
-    floats. measured: tuned choices, by the key of their site."""
+    floats. has_uneven_tiles: whether programs whose tiles consist of two pieces were measured to be fast. measured:
+    tuned choices, by the key of their site."""
 
     capability: int = 90
     processors: int = 132
@@ -22,7 +23,13 @@ class Machine:
     registers: int = 1 << 14
     has_box_copies: bool = True
     has_f8_products: bool = True
+    has_uneven_tiles: bool = False
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether a kernel's programs can be there before those of the kernel that it waits for have ended."""
+        return self.capability >= 90
 
     @property
     def target_programs(self) -> int:
@@ -30,7 +37,7 @@ class Machine:
         return 4 * self.processors
 
 
-H100 = Machine()
+H100 = Machine(has_uneven_tiles=True)
 A100 = Machine(80, 108, 163 << 10, has_box_copies=False, has_f8_products=False)
 A40 = Machine(86, 84, 99 << 10, has_box_copies=False, has_f8_products=False)
 L40 = Machine(89, 142, 99 << 10, has_box_copies=False)

@@ -69,6 +69,15 @@ def exp2_narrow(a):
 
 
 @triton.jit
+def quotient(a, b):
+    """a / b by the hardware's 1 / b and what is left, without the branch of `div_rn` for numbers at the ends of the
+    range. Where a quotient and the remainder are too small, the first digits are right."""
+    inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, is_pure=True, pack=1)
+    first = a * inverse
+    return tl.fma(tl.fma(-b, first, a), inverse, first)
+
+
+@triton.jit
 def scaled_f32(a, n):
     """a * 2^n for even n, by two factors 2^(n/2)."""
     half = (((n * 0.5).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
@@ -83,6 +92,7 @@ def scaled_f64(a, n):
 
 _CUDA_IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice\n"
 _CUDA_EXP2 = 'tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)'
+_CUDA_INVERSE = 'tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, is_pure=True, pack=1)'
 _HIP_FUNCTIONS = '''\
 from triton.language.extra.hip import libdevice
 
@@ -130,7 +140,9 @@ def clz(a):
     return width - popc(n.to(tl.int64, bitcast=True))
 '''
 # the same functions for AMD's GPUs, whose kernels never start early
-HIP_PRELUDE = PRELUDE.replace(_CUDA_IMPORT, _HIP_FUNCTIONS).replace(_CUDA_EXP2, "tl.exp2(a)")
-assert _CUDA_IMPORT in PRELUDE and _CUDA_EXP2 in PRELUDE
+HIP_PRELUDE = (
+    PRELUDE.replace(_CUDA_IMPORT, _HIP_FUNCTIONS).replace(_CUDA_EXP2, "tl.exp2(a)").replace(_CUDA_INVERSE, "1.0 / b")
+)
+assert all(text in PRELUDE for text in (_CUDA_IMPORT, _CUDA_EXP2, _CUDA_INVERSE))
 
 __all__ = ["HIP_PRELUDE", "PRELUDE"]

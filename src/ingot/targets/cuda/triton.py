@@ -48,8 +48,8 @@ EXACT_FUNCTIONS: Functions = frozenset({
         "pow", "atan2",
     )),
 })  # fmt: skip
-# Functions of `prelude.py`: hardware approximations for narrow results.
-_PRELUDE_FUNCTIONS = frozenset({("exp2_narrow", f32)})
+# Functions of `prelude.py`: hardware approximations for narrow results, or with a correction.
+_PRELUDE_FUNCTIONS = frozenset({("exp2_narrow", f32), ("quotient", f32)})
 _F32_FUNCTIONS = ("div", "rem")  # of narrower floats, computed in f32
 
 
@@ -107,8 +107,8 @@ def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
 
 
 def _has_function(functions: Functions, call: k.Call) -> bool:
-    """Whether to call a function instead of expanding it. With a literal operand, as in x^2, the expansion is
-    shorter."""
+    """Whether to call a function instead of expanding it. With a literal operand, as in x^2, the expansion of a
+    library's is shorter."""
     if (call.fn, call.dtype) in _PRELUDE_FUNCTIONS:
         return True
     return (call.fn, call.dtype) in functions and not any(isinstance(a, k.Lit) for a in call.args)

@@ -12,6 +12,7 @@ from functools import partial
 from ingot.ir.kernel import Call, Expr, Kernel
 from ingot.ir.kernel.math import exponential, logarithm, power, trigonometry
 from ingot.ir.kernel.math.unfused import EXACT_FUNCTIONS, unfused
+from ingot.ir.kernel.math.words import quotient
 from ingot.ir.kernel.rewrite import Rewriter
 
 # for each of `grammar.FUNCTIONS`
@@ -25,6 +26,7 @@ EXPANSIONS: Mapping[str, Callable[..., Expr]] = {
     )},
     "exp2_narrow": exponential.exp2_narrow,
     "exp_nonpositive": partial(exponential.exp, nonpositive=True),
+    "quotient": quotient,
     "gelu_narrow": partial(exponential.gelu, narrow=True),
 }  # fmt: skip
 

@@ -166,16 +166,16 @@ class Flash:
         self._transpose_mask(b, first, stop)
         mask_block, lanes = self.mask_block, self.t.lanes
         visible, hidden = (k.lit(c, self.dtype, lanes) for c in (1.0, 0.0))
-        most = b.alloc("most", self.dtype, 1, lanes=lanes)
-        b.store(most, ZERO, hidden)
+        visibility = b.alloc("visibility", self.dtype, 1, lanes=lanes)
+        b.store(visibility, ZERO, hidden)
         size = ix.mul(k.sub(stop, first), integer(self.t.width))
 
         def fold(x: Block, i: Expr) -> None:
             is_hidden = k.binary("eq", k.load(mask_block, i, lanes), k.lit(-inf, self.dtype, lanes))  # not of NaN
-            x.store(most, ZERO, k.select(is_hidden, k.load(most, ZERO), visible))
+            x.store(visibility, ZERO, k.select(is_hidden, k.load(visibility, ZERO), visible))
 
         b.loop("i", ZERO, b.let(size, "n"), lanes, fold, multiple=lanes)
-        is_visible = k.binary("eq", k.reduce("max", k.load(most, ZERO)), k.lit(1.0, self.dtype))
+        is_visible = k.binary("eq", k.reduce("max", k.load(visibility, ZERO)), k.lit(1.0, self.dtype))
         b.when(is_visible, lambda x: self._visible_block(x, first, stop, first_hidden))
 
     def _visible_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:
@@ -229,9 +229,9 @@ class Flash:
         power = 1 << (size - 1).bit_length() - 1 if size > 1 else 0
         while power:
             start, rows = full_end, power
-            fits = k.binary("le", ix.add(start, integer(rows)), stop)
-            block.when(fits, lambda b, start=start, rows=rows: emit_tile(b, start, rows))
-            full_end = block.let(k.select(fits, ix.add(start, integer(rows)), start), "w")
+            is_small = k.binary("le", ix.add(start, integer(rows)), stop)
+            block.when(is_small, lambda b, start=start, rows=rows: emit_tile(b, start, rows))
+            full_end = block.let(k.select(is_small, ix.add(start, integer(rows)), start), "w")
             power //= 2
 
     def _scores(self, block: Block, first: Expr, j: Expr, rows: int, row_max: Buffer, is_masked: bool) -> None:

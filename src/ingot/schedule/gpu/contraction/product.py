@@ -11,6 +11,8 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from itertools import product as product_of
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
@@ -25,6 +27,7 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
+from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -32,6 +35,7 @@ from ingot.schedule.gpu.blocks import (
     all_of,
     constant_tile,
     offset_of,
+    pieces_of,
     read_at,
     register,
     repack,
@@ -43,7 +47,7 @@ from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwi
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -53,6 +57,7 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
+MAX_JOINED_ELEMENTS = 64 * 64  # of a tile whose parts the last of its programs adds
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -96,6 +101,25 @@ class _Copy:
     loops: Loops
     source: _Operand
     arg: Arg
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The batch entry of a tile, and its first row and column."""
+
+    batch: Expr
+    row: Expr
+    column: Expr
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What a tile covers: the index of its batch entry, and the indices of its pieces' rows and columns, with masks of
+    those in bounds."""
+
+    batch: Index
+    rows: Sequence[tuple[Index, Expr | None]]
+    columns: Sequence[tuple[Index, Expr | None]]
 
 
 @dataclass(frozen=True)
@@ -203,39 +227,68 @@ class _Product:
         return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes)
 
     @property
-    def tile(self) -> Tile:
-        return self.tiling.rows, self.tiling.columns
+    def pieces(self) -> tuple[Tile, ...]:
+        """The tiles of values that the tile of a program consists of: pieces of its rows by pieces of its columns."""
+        return tuple(product_of(pieces_of(self.tiling.rows), pieces_of(self.tiling.columns)))
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
-        row_tiles, column_tiles = ceildiv(m, t.rows), ceildiv(n, t.columns)
-        tiles, whole_tiles = batches * row_tiles * column_tiles, t.waves * machine.processors
-        sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, whole_tiles)
+        tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
+        joins_apart = machine.starts_early and t.rows * t.columns > MAX_JOINED_ELEMENTS
+        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles, joins_apart)
         work = sums.work_item(top, chunk)
-        batch, row, column = self._tile_of_program(top, work.tile, row_tiles, column_tiles)
-        row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        row_index, row_mask = tile_index(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, wraps=True)
-        column_index, column_mask = tile_index(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
-        batch_index = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
+        place = self._place(top, work.tile)
         boxes = self._boxes()
-        if boxes:
-            acc = self._sums_by_boxes(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), work)
-        else:
-            acc = self._sums(top, batch_index, row_index, column_index, column_mask, work)
-        result = ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
+        extent = self._extent(top, place)
+        values = self._sums_by_boxes(top, boxes, place, work) if boxes else [self._sums(top, extent, work)]
         # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), result, work)
+        box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
+        extra = *self.packed, *box_args, *sums.finish(top, values, self._results(extent), work)
         copy_steps, temps = tuple[Step, ...](), sums.temps
         if self.copy is not None:
             copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
             extra, temps = (*extra, (self.b.buffer, copy)), (*temps, copy_bytes(loops, source.dtype))
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((*copy_steps, step), temps, self.packs, self.site, sums.zeros)
+        joined = sums.joined(
+            machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
+        )
+        return Lowered((*copy_steps, step, *joined), temps, self.packs, self.site, sums.zeros)
+
+    def _place(self, block: Block, tile: Expr) -> _Place:
+        """Where a tile is, in bands of row tiles; row tiles vary fastest."""
+        t, loops = self.tiling, self.loops
+        m, n = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols))
+        batch, row, column = self._tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
+        return _Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
+
+    def _extent(self, block: Block, place: _Place, lines: Lines = WHOLE) -> _Extent:
+        """What a tile covers, or some of its lines."""
+        loops, t = self.loops, self.tiling
+        batch_shape, row_shape, column_shape = (
+            tuple(x.extent for x in axes) for axes in (loops.batch, loops.rows, loops.cols)
+        )
+        rows = [
+            tile_index(block, first, count, row_shape, 0, wraps=True, tile=t.rows)
+            for first, count in (lines.of(block, ix.add(place.row, integer(at)), size) for at, size in _starts(t.rows))
+        ]
+        columns = [
+            tile_index(block, ix.add(place.column, integer(at)), size, column_shape, 1, tile=t.columns)
+            for at, size in _starts(t.columns)
+        ]
+        batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
+        return _Extent(batch, rows, columns)
+
+    def _results(self, extent: _Extent) -> list[ResultTile]:
+        """Of each piece of a tile."""
+        return [
+            ResultTile(self.loops.result(self.loops.full((*extent.batch, *row, *column))), row_mask, column_mask)
+            for (row, row_mask), (column, column_mask) in product_of(extent.rows, extent.columns)
+        ]
 
     def _tile_of_program(
         self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike
@@ -250,17 +303,10 @@ class _Product:
         row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
         return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
-    def _sums(
-        self,
-        top: Block,
-        batch: Sequence[Expr],
-        rows: Sequence[Expr],
-        columns: Sequence[Expr],
-        column_mask: Expr | None,
-        work: WorkItem,
-    ) -> Expr:
+    def _sums(self, top: Block, extent: _Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
+        batch, ((rows, _),), ((columns, column_mask),) = extent.batch, extent.rows, extent.columns
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
@@ -272,7 +318,7 @@ class _Product:
         step = t.depth if dtypes else 1
         b_reader = self._b_reader(top, axes, columns, b_columns, column_mask, step)
         size = step // b_reader.halves
-        acc = self._zeros(top)
+        acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, depth, step)
 
         def k_step(block: Block, k_index: Expr) -> None:
@@ -293,32 +339,43 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _zeros(self, top: Block) -> Buffer:
-        """The accumulator, initialized with zeros."""
-        return register(top, "acc", constant_tile(accumulator_of(self.anchor), self.tile))
+    def _zeros(self, top: Block, piece: Tile) -> Buffer:
+        """An accumulator, initialized with zeros."""
+        return register(top, "acc", constant_tile(accumulator_of(self.anchor), piece))
 
-    def _boxes(self) -> list[tuple[Buffer, Box]]:
-        """The buffers and boxes of A and B; empty if they are copied by addresses."""
+    def _boxes(self) -> list[list[tuple[Buffer, Box]]]:
+        """The buffers and boxes of the pieces of A and of those of B; empty if they are copied by addresses."""
         if self.boxes is None:
             return []
         (a, b), t = self.boxes, self.tiling
-        return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
+        return [
+            [(a.buffer(f"a_matrix{i or ''}", (n, t.depth)), a) for i, n in enumerate(pieces_of(t.rows))],
+            [(b.buffer(f"b_matrix{i or ''}", (t.depth, n)), b) for i, n in enumerate(pieces_of(t.columns))],
+        ]
 
     def _sums_by_boxes(
-        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, work: WorkItem
-    ) -> Expr:
-        """As `_sums`, with operands copied in boxes, which read as zero out of bounds."""
-        (a, a_box), (b, b_box) = boxes
-        acc, step = self._zeros(top), self.tiling.depth
+        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: _Place, work: WorkItem
+    ) -> list[Expr]:
+        """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
+        rows, columns = (
+            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(_starts(size))]
+            for first, size, operand in (
+                (place.row, self.tiling.rows, boxes[0]),
+                (place.column, self.tiling.columns, boxes[1]),
+            )
+        )
+        accumulators, step = [self._zeros(top, piece) for piece in self.pieces], self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
         begin, end = work.k_range(top, self.tiling.parts, depth, step)
 
         def k_step(block: Block, k_index: Expr) -> None:
-            x, y = block.let(a_box.read(a, row, k_index), "x"), block.let(b_box.read(b, k_index, column), "y")
-            block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
+            xs = [block.let(box.read(a, first, k_index), "x") for first, a, box in rows]
+            ys = [block.let(box.read(b, k_index, first), "y") for first, b, box in columns]
+            for acc, (x, y) in zip(accumulators, product_of(xs, ys), strict=True):
+                block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
-        return k.load(acc, ZERO)
+        return [k.load(acc, ZERO) for acc in accumulators]
 
     def _b_reader(
         self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, column_mask: Expr | None, step: int
@@ -361,6 +418,12 @@ class _Product:
             return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
         return _BReader(levels.packed_halves, begin_levels)
+
+
+def _starts(size: int) -> list[tuple[int, int]]:
+    """Where the pieces of a tile's side begin, and their sizes.   192 -> [(0, 128), (128, 64)]"""
+    pieces = pieces_of(size)
+    return list(zip(accumulate(pieces, initial=0), pieces, strict=False))
 
 
 __all__ = ["lower_contraction"]

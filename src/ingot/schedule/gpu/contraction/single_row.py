@@ -187,7 +187,7 @@ class _SingleRow:
         top, chunk = Block(), k.var("chunk")
         n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
         across = ceildiv(n, t.columns)
-        sums = SplitSums(self.group, self.anchors, (1, t.columns), batches * across, t.parts)
+        sums = SplitSums(self.group, self.anchors, ((1, t.columns),), batches * across, t.parts)
         work = sums.work_item(top, chunk)
         tile = work.tile
         batch = top.let(k.binary("div", tile, dim_expr(across)), "batch")
@@ -198,7 +198,7 @@ class _SingleRow:
         row_at = tuple(ZERO for _ in loops.rows)
         result = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, in_bounds)
         top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *sums.finish(top, totals, result, work)
+        extra = *self.packed, *sums.finish(top, totals, (result,), work)
         hints = {"warps": self.tiling.warps, "stages": self.tiling.stages}
         step = self.group.step("product_of_row", chunk, sums.programs, top, *extra, **hints)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)

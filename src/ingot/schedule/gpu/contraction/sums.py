@@ -1,39 +1,67 @@
-"""Accumulators of a contraction, with split-K: the last program of a tile to finish adds the parts in a fixed order, so
-that results are bit-reproducible, and runs the epilogue in the same kernel.
+"""Accumulators of a contraction, with split-K: the parts of a sum are added in a fixed order, so that results are
+bit-reproducible. The last program of a small tile to finish does so, and runs the epilogue in the same kernel:
 
     sums[tile, part] = acc;  if arrived[tile]++ == parts - 1:  out = epilogue(sums[tile, 0] + sums[tile, 1] + ...)
 
-Only the tiles of the last, incomplete wave may be split; the others are then computed whole.
+It would read the parts of a large tile for longer than it takes to start a kernel in which all multiprocessors do.
+
+Only the tiles of the last, incomplete wave may be split; the others are then computed whole. A program's tile may
+consist of several pieces, each with accumulators and a result of its own: one of 128x192 of 128x128 and 128x64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv
+from ingot.ir.dims import DimLike, ceildiv, estimate
 from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.node import Node
 from ingot.ir.types import i64
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
-from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, if_last, read_at, store_tile, write
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, if_last, power_of_two, read_at, store_tile, write
+from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg
+from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
 
 PARTS_IN_FLIGHT = 8  # parts that are loaded at once
+JOIN_WARPS = 4
+MAX_ELEMENTS_IN_FLIGHT = 8192  # of a program that adds parts
+MIN_ELEMENTS_PER_JOIN, MAX_ELEMENTS_PER_JOIN = 256, 2048  # of one such program
 
 
 @dataclass(frozen=True)
 class ResultTile:
-    """The result tile of a program: its index in the anchors' results, and masks of its rows and columns in bounds."""
+    """A piece of a program's tile: its index in the anchors' results, and masks of its rows and columns in bounds."""
 
     index: Index
     rows: Expr | None
     columns: Expr | None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The share `number` of `count` of a piece's rows."""
+
+    number: Expr
+    count: int
+
+    def of(self, block: Block, first: Expr, size: int) -> tuple[Expr, int]:
+        """The first row and the number of rows, of a piece of `size` rows from `first` on."""
+        rows = size // self.count
+        return (
+            (first, size)
+            if self.count == 1
+            else (block.let(k.add(first, k.mul(self.number, integer(rows))), "line"), rows)
+        )
+
+
+WHOLE = Lines(ZERO, 1)
 
 
 @dataclass(frozen=True)
@@ -57,15 +85,17 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class SplitSums:
-    """The accumulators of `anchors`, which have the same shape. The reduction of the tiles after the first
-    `whole_tiles` is split into `parts`, one program each."""
+    """The accumulators of `anchors`, which have the same shape, in the pieces of a program's tile. The reduction of the
+    tiles after the first `whole_tiles` is split into `parts`, one program each. joins_apart: whether a kernel of its
+    own adds them."""
 
     group: Group
     anchors: tuple[Node, ...]
-    tile: Tile
+    pieces: tuple[Tile, ...]
     tiles: DimLike
     parts: int
     whole_tiles: int = 0
+    joins_apart: bool = False
 
     @property
     def split_tiles(self) -> DimLike:
@@ -78,13 +108,14 @@ class SplitSums:
 
     @property
     def temps(self) -> tuple[DimLike, ...]:
-        """The bytes of each temporary buffer of partial sums."""
-        size = self.split_tiles * self.parts * self.tile[0] * self.tile[1]
-        return () if self.parts == 1 else tuple(size * accumulator_of(n).nbytes for n in self.anchors)
+        """The bytes of each temporary buffer of partial sums: one for each piece and anchor."""
+        count = self.split_tiles * self.parts
+        sizes = [count * rows * columns for rows, columns in self.pieces]
+        return () if self.parts == 1 else tuple(n * accumulator_of(a).nbytes for n in sizes for a in self.anchors)
 
     @property
     def zeros(self) -> DimLike:
-        return 0 if self.parts == 1 else self.split_tiles * i64.nbytes
+        return 0 if self.parts == 1 or self.joins_apart else self.split_tiles * i64.nbytes
 
     def work_item(self, top: Block, chunk: Expr) -> WorkItem:
         if self.parts == 1:
@@ -99,19 +130,26 @@ class SplitSums:
         return WorkItem(top.let(part, "part"), top.let(tile, "own"), is_whole)
 
     def finish(
-        self, top: Block, values: Sequence[Expr], result: ResultTile, work: WorkItem
+        self, top: Block, values: Sequence[Expr], results: Sequence[ResultTile], work: WorkItem
     ) -> tuple[tuple[Buffer, Arg], ...]:
-        """Run the epilogue on the complete sums and store its results. Return the buffers that this needs."""
+        """Run the epilogue on the complete sums and store its results. values: of each piece the accumulators of the
+        anchors. results: of each piece. Return the buffers that this needs."""
         if self.parts == 1:
-            self._store(top, values, result)
+            self._store(top, values, results)
             return ()
-        partial_sums = [
-            Buffer(f"sums{n or ''}", value.dtype, writable=True, align=ALIGNMENT_BYTES)
-            for n, value in enumerate(values)
-        ]
-        arrived = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
+        partial_sums, arrived = self._partial_sums, Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
+        if self.joins_apart:
+
+            def store_part(block: Block) -> None:
+                self._store_part(block, values, self._split_tile(block, work), work)
+
+            if work.is_whole is None:
+                store_part(top)
+            else:
+                top.when(work.is_whole, lambda block: self._store(block, values, results), store_part)
+            return tuple((b, Arg("temp", i)) for i, b in enumerate(partial_sums))
         if work.is_whole is None:
-            self._join(top, values, partial_sums, arrived, work, lambda block, sums: self._store(block, sums, result))
+            self._join(top, values, arrived, work, lambda block, sums: self._store(block, sums, results))
         else:
             totals = [top.alloc("total", v.dtype, 1, lanes=v.lanes, tile=v.tile) for v in values]
             has_total = top.alloc("goes_on", i64, 1)
@@ -123,31 +161,91 @@ class SplitSums:
 
             def join_parts(block: Block) -> None:
                 block.store(has_total, ZERO, integer(0))
-                self._join(block, values, partial_sums, arrived, work, save_total)
+                self._join(block, values, arrived, work, save_total)
 
             save_total(top, values)
             top.when(k.unary("not", work.is_whole), join_parts)
             runs_epilogue = k.binary("ne", k.load(has_total, ZERO), ZERO)
-            top.when(runs_epilogue, lambda block: self._store(block, [k.load(total, ZERO) for total in totals], result))
+            top.when(
+                runs_epilogue, lambda block: self._store(block, [k.load(total, ZERO) for total in totals], results)
+            )
         return *((b, Arg("temp", i)) for i, b in enumerate(partial_sums)), (arrived, Arg("zeros", 0))
 
+    def joined(
+        self, machine: Machine, results: Callable[[Block, Expr, Lines], Sequence[ResultTile]]
+    ) -> tuple[Step, ...]:
+        """The kernel that adds the parts and runs the epilogue, if there is one. results: of the pieces of a tile, or
+        of some of its lines."""
+        if self.parts == 1 or not self.joins_apart:
+            return ()
+        top, chunk = Block(), k.var("chunk")
+        size = sum(rows * columns for rows, columns in self.pieces)
+        share = estimate(self.split_tiles) * size // machine.target_programs
+        elements = max(MIN_ELEMENTS_PER_JOIN, min(share, MAX_ELEMENTS_PER_JOIN))
+        count = min(power_of_two(max(1, size // elements)), *(rows for rows, _ in self.pieces))
+        tile = top.let(k.binary("div", chunk, integer(count)), "own")
+        lines = Lines(top.let(k.binary("rem", chunk, integer(count)), "share"), count)
+        values: list[Expr] = []
+        for buffer, piece in self._sums_of_pieces:
+            values.append(
+                self._add_parts(top, replace(buffer, writable=False), *self._elements(top, tile, piece, lines))
+            )
+        own = tile if self.whole_tiles == 0 else k.add(tile, integer(self.whole_tiles))
+        self._store(top, values, results(top, own, lines))
+        extra = ((replace(b, writable=False), Arg("temp", i)) for i, b in enumerate(self._partial_sums))
+        return (self.group.step("sums", chunk, self.split_tiles * count, top, *extra, warps=JOIN_WARPS, stages=1),)
+
+    @property
+    def _sums_of_pieces(self) -> list[tuple[Buffer, Tile]]:
+        """The buffers of partial sums, of each piece and anchor."""
+        pairs = [(piece, anchor) for piece in self.pieces for anchor in self.anchors]
+        return [
+            (Buffer(f"sums{n or ''}", accumulator_of(anchor), writable=True, align=ALIGNMENT_BYTES), piece)
+            for n, (piece, anchor) in enumerate(pairs)
+        ]
+
+    @property
+    def _partial_sums(self) -> list[Buffer]:
+        return [buffer for buffer, _ in self._sums_of_pieces]
+
+    def _split_tile(self, block: Block, work: WorkItem) -> Expr:
+        """The number of a tile among those that are split."""
+        return work.tile if work.is_whole is None else block.let(k.sub(work.tile, integer(self.whole_tiles)), "own")
+
+    def _store_part(self, block: Block, values: Sequence[Expr], split_tile: Expr, work: WorkItem) -> None:
+        for (buffer, piece), value in zip(self._sums_of_pieces, values, strict=True):
+            flat, size = self._elements(block, split_tile, piece)
+            store_tile(block, buffer, k.add(flat, k.mul(work.part, size)), value)
+
     def _join(
-        self, block: Block, values: Sequence[Expr], partial_sums: Sequence[Buffer], arrived: Buffer, work: WorkItem,
+        self, block: Block, values: Sequence[Expr], arrived: Buffer, work: WorkItem,
         continuation: Callable[[Block, Sequence[Expr]], None],
     ) -> None:  # fmt: skip
         """Store the sums of this part; the last program of the tile adds all parts and runs `continuation`."""
-        rows, columns = self.tile
-        split_tile = (
-            work.tile if work.is_whole is None else block.let(k.sub(work.tile, integer(self.whole_tiles)), "own")
-        )
-        across = k.lane_indices(columns, 1)
-        element = across if rows == 1 else k.add(k.mul(k.lane_indices(rows, 0), integer(columns)), across)
-        size, tile_start = integer(rows * columns), k.mul(split_tile, integer(self.parts * rows * columns))
-        flat = block.let(k.add(tile_start, element), "flat")
-        for buffer, value in zip(partial_sums, values, strict=True):
+        split_tile = self._split_tile(block, work)
+        elements = [self._elements(block, split_tile, piece) for _, piece in self._sums_of_pieces]
+        for buffer, value, (flat, size) in zip(self._partial_sums, values, elements, strict=True):
             store_tile(block, buffer, k.add(flat, k.mul(work.part, size)), value)
 
-        def add_parts(block: Block, buffer: Buffer, total: Expr | None, first_part: Expr, count: int) -> Expr:
+        def add_all(block: Block) -> list[Expr]:
+            return [self._add_parts(block, b, *at) for b, at in zip(self._partial_sums, elements, strict=True)]
+
+        if_last(block, self.parts, arrived, split_tile, lambda b: continuation(b, add_all(b)))
+
+    def _elements(self, block: Block, split_tile: Expr, piece: Tile, lines: Lines = WHOLE) -> tuple[Expr, Expr]:
+        """The offsets of a piece's sums of the first part, and how far another part's are behind them."""
+        rows, columns = piece
+        first, count = lines.of(block, ZERO, rows)
+        across = k.lane_indices(columns, 1)
+        down = k.lane_indices(count, 0) if lines.count == 1 else k.add(first, k.lane_indices(count, 0))
+        element = across if rows == 1 else k.add(k.mul(down, integer(columns)), across)
+        tile_start = k.mul(split_tile, integer(self.parts * rows * columns))
+        return block.let(k.add(tile_start, element), "flat"), integer(rows * columns)
+
+    def _add_parts(self, block: Block, buffer: Buffer, flat: Expr, size: Expr) -> Expr:
+        """The sum of all parts, in their order."""
+
+        def add(block: Block, total: Expr | None, first_part: Expr, count: int) -> Expr:
             for number in range(count):
                 offset = k.add(flat, k.mul(k.add(first_part, integer(number)), size))
                 value = read_at(block, buffer, offset, None)
@@ -155,34 +253,28 @@ class SplitSums:
             assert total is not None
             return total
 
-        def add_all_parts(block: Block, buffer: Buffer) -> Expr:
-            if self.parts <= 2 * PARTS_IN_FLIGHT:
-                return add_parts(block, buffer, None, ZERO, self.parts)
-            total = block.alloc("total", buffer.dtype, 1, lanes=rows * columns, tile=self.tile)
-            remainder = self.parts % PARTS_IN_FLIGHT or PARTS_IN_FLIGHT
-            block.store(total, ZERO, add_parts(block, buffer, None, ZERO, remainder))
+        in_flight = max(PARTS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT // flat.lanes) if self.joins_apart else PARTS_IN_FLIGHT
+        if self.parts <= 2 * in_flight:
+            return add(block, None, ZERO, self.parts)
+        total = block.alloc("total", buffer.dtype, 1, lanes=flat.lanes, tile=flat.tile)
+        remainder = self.parts % in_flight or in_flight
+        block.store(total, ZERO, add(block, None, ZERO, remainder))
 
-            def several(inner: Block, first_part: Expr) -> None:
-                inner.store(total, ZERO, add_parts(inner, buffer, k.load(total, ZERO), first_part, PARTS_IN_FLIGHT))
+        def several(inner: Block, first_part: Expr) -> None:
+            inner.store(total, ZERO, add(inner, k.load(total, ZERO), first_part, in_flight))
 
-            block.loop("p", remainder, self.parts, PARTS_IN_FLIGHT, several)
-            return k.load(total, ZERO)
+        block.loop("p", remainder, self.parts, in_flight, several)
+        return k.load(total, ZERO)
 
-        if_last(
-            block,
-            self.parts,
-            arrived,
-            split_tile,
-            lambda b: continuation(b, [add_all_parts(b, buffer) for buffer in partial_sums]),
-        )
-
-    def _store(self, block: Block, values: Sequence[Expr], result: ResultTile) -> None:
-        em = self.group.emitter(() if result.columns is None else (result.columns,))
-        for anchor, value in zip(self.anchors, values, strict=True):
-            bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
-        for root, buffer, layout in self.group.results:
-            index = result_index(block, root, self.anchors[0], result.index)
-            write(block, em, root, buffer, layout, index, result.columns, result.rows)
+    def _store(self, block: Block, values: Sequence[Expr], results: Sequence[ResultTile]) -> None:
+        count = len(self.anchors)
+        for number, result in enumerate(results):
+            em = self.group.emitter(() if result.columns is None else (result.columns,))
+            for anchor, value in zip(self.anchors, values[number * count : (number + 1) * count], strict=True):
+                bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
+            for root, buffer, layout in self.group.results:
+                index = result_index(block, root, self.anchors[0], result.index)
+                write(block, em, root, buffer, layout, index, result.columns, result.rows)
 
 
 __all__ = ["ResultTile", "SplitSums", "WorkItem"]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ingot.ir.dims import DimLike, estimate, is_static
 from ingot.ir.types import DType
 from ingot.schedule.choice import Tiling
-from ingot.schedule.gpu.blocks import power_of_two
+from ingot.schedule.gpu.blocks import pieces_of, power_of_two
 from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
@@ -63,6 +63,8 @@ _TILES_F32 = (
     _Tile(32, 64, 4, 1.4e5, 1.05e5), _Tile(64, 32, 4, 1.15e5, 0.87e5), _Tile(32, 32, 4, 1.08e5, 0.63e5),
 )  # fmt: skip
 MAX_TILE_AREA = 128 * 256
+MAX_ELEMENTS_PER_WARP = 192 * 32  # of a tile of two pieces, which registers hold without spills
+MIN_ROWS_OF_PIECE = 64  # of a tile of two pieces: a warp group's instruction multiplies so many
 MAX_TILE_AREA_F32 = 128 * 64  # accumulators and operands fit in registers, without tensor cores
 # products of 8-bit floats that hardware accumulates in fewer bits than f32 has (docs/reference/precision.md)
 F8_RUN_TERMS = 128
@@ -119,9 +121,17 @@ class ProductShape:
         return [t for t in tilings if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
-        """Whether a kernel can be made for `t`: sizes are powers of two, and operands fit in shared memory."""
+        """Whether a kernel can be made for `t`: sizes are powers of two, but for sides of two pieces, and operands fit
+        in shared memory."""
         area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.dtype.bits <= 16 else MAX_TILE_AREA_F32
-        powers = all(n > 0 and n & n - 1 == 0 for n in (t.rows, t.columns, t.depth, t.warps))
+        sides, pieces = (t.rows, t.columns), (pieces_of(t.rows), pieces_of(t.columns))
+        is_uneven = pieces != ((t.rows,), (t.columns,))
+        if is_uneven:
+            halves = all(len(p) == 1 or (len(p) == 2 and p[0] == 2 * p[1]) for p in pieces)
+            if not (halves and t.boxes and machine.has_uneven_tiles and min(pieces[0]) >= MIN_ROWS_OF_PIECE):
+                return False
+            sides, max_area = (pieces[0][0], pieces[1][0]), MAX_ELEMENTS_PER_WARP * t.warps
+        powers = all(n > 0 and n & n - 1 == 0 for n in (*sides, t.depth, t.warps))
         if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._max_parts(t.depth):
             return False
         if t.waves and (t.parts == 1 or t.waves * machine.processors >= self._tiles(t)):
