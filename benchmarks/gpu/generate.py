@@ -252,7 +252,7 @@ def _wait(answers: Sequence[Any], tokens: int) -> None:
         time.sleep(2e-4)
 
 
-def peer(asked: argparse.Namespace) -> dict[str, object]:
+def peer(asked: argparse.Namespace, batch: int, prompt: int) -> dict[str, object]:
     """`transformers` with a static cache, whose step Inductor compiles to a CUDA graph; bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -265,9 +265,8 @@ def peer(asked: argparse.Namespace) -> dict[str, object]:
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         net = LlamaForCausalLM(config).eval()
-    line: dict[str, object] = {"peer": "transformers, Inductor's CUDA graphs"}
 
-    def seconds(batch: int, prompt: int, tokens: int) -> float:
+    def seconds(tokens: int) -> float:
         ids = torch.randint(0, SIZES["words"], (batch, prompt), device="cuda")
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -278,18 +277,15 @@ def peer(asked: argparse.Namespace) -> dict[str, object]:
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    for batch, prompt in ((1, 512), (asked.streams, 128)):
-        try:
-            begin = time.perf_counter()
-            seconds(batch, prompt, 8)
-            started = time.perf_counter() - begin
-            first = statistics.median(seconds(batch, prompt, 1) for _ in range(asked.rounds))
-            whole = statistics.median(seconds(batch, prompt, asked.tokens) for _ in range(asked.rounds))
-            rate = batch * (asked.tokens - 1) / (whole - first)
-            line[f"batch_{batch}"] = {"tokens_per_s": rate, "first_token_ms": 1e3 * first, "started_s": started}
-        except Exception as error:
-            line[f"batch_{batch}"] = f"{type(error).__name__}: {error}"[:300]
-    return line
+    line: dict[str, object] = {"peer": "transformers, Inductor's CUDA graphs", "streams": batch, "prompt": prompt}
+    try:
+        started = seconds(8)
+        first = statistics.median(seconds(1) for _ in range(asked.rounds))
+        whole = statistics.median(seconds(asked.tokens) for _ in range(asked.rounds))
+    except Exception as error:
+        return line | {"error": f"{type(error).__name__}: {error}"[:300]}
+    rate = batch * (asked.tokens - 1) / (whole - first)
+    return line | {"started_s": started, "tokens_per_s": rate, "first_token_ms": 1e3 * first}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -326,7 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for trial in trials:
             write_line(trial.line(copies))
         if "peer" in asked.formats.split(","):
-            write_line(peer(asked))
+            for batch, prompt in ((1, 512), (asked.streams, 128)):
+                write_line(peer(asked, batch, prompt))
 
 
 if __name__ == "__main__":
