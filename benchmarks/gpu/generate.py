@@ -264,7 +264,7 @@ def peer(asked: argparse.Namespace, batch: int, prompt: int) -> dict[str, object
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        net = LlamaForCausalLM(config).eval()
+        net: Any = LlamaForCausalLM(config).eval()
 
     def seconds(tokens: int) -> float:
         ids = torch.randint(0, SIZES["words"], (batch, prompt), device="cuda")

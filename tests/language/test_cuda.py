@@ -51,7 +51,8 @@ class Interpreter(FakeDriver):
         begin, block = max(item for item in self._blocks.items() if item[0] <= address)
         count = (ctypes.addressof(block) + len(block) - address) // np.dtype(dtype).itemsize
         assert begin <= address < ctypes.addressof(block) + len(block)
-        return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
+        memory = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
+        return np.ctypeslib.as_array(memory).view(dtype)
 
 
 def loaded(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledModel, Interpreter]:
