@@ -31,7 +31,7 @@ H100 = "cuda:sm_90a"
 
 
 class Interpreted:
-    """A program by the meaning of its kernels."""
+    """A program by the meaning of its kernels, in place of a compiled one."""
 
     def __init__(self, graph: Graph) -> None:
         self._program, self._kernels = planned(graph, H100)
@@ -83,11 +83,9 @@ def test_kernels(dtype: DType) -> None:
     """Kernels of a GPU give what those of a CPU do, and nothing of the pools is copied."""
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, dtype)
-    s, other = (
-        Trial(Interpreted(paged_step(language, form, SAMPLES)), 96, 0),
-        Trial(compiled(step(language, form)), 96, 0),
-    )
-    program = s.program._program
+    interpreted: Any = Interpreted(paged_step(language, form, SAMPLES))
+    s, other = Trial(interpreted, 96, 0), Trial(compiled(step(language, form)), 96, 0)
+    program = interpreted._program
     assert not any(state.copy_reason for state in program.state)
     assert sum("attention" in step.kernel for step in program.steps) == 1
     a, b = s.rng.integers(3, 96, 22).tolist(), s.rng.integers(3, 96, 20).tolist()

@@ -121,14 +121,19 @@ def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
     at, row = np.arange(700), np.arange(300)[:, None] + 400
     mask = (at <= row) & (at > row - window)
     mask[:70] = mask[:, 640:660] = False
-    for causal in ("none", "lower_right"):
-        xs = [q, key, value, mask]
-        check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+    bias = np.where(mask, np.random.default_rng(0).normal(size=mask.shape), -np.inf).astype(np.float32)
     hidden = np.array(value)
     hidden[:, :, :16] = np.nan
-    if window == 1:
-        got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, mask], machine)[0]
-        assert not np.isnan(got).any()
+    for own_mask in (mask, bias):
+        for causal in ("none", "lower_right"):
+            xs = [q, key, value, own_mask]
+            check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+        if window == 1:
+            got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, own_mask], machine)[0]
+            assert not np.isnan(got).any()
+    bias[:, :16] = np.nan  # of a block that nothing else would show
+    got = run(op_graph(Attention("none", 0.2), xs), [q, key, value, bias], machine)[0]
+    assert np.isnan(got).all()
 
 
 @pytest.mark.parametrize("sq", [3, 20])
