@@ -162,6 +162,8 @@ def test_bench_explain_and_compare(file: Path) -> None:
     told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
     assert {"joules_of_token_prefill", "joules_of_token_decode"} <= told.keys()
     assert told["prefill_rate"] > 0 and told["decode_rate"] > 0 and told["prompt"] == 128
+    joint = call("bench", file, "--threads", 1, "--rounds", 1, "--streams", 2, "--energy", "--json")
+    assert "joules_of_token_decode" in json.loads(joint.stdout)
     result = call("compare", file, "--size", "tokens=5", "--threads", 1, "--json")
     assert json.loads(result.stdout)["ok"] is True
     assert "kernels" in call("explain", file, "--size", "tokens=4", "--threads", 1).stdout
