@@ -79,7 +79,7 @@ def test_products(rows: int, k: int, columns: int, core: str, tmp_path: Path):
     assert dot in source.partition("static void")[2] or k == 1 or rows * columns == 1
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @needs_gcc
 @pytest.mark.parametrize("core", ["", "cortex-m55", "vector16", "vector32"])
 @pytest.mark.parametrize(("dtype", "zero"), [(i8, -128), (i8, 5), (u8, 131), (i8, 0)])

@@ -16,6 +16,7 @@ from tests.conformance.c import needs_gcc, run_c
 RNG = np.random.default_rng(9)
 
 
+@pytest.mark.sampled(4)
 @needs_gcc
 @pytest.mark.parametrize("vectors", ["", "vector16", "cortex-m4"])
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (-1.0, 0.0, 1.0)])

@@ -157,7 +157,7 @@ def ends(x: torch.Tensor, eps: float) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-_FAST = ("relu", "s-shaped", "gelu", "norms", "residual")
+_FAST = ("relu", "s-shaped", "gelu", "norms")
 
 
 @pytest.mark.parametrize("name", [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
@@ -354,7 +354,7 @@ def test_the_error_of_winograd(m: int, r: int) -> None:
     assert ours.max() < 200 * largest
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_numerics_of_precisions(precision: str) -> None:
     """Of what a program of 16 bits computes, residuals of rounded values included."""
     for name in ("relu", "residual", "images"):

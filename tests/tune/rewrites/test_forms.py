@@ -38,7 +38,7 @@ CASES: list[tuple[str, tuple[Node, ...], Node, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("inputs", "output", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_cheaper_forms_are_found(inputs: tuple[Node, ...], output: Node, expected: str) -> None:
     before = Graph(inputs, (output,))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,10 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import ingot
+from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.transform.bounds.graph import Question
@@ -157,20 +157,19 @@ def test_the_command(tmp_path: Path) -> None:
     path, prop = _model(tmp_path), tmp_path / "property.vnnlib"
     prop.write_text(_property("(>= Y_0 1000)"))
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ingot", "certify", str(path), "--vnnlib", str(prop), *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(app, ["certify", str(path), "--vnnlib", str(prop), *args])
 
     done = run("--numerics")
-    assert done.returncode == 0 and done.stdout.startswith("certified"), done.stderr
+    assert done.exit_code == 0 and done.stdout.startswith("certified"), done.stderr
     prop.write_text(_property("(>= Y_0 -1000)"))
     done = run("--json", "--counterexample", str(tmp_path / "x.npy"))
     found = json.loads(done.stdout)
-    assert done.returncode == 1 and found["answer"] == "refuted" and not found["certified"]
+    assert done.exit_code == 1 and found["answer"] == "refuted" and not found["certified"]
     np.testing.assert_allclose(np.load(tmp_path / "x.npy").reshape(-1), found["counterexample"]["x"])
     prop.write_text("(assert")
     done = run()
-    assert done.returncode == 2 and "balanced parentheses" in done.stderr
+    assert done.exit_code == 2 and "balanced parentheses" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["relu", "images", "attention", "pools"])
@@ -228,6 +227,7 @@ def _least(net: nn.Module, row: list[float], low: float, high: float) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", [False, True])
 def test_neurons_are_split(tmp_path: Path, numerics: bool) -> None:
     """Of 40 inputs, boxes are not split: a margin that linear bounds do not prove, cases do."""

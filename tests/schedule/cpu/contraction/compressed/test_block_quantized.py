@@ -47,6 +47,7 @@ def rows(m: int, k: int) -> np.ndarray:
     return np.random.default_rng(m * k).standard_normal((m, k)).astype(np.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize(
     ("n", "blocks", "block", "dtype"),
@@ -126,6 +127,7 @@ def weights(n: int, shape: tuple[int, ...], dtype: DType, form: ops.DequantizeBl
     return form(const(levels), *factors)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
 def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBlocks, bool], machine: Machine) -> None:
