@@ -6,9 +6,9 @@
 
 Each pair of a network and an engine runs in a process of its own under a time limit and appends one JSON line to the
 file: seconds to the first step, the median milliseconds of a step over bursts, peak memory, losses, and the kernels
-that take the longest. A later run goes on with the same file. With --together all are compiled at once, which seconds
-to the first step tell nothing of, and measured one after the other. Images are channels last. float16 trains with a
-GradScaler, float32 with products as PyTorch is set (no TF32).
+that take the longest. A later run goes on with the same file. With --together all are compiled at once, which says
+nothing of seconds to the first step and of memory, and measured one after the other. Images are channels last.
+float16 trains with a GradScaler, float32 with products as PyTorch is set (no TF32).
 """
 
 from __future__ import annotations
@@ -143,10 +143,11 @@ def measure(name: str, engine: str, precision: str, seed: int, lock: int | None)
     count = max(3, round(BURST_SECONDS / (time.perf_counter() - start)))
     times = [_burst(step, count) for _ in range(BURSTS)]
     free, total = torch.cuda.mem_get_info()
+    memory = None if lock is not None else round((total - free) / 1e6)  # of all processes
     return {
         "network": name, "engine": engine, "precision": precision, "seed": seed,
         "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
-        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": round((total - free) / 1e6),
+        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": memory,
         "skips": _cudagraph_skips() if engine == "cudagraphs" else 0, "losses": losses, **_kernels(step),
     }  # fmt: skip
 
@@ -246,7 +247,8 @@ def table(file: Path) -> str:
         ratio, memory = "", ""
         if others and "ms" in by["ingot"]:
             ratio = f"{min(by[e]['ms'] for e in others) / by['ingot']['ms']:.2f}"
-            memory = f"{min(by[e]['device_mb'] for e in others)} / {by['ingot']['device_mb']}"
+            if all(by[e]["device_mb"] for e in (*others, "ingot")):
+                memory = f"{min(by[e]['device_mb'] for e in others)} / {by['ingot']['device_mb']}"
         rows.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} | {memory} |")
     return "\n".join(rows)
 

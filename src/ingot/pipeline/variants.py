@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ingot.ir.kernel import Body, Kernel
@@ -48,13 +49,16 @@ class Variants:
     @property
     def join(self) -> Callable[[Sequence[Lowered]], Lowered | None] | None:
         """The target's function that merges independent kernels into one launch; None if it has none."""
-        return None if self._target.merge_launches is None else self._merge
+        merge = self._target.merge_launches
+        return None if merge is None else partial(self._merge, merge)
 
-    def _merge(self, lowerings: Sequence[Lowered]) -> Lowered | None:
+    def _merge(
+        self, merge: Callable[[Sequence[Lowered], Any], Lowered | None], lowerings: Sequence[Lowered]
+    ) -> Lowered | None:
         bodies = [s.kernel.body for lowering in lowerings for s in lowering.steps]
         if any(_are_same(bodies, others) for others in self._separate):
             return None
-        merged = self._target.merge_launches(lowerings, self._machine)
+        merged = merge(lowerings, self._machine)
         if merged is not None:
             self._merged.append((bodies, merged))
         return merged

@@ -26,6 +26,7 @@ from ingot.ir.dims import (
     dim_min,
     exact_quotient,
     floordiv,
+    is_computed,
     product,
     symbols_of,
     zero_bit,
@@ -77,7 +78,8 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
     factors = (factor for factor in range(2, min(total, _MAX_FACTOR) + 1) if total % factor == 0)
     # prefer the last axis to the batch
-    names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
+    sizes = (name for d in reversed(old) for name in sorted(symbols_of(d)))
+    names = dict.fromkeys(name for name in sizes if not is_computed(name))  # those are what the run finds
     seek_multiple(fits, (old_size, new_size), factors, list(names))
     return False
 

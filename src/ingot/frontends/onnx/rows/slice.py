@@ -104,6 +104,8 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
         return cut(x, axis, low, dim_max(high, low), step)
     if step > 0:
         low = _start(c, start, size)
+        if isinstance(start, int) and isinstance(end, int) and end <= start and (start < 0) == (end < 0):
+            return cut(x, axis, low, low, step)
         high = _end(c, end, size)
         # such ends match a tensor that is shorter by as much, so assume that the slice is not empty, unless its start
         # counts from the end and its end from the front

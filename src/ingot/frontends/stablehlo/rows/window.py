@@ -112,7 +112,7 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 
 
 def _folded_by_doubling(
-    c: Call, values: Sequence[AnyValue], block: Block, sizes: Sequence[DimLike], padding: Sequence[DimLike]
+    c: Call, values: Sequence[AnyValue], block: Block, sizes: Sequence[DimLike], padding: tuple[DimLike, ...]
 ) -> tuple[AnyValue, ...]:
     """Windows of open sizes, one axis after the other."""
     count = len(values) // 2

@@ -11,7 +11,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_max, exact_quotient, product
+from ingot.ir.dims import Dim, DimLike, dim_max, exact_quotient, product
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i64
 from ingot.support.errors import ShapeError
@@ -28,7 +28,8 @@ def reshape(c: Call, x: Node, shape: Node) -> Node:
     try:
         return ops.reshape(x, sizes)
     except ShapeError as error:
-        if error.sizes is not None and solved(*error.sizes) is not None:
+        a, b = error.sizes or (0, 0)
+        if isinstance(a, int | Dim) and isinstance(b, int | Dim) and solved(a, b) is not None:
             raise  # the importer tries again with them equated
         return movement.checked_reshape(x, sizes, c.walk.require_equal)
 

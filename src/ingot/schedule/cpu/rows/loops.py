@@ -482,8 +482,7 @@ class RowLoops(RowPasses):
                 at = ix.linear(tuple(index[d] for d in self.rows.reduced), self._row_layout.strides)
                 store_at(block, row_buffer, ix.add(ix.mul(self.row_number, integer(self._elements())), at), value, mask)
                 continue
-            lay = self.outs[i]
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, mask, stream=self.stream)
 
     @property
@@ -491,11 +490,10 @@ class RowLoops(RowPasses):
         return Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
 
     def _store_row(self, block: Block, i: int, root: Node) -> None:
-        lay = self.outs[i]
         for visit in self.visits:
             index = reshape_index(block, root.shape, self.rows.kept_shape, visit.row)
             value = self.em.value(block, root, index, visit.mask)
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, visit.mask, stream=self.stream)
 
 
