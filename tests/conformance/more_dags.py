@@ -38,7 +38,7 @@ def sort(d: Dag) -> Node | None:
     dim, descending = int(d.rng.integers(x.type.rank)), bool(d.rng.random() < 0.5)
     size = x.shape[dim]
     keep = int(d.rng.integers(0, size + 1)) if isinstance(size, int) and d.rng.random() < 0.4 else None
-    op = ops.Sort(dim, descending, keep=keep)
+    op = ops.Sort(dim, descending, count=keep)
     if d.rng.random() < 0.5:
         return op(x)
     values, places = op(x, ops.Iota(TensorType(i64, x.shape), dim)()).results
