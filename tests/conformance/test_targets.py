@@ -71,7 +71,7 @@ def test_static(name: str, cls: type[Op], tmp_path: Path) -> None:
 def test_dynamic(name: str, cls: type[Op], tmp_path: Path) -> None:
     samples = symbolic(cls.samples())
     assert samples, "no size of any sample can be symbolic"
-    conform(name, some(taken(name, samples), 4), tmp_path)
+    conform(name, some(taken(name, samples), 2), tmp_path)
 
 
 @pytest.mark.slow

@@ -137,6 +137,7 @@ def test_float_models_are_the_same_read_back_and_in_litert(name: str, tmp_path: 
             np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activations", ("int8", "int16"))
 @pytest.mark.parametrize("name", INT8)
 def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, activations: str, tmp_path: Path) -> None:

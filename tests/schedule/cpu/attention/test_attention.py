@@ -78,6 +78,7 @@ def test_narrow_storage() -> None:
         check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) -> None:
