@@ -104,17 +104,17 @@ class Import:
 @cache
 def _import_nodes(path: Path) -> tuple[tuple[ast.Import | ast.ImportFrom, bool, bool], ...]:
     """The imports of a file, each with whether it is in a function, and whether it is for types only."""
-    found: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
+    results: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
     stack: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text()), False, False)]
     while stack:
         node, local, typing = stack.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append((node, local, typing))
+            results.append((node, local, typing))
         elif isinstance(node, ast.stmt | ast.Module | ast.excepthandler | ast.match_case):  # imports are statements
             local = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
             stack += [(child, local, typing) for child in ast.iter_child_nodes(node)]
-    return tuple(found)
+    return tuple(results)
 
 
 def _imports(path: Path) -> Iterator[Import]:
@@ -131,9 +131,9 @@ def _imports(path: Path) -> Iterator[Import]:
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
-    found = [i for path in sorted(SOURCE.rglob("*.py")) for i in _imports(path)]
-    assert len(found) > 200
-    return found
+    results = [i for path in sorted(SOURCE.rglob("*.py")) for i in _imports(path)]
+    assert len(results) > 200
+    return results
 
 
 def _layer(module: str) -> str:

@@ -98,12 +98,12 @@ def _interpreted(
     target: str, printed: Callable[[Graph], None], samples: Sequence[Sample], folder: Path
 ) -> list[Arrays]:
     """By the meaning of its kernels; one after another, as the interpreter is slow."""
-    found: list[Arrays] = []
+    results: list[Arrays] = []
     for s in samples:
         one = together([s])
-        found += apart(one, run_checked(one.graph, one.arrays, target))
+        results += apart(one, run_checked(one.graph, one.arrays, target))
         printed(one.graph)
-    return found
+    return results
 
 
 def _as_triton(graph: Graph) -> None:

@@ -40,11 +40,11 @@ def test_values_are_the_same(build, other: tuple[int, ...]) -> None:
     images = [n.inputs[0] for n in wide.nodes() if isinstance(n.op, ops.Convolution)]
     assert all(4 in i.shape for i in images) and sum(isinstance(n.op, ops.Pad) for n in wide.nodes()) <= 2
     rng = np.random.default_rng(0)
-    given = [rng.normal(size=static_shape(n.shape)).astype(n.dtype.numpy) for n in graph.inputs]
-    given[0][1, 5, 7, 2], given[0][0, 63, 63, 0] = np.nan, np.inf
-    want = interpret(graph, given)[0].astype(np.float32)
-    np.testing.assert_array_equal(interpret(wide, given)[0].astype(np.float32), want)
-    got = run_checked(graph, given, "cuda:sm_90a")[0].astype(np.float32)
+    inputs = [rng.normal(size=static_shape(n.shape)).astype(n.dtype.numpy) for n in graph.inputs]
+    inputs[0][1, 5, 7, 2], inputs[0][0, 63, 63, 0] = np.nan, np.inf
+    want = interpret(graph, inputs)[0].astype(np.float32)
+    np.testing.assert_array_equal(interpret(wide, inputs)[0].astype(np.float32), want)
+    got = run_checked(graph, inputs, "cuda:sm_90a")[0].astype(np.float32)
     np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2 * np.abs(want[np.isfinite(want)]).max())
 
 

@@ -60,8 +60,8 @@ def test_rounded_rows(rows: int, tmp_path: Path):
     y = ops.DotGeneral(contract=((1, 2), (1, 2)))(ops.RoundToBytes((2,))(ops.reshape(x, (rows, 3, 32))), w)
     plain = Graph((x,), (ops.DotGeneral(contract=((1,), (1,)))(x, ops.reshape(w, (9, 96))),))
     program = build_program(plain, TARGET.features(""), 1, activations="int8")
-    given = [rng.standard_normal((rows, 96)).astype(np.float32)]
-    (got,), (want,) = run_program(program, given, tmp_path), interpret(Graph((x,), (y,)), given)
+    data = [rng.standard_normal((rows, 96)).astype(np.float32)]
+    (got,), (want,) = run_program(program, data, tmp_path), interpret(Graph((x,), (y,)), data)
     assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
