@@ -207,10 +207,10 @@ def test_a_slice_that_a_loop_moves(first: str, last: str) -> None:
         }}>
     }}"""
     m = onnx.parser.parse_model(text)
-    given = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
+    data = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
     compiled = ingot.compile(m, threads=1)
     for turns in (0, 1, 4):
-        arrays = {"n": np.array(turns), **given}
+        arrays = {"n": np.array(turns), **data}
         same(compiled(**arrays), runtime(m, **arrays))
 
 
@@ -281,8 +281,8 @@ def test_loops_that_count_and_loops_of_as_many_turns() -> None:
     assert [str(o) for o in compiled.outputs][:2] == ["y: f32[n, 2]", "w: f32[((n + 1) // 2), 2]"]
     for n, a in ((1, 3), (4, 1), (5, 6)):
         bound = np.array(a, np.float32)
-        given = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
-        same(compiled(**given), runtime(model, **given))
+        inputs = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
+        same(compiled(**inputs), runtime(model, **inputs))
     with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
         compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))
 

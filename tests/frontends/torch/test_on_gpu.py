@@ -90,11 +90,11 @@ def test_gradients_of_long_attention(causal: bool, dtype: torch.dtype, size: int
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    found = compile_whole(attended)(*leaves)
+    result = compile_whole(attended)(*leaves)
     wide = [x.detach().float().requires_grad_() for x in leaves]
     want = attended(*wide)
-    gradients = torch.autograd.grad(found, leaves, g), torch.autograd.grad(want, wide, g.float())
-    for a, b in zip((found, *gradients[0]), (want, *gradients[1]), strict=True):
+    gradients = torch.autograd.grad(result, leaves, g), torch.autograd.grad(want, wide, g.float())
+    for a, b in zip((result, *gradients[0]), (want, *gradients[1]), strict=True):
         assert float((a.float() - b).norm() / b.norm()) < tolerance
 
 
@@ -199,14 +199,14 @@ def test_calls_from_stream_to_stream() -> None:
     streams = [torch.cuda.Stream() for _ in range(3)]
     inputs = [torch.randn(64, 3, 64, 64, device="cuda") for _ in range(3)]
     torch.cuda.synchronize()
-    found: list[list[Tensor]] = [[], [], []]
+    results: list[list[Tensor]] = [[], [], []]
     for _ in range(10):
-        for x, stream, out in zip(inputs, streams, found, strict=True):
+        for x, stream, out in zip(inputs, streams, results, strict=True):
             with torch.cuda.stream(stream):
                 out.append(compiled(x))
     torch.cuda.synchronize()
     with torch.no_grad():
-        for x, out in zip(inputs, found, strict=True):
+        for x, out in zip(inputs, results, strict=True):
             for y in out:
                 close(y.cpu(), net(x).cpu(), 1e-4)
 
@@ -253,9 +253,9 @@ def test_sizes_that_the_data_gives() -> None:
     model = ingot.compile(net, (torch.randn(5, 7),), target=target())
     for shift in (0.0, -9.0, 9.0, 9.0, 0.5):
         x = torch.randn(5, 7) + shift
-        for given in (x.cuda(), x):
-            for got, want in zip(model(given), net(x), strict=True):
-                assert got.device == given.device
+        for data in (x.cuda(), x):
+            for got, want in zip(model(data), net(x), strict=True):
+                assert got.device == data.device
                 close(got.cpu(), want, 1e-6)
 
 

@@ -44,9 +44,9 @@ def sums_of_gradient(g: Node, x: Node, mean: Node) -> list[Node]:
 
 
 def check(graph: Graph, kernels: list[str], shift: float = 0.0, tolerance: float = 2e-5) -> list[np.ndarray]:
-    given = [(RNG.normal(size=static_shape(n.shape)) + shift).astype(n.dtype.numpy) for n in graph.inputs]
+    data = [(RNG.normal(size=static_shape(n.shape)) + shift).astype(n.dtype.numpy) for n in graph.inputs]
     assert [name.rstrip("_0123456789") for name in planned(graph, H100)[1]] == kernels
-    results, expected = run_checked(graph, given, H100), interpret(graph, given)
+    results, expected = run_checked(graph, data, H100), interpret(graph, data)
     for got, want in zip(results, expected, strict=True):
         got, want = got.astype(np.float64), want.astype(np.float64)
         error = tolerance if want.ndim == 1 else 8e-3
@@ -66,8 +66,8 @@ def test_moments_of_a_convolution(
 ) -> None:
     x_in, w_in = arg("x", bf16, *x), arg("w", bf16, *w)
     y = conv(x_in, w_in, stride, pad, groups)
-    found = [n for n in check(Graph((x_in, w_in), (y, *moments(y))), kernels, 0.5, 2e-4) if n.ndim == 1]
-    assert len(found) == 3
+    results = [n for n in check(Graph((x_in, w_in), (y, *moments(y))), kernels, 0.5, 2e-4) if n.ndim == 1]
+    assert len(results) == 3
 
 
 def test_a_mean_far_from_zero_costs_no_digits() -> None:
@@ -113,9 +113,9 @@ def test_what_is_not_finite_stays_in_its_channel() -> None:
     x, w = arg("x", f32, 2, 9, 9, 16), arg("w", f32, 24, 16, 1, 1)
     y = conv(x, w)
     graph = Graph((x, w), (y, *moments(y)))
-    given = [RNG.normal(size=static_shape(n.shape)).astype(np.float32) for n in graph.inputs]
-    given[1][3], given[1][5, 2] = np.nan, np.inf
-    for got, want in zip(run_checked(graph, given, H100), interpret(graph, given), strict=True):
+    inputs = [RNG.normal(size=static_shape(n.shape)).astype(np.float32) for n in graph.inputs]
+    inputs[1][3], inputs[1][5, 2] = np.nan, np.inf
+    for got, want in zip(run_checked(graph, inputs, H100), interpret(graph, inputs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 

@@ -42,9 +42,9 @@ def test_the_gradient_of_a_pool(dtype: DType, size: tuple[int, ...], window: int
     x, g = Input("x", TensorType(dtype, (n, h, w, c)))(), Input("g", TensorType(dtype, (n, *counts, c)))()
     graph = Graph((x, g), (pullback(last, x, g),))
     rng = np.random.default_rng(0)
-    given = [rng.integers(-3, 3, v.shape).astype(dtype.numpy) for v in (x, g)]  # ties: the first of them
-    given[0][0, 2, 3, 1] = np.nan
-    (got,), (want,) = run_checked(graph, given, "cuda:sm_90a"), interpret(graph, given)
+    inputs = [rng.integers(-3, 3, v.shape).astype(dtype.numpy) for v in (x, g)]  # ties: the first of them
+    inputs[0][0, 2, 3, 1] = np.nan
+    (got,), (want,) = run_checked(graph, inputs, "cuda:sm_90a"), interpret(graph, inputs)
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
     if window == 3:
         assert len(planned(graph, "cuda:sm_90a")[1]) == 3

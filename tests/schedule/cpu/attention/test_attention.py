@@ -78,6 +78,7 @@ def test_narrow_storage() -> None:
         check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) -> None:
@@ -89,10 +90,10 @@ def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) 
     levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
     scales = [np.random.default_rng(i).random((b, hk, sk, 1)).astype(np.float32) / 30 for i in range(2)]
     for op in (Attention("lower_right", 0.2, scaled=True), Attention("none", 0.2, 3.0, scaled=True)):
-        given = [q, *levels, *scales]
-        check(op_graph(op, given), given, machine=machine)
-    given = [q, *levels, normal(hq, sq, sk), *scales]
-    check(op_graph(Attention("none", 0.2, scaled=True), given), given, machine=machine)
+        data = [q, *levels, *scales]
+        check(op_graph(op, data), data, machine=machine)
+    data = [q, *levels, normal(hq, sq, sk), *scales]
+    check(op_graph(Attention("none", 0.2, scaled=True), data), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -105,12 +106,12 @@ def test_keys_in_pages(sizes: tuple[int, ...], machine) -> None:
     at = rng.integers(0, 3 * sk + 5, sk)
     at[rng.random(sk) < 0.1], at[rng.random(sk) < 0.1] = 1 << 62, -(1 << 62)
     for dtype in (np.float32, np.float16):
-        given = [q, key.astype(dtype), value.astype(dtype), at]
-        check(op_graph(Attention("lower_right", 0.2, indexed=True), given), given, machine=machine)
+        data = [q, key.astype(dtype), value.astype(dtype), at]
+        check(op_graph(Attention("lower_right", 0.2, indexed=True), data), data, machine=machine)
     levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
     scales = [rng.random((b, hk, 3 * sk + 5, 1)).astype(np.float32) / 30 for _ in range(2)]
-    given = [q, *levels, rng.random((sq, sk)) < 0.7, *scales, at]
-    check(op_graph(Attention("none", 0.2, scaled=True, indexed=True), given), given, machine=machine)
+    data = [q, *levels, rng.random((sq, sk)) < 0.7, *scales, at]
+    check(op_graph(Attention("none", 0.2, scaled=True, indexed=True), data), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
