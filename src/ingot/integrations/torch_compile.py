@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -249,7 +250,8 @@ class _Specialized:
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
-        self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
+        # by values of ints: a program, and which inputs it takes (None: all)
+        self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
@@ -257,22 +259,19 @@ class _Specialized:
         if self._constants.positions:
             self._update_constants(args)
         numbers = self._as_numbers(args) if self._sizes else ()
-        run = self._runs.get(numbers)
-        if run is None:
-            run = self._specialized(numbers, args)
-            numbers = self._as_numbers(args)  # the import may have raised the level
+        found = self._runs.get(numbers)
+        run, mask = self._specialized(numbers, args) if found is None else found
         inputs = args
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
         in_place = self._in_place
-        if self._constants.tensors or self._unread or numbers or in_place:
-            excluded = {*self._constants.tensors, *self._unread, *(i for i, _ in numbers), *in_place}
-            inputs = [a for i, a in enumerate(inputs) if i not in excluded]
+        if mask is not None:
+            inputs = [*compress(inputs, mask)]
         report_program(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
-            result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
+            result = tuple([r if place is None or r.is_cuda is place[0] else r.to(place[1]) for r, place in pairs])
         if self.results.finish is not None:
             result = self.results.finish(*args, *result)
         if count := self._writes.count:
@@ -294,7 +293,9 @@ class _Specialized:
             return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
-    def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
+    def _specialized(
+        self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]
+    ) -> tuple[Compiled, list[bool] | None]:
         constants = self._constants.tensors
         try:
             model = import_flat(
@@ -314,14 +315,17 @@ class _Specialized:
             suffix = f", for {dict(numbers)}" if numbers else ""
             _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
         if run is not None and not self._in_place:
-            self._runs[numbers] = _seeded(run, self._gpu) if draws_random(model.graph) else run
+            call = _seeded(run, self._gpu) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
-            self._runs[numbers] = _call_over_state(model, run)
+            call = _call_over_state(model, run)
         else:
             self._in_place = {}  # all of them are copied
             self._runs.clear()
             return self._specialized(numbers, args)
-        return self._runs[numbers]
+        excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
+        mask = [i not in excluded for i in range(len(args))] if excluded else None
+        self._runs[numbers] = call, mask
+        return call, mask
 
 
 def _is_compile(compile_model: Compile) -> bool:
@@ -340,14 +344,13 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
     value among all results) -> all results."""
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
-        tensors = [*state_tensors.values()]
+        tensors = targets = [*state_tensors.values()]
         fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
-        targets = [
-            t if is_fitting else t.clone(memory_format=torch.contiguous_format)
-            for t, is_fitting in zip(tensors, fits, strict=True)
-        ]
+        if not all(fits):
+            form = torch.contiguous_format
+            targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
         results = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*others)]
-        for target, tensor in zip(targets, tensors, strict=True):
+        for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
             if target is not tensor:
                 tensor.copy_(target)
         # torch, and programs with constant parameters, detect changes by versions
@@ -376,11 +379,11 @@ def _target(gpu: torch.device) -> str:
     return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def _devices(graph: fx.Graph) -> list[torch.device | None]:
-    """The device of each result; None for a result that is not a tensor."""
+def _devices(graph: fx.Graph) -> list[tuple[bool, torch.device] | None]:
+    """Whether each result is on the GPU, and its device; None for a result that is not a tensor."""
     (end,) = (n for n in graph.nodes if n.op == "output")
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
-    return [v.device if isinstance(v, torch.Tensor) else None for v in values]
+    return [(v.is_cuda, v.device) if isinstance(v, torch.Tensor) else None for v in values]
 
 
 def _seeded(run: Any, gpu: torch.device | None) -> Compiled:

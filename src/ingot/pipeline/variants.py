@@ -26,14 +26,14 @@ _log = logging.getLogger("ingot.pipeline")
 
 
 class Variants:
-    """Lowers groups for a target, once each. substitutions: messages about refused choices and their replacements."""
+    """Lowers groups for a target, each once. substitutions: messages about refused choices and what replaces them."""
 
     def __init__(self, target: Target[Any], features: Features, threads: int, measured: Mapping[str, Measured]) -> None:
         self._target, self._features, self._threads = target, features, threads
         self._measured = dict(measured)
         self._machine = target.machine(features, threads, measured)
         self._lowered: dict[Key, Lowered] = {}
-        self._tried: dict[str, list[Choice]] = {}
+        self._tried_choices: dict[str, list[Choice]] = {}
         self._merged: list[tuple[list[Body], Lowered]] = []
         self._separate: list[list[Body]] = []  # kernels that are not merged, as the code of their launch was refused
         self.substitutions: list[str] = []
@@ -53,12 +53,12 @@ class Variants:
         return None if merge is None else partial(self._merge, merge)
 
     def _merge(
-        self, merge: Callable[[Sequence[Lowered], Any], Lowered | None], lows: Sequence[Lowered]
+        self, merge: Callable[[Sequence[Lowered], Any], Lowered | None], lowerings: Sequence[Lowered]
     ) -> Lowered | None:
-        bodies = [s.kernel.body for low in lows for s in low.steps]
+        bodies = [s.kernel.body for lowering in lowerings for s in lowering.steps]
         if any(_are_same(bodies, others) for others in self._separate):
             return None
-        merged = merge(lows, self._machine)
+        merged = merge(lowerings, self._machine)
         if merged is not None:
             self._merged.append((bodies, merged))
         return merged
@@ -76,14 +76,18 @@ class Variants:
         if site is None:
             raise error
         choice = decide(site, self._measured)
-        tried = [*self._tried.get(site.key, []), choice]
+        tried = [*self._tried_choices.get(site.key, []), choice]
         alternative = next((c for c in (site.untuned, *site.candidates()) if c not in tried and site.admits(c)), None)
         if alternative is None or len(tried) >= MAX_TRIES:
             raise error
-        self._tried[site.key] = tried
+        self._tried_choices[site.key] = tried
         self._measured[site.key] = Measured(alternative, site.untuned)
         self._machine = self._target.machine(self._features, self._threads, self._measured)
-        self._lowered = {k: low for k, low in self._lowered.items() if low.site is None or low.site.key != site.key}
+        self._lowered = {
+            k: lowering
+            for k, lowering in self._lowered.items()
+            if lowering.site is None or lowering.site.key != site.key
+        }
         self._report(f"{choice}: {error}; {alternative} instead")
 
     def _report(self, substitution: str) -> None:
@@ -94,8 +98,10 @@ class Variants:
         """The site that chose this kernel; kernels are matched by their bodies, as linking renames them."""
         if kernel is None:
             return None
-        sites = (low.site for low in self._lowered.values() for s in low.steps if s.kernel.body is kernel.body)
-        return next(sites, None)
+        for lowering in self._lowered.values():
+            if any(step.kernel.body is kernel.body for step in lowering.steps):
+                return lowering.site
+        return None
 
 
 def _are_same(bodies: list[Body], others: list[Body]) -> bool:

@@ -77,9 +77,11 @@ def can_overwrite(value: Node, operand: Node, layouts: Mapping[Node, Layout]) ->
         return False
     if layouts[operand] != layouts[value]:
         return False
-    p, result = op.body.inputs[group.inputs.index(operand)], op.body.outputs[group.results.index(value)]
-    if _carried_operand(value) is operand:
-        return sum(p in n.inputs for n in op.body.nodes()) == 1 and _while_of(op.body).inputs.count(p) == 1
+    p, result = op.body.inputs[group.inputs.index(operand)], op.body.outputs[_result_index(value)]
+    loop = _while_of(op.body)
+    if loop is not None:
+        is_read_once = sum(p in n.inputs for n in op.body.nodes()) == 1 and loop.inputs.count(p) == 1
+        return is_read_once and _carried_operand(value) is operand
     if op.kind == "pointwise":
         has_reshape = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
         # every element is read before it is overwritten, for the other results as well
@@ -108,11 +110,16 @@ def _carried_operand(value: Node) -> Node | None:
     loop = _while_of(group.op.body) if isinstance(group.op, Group) else None
     if loop is None:
         return None
-    result = group.op.body.outputs[group.results.index(value)]
-    if result not in loop.results:
+    result = group.op.body.outputs[_result_index(value)]
+    if producer(result) is not loop:
         return None
-    operand = loop.inputs[loop.results.index(result)]
+    operand = loop.inputs[_result_index(result)]
     return group.inputs[group.op.body.inputs.index(operand)] if operand in group.op.body.inputs else None
+
+
+def _result_index(value: Node) -> int:
+    """The position of a value among the results of its producer."""
+    return value.op.index if isinstance(value.op, Project) else 0
 
 
 def _while_of(body: Graph) -> Node | None:

@@ -48,13 +48,13 @@ class LanguageFile:
     text: Mapping[str, Any]
     pooling: str
 
-    def network(self, context: int | None) -> Network:
-        """context: the most tokens of a sequence; None: a usual number."""
+    def network(self, context: int | None, *, launches_cost: bool = False) -> Network:
+        """context: the most tokens of a sequence; None: a usual number. launches_cost: see `Network`."""
         if context is None:
             context = min(CONTEXT, self.architecture.context)
         if isinstance(context, bool) or not isinstance(context, int) or context < 1:
             raise InputError("context", expected="a number of tokens", got=repr(context))
-        return Network(self.architecture, self.weights, context)
+        return Network(self.architecture, self.weights, context, launches_cost=launches_cost)
 
 
 def open_language(
@@ -104,7 +104,7 @@ def language_graph(
     if cache not in CACHES:
         raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
     file = open_language(path, kind, adapters=adapters)
-    network = file.network(context)
+    network = file.network(context, launches_cost=has_paged_attention)
     what = what if file.architecture.causal else "embed"
     # convolutions store only their last tokens, so a sequence cannot be rewound
     rewinds = not any(layer.convolution for layer in file.architecture.layers)

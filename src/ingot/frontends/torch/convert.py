@@ -52,7 +52,7 @@ _UNBITS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot has not (complex, quantized)."""
+    """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot lacks (complex, quantized)."""
     ir_dtype = DTYPE_OF.get(dtype)
     if ir_dtype is None:
         raise ImportModelError(f"dtype {dtype}", expected=f"one of {', '.join(map(str, DTYPE_OF))}")

@@ -23,13 +23,10 @@ from ctypes import (
     sizeof,
 )
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ingot.support.cubins import MatrixCode
 from ingot.support.errors import DeviceError
-
-if TYPE_CHECKING:
-    from ingot.runtime.cuda.memory import Workspace
 
 _OUT_OF_MEMORY, _NO_DEVICE = 2, 100
 _MAJOR, _MINOR = 75, 76  # device attributes
@@ -110,7 +107,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
         self._lib = library
-        self.workspaces: dict[int, Workspace] = {}  # by stream
+        self.workspaces: dict[int, Any] = {}  # by stream: what programs share there (`memory.Workspace`)
         for name, types in _ARGUMENT_TYPES.items():
             getattr(library, name).argtypes = types
         self._set_current, self._capturing = library.cuCtxSetCurrent, library.cuStreamIsCapturing

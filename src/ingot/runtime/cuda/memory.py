@@ -53,8 +53,8 @@ class Workspace:
         return workspace
 
     def places(self, user: object, layout: Layout, nbytes: int, stream: int) -> tuple[int, ...]:
-        """The addresses of the arena, of at least so many bytes (0: it is not used), and of the halos of each geometry
-        of a layout."""
+        """The addresses of the arena, of at least so many bytes (0: it is not used), and of the halos of each
+        geometry."""
         if nbytes > self.arena.nbytes:
             self.version += 1
             self.arena.hold(nbytes)

@@ -44,8 +44,8 @@ _AARCH64 = {
 
 @dataclass(frozen=True)
 class Memory:
-    """The layout of the zeroed memory of `c_run`: the arena with scratch, then the state, a flag
-    `begun` that it was initialized, and a flag `fit` that the processor has the required features."""
+    """The layout of the zeroed memory of `c_run`: the arena with scratch, the state, a flag `begun` (the state was
+    initialized) and a flag `fit` (the processor has the required features)."""
 
     state_offset: int
     begun_offset: int

@@ -19,17 +19,19 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, origin, own_softmax
+from ingot.transform.bounds.crown import Walk, depths, is_product, is_relaxed, origin, own_softmax
 from ingot.transform.bounds.forms import is_normalizer
 from ingot.transform.bounds.forward import Forward
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
+from ingot.transform.bounds.walks import bounds_of
 
 _INF = float("inf")
 METHODS = ("crown", "auto", "crown-ibp", "forward", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
 _WALKS_PER_ROW = 12  # "auto": a walk takes at most so many rows for each row of a pass forward
+_PART_BYTES, _MIN_ROWS = 1 << 22, 32  # of the coefficients that a walk has at a time
 _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 
@@ -174,12 +176,16 @@ class Bounded:
         return max(1, min(128, _BATCH_BYTES // largest_bytes))
 
     def walk(
-        self, slopes: Mapping[Node, Mapping[Node, Node]] | None = None, mapped: Mapping[Node, Node] | None = None
+        self,
+        slopes: Mapping[Node, Mapping[Node, Node]] | None = None,
+        mapped: Mapping[Node, Node] | None = None,
+        max_bytes: int = 1 << 62,
     ) -> Walk:
         """Bound all values. slopes: for each value of `walked` the slopes of its walk, by hinge. mapped: slopes with
-        a value for each row (see `bounds_of`)."""
+        a value for each row (see `bounds_of`). max_bytes: of a value's coefficients at a time."""
         c = self.intervals()
-        walk = Walk(c, self.rows if slopes is None else {})
+        max_rows = max(_MIN_ROWS, max_bytes // (8 * self._widest))
+        walk = Walk(c, self.rows if slopes is None else {}, max_rows=max_rows)
         forward = Forward(c, list(self.interval_inputs)) if self.is_forward else None
         for node in self.core.nodes():
             c.add([node])
@@ -199,7 +205,7 @@ class Bounded:
 def bound_graph(graph: Graph, question: Question) -> Graph:
     """See the module's docstring. Raises as `Question.of`."""
     bounded = question.of(graph)
-    walk = bounded.walk()
+    walk = bounded.walk(max_bytes=_PART_BYTES)
     results: list[Node] = []
     for y in bounded.core.results:
         bounds = walk.intervals.of(y)

@@ -89,7 +89,7 @@ _ADDED: dict[str, int] = {
 
 
 def is_complex(value: object) -> bool:
-    """Whether a call with this argument is one on complex numbers."""
+    """Whether this argument makes a call one on complex numbers."""
     if isinstance(value, tuple | list):
         return any(is_complex(v) for v in value)
     return isinstance(value, Complex | complex)

@@ -31,8 +31,8 @@ def attention(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    """The same op. It recomputes scores and reads neither the result nor the sums of exponentials: the query, which it
-    reads anyway, is passed in their places, so that they are not saved."""
+    """The same op. It recomputes the scores and reads neither the result nor the sums of exponentials. The query, which
+    it reads anyway, is passed instead of them, so that they are not saved."""
     if logsumexp is query:
         return NotImplemented
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -5,9 +5,9 @@ permuted, and torch permutes them back. Views of inputs or of other results are 
 
     y = conv(x); t = transpose(view(y, [n, 4, h * w]), 1, 2); return y, t
     ->   the model: return permute(conv(x), [0, 2, 3, 1])
-         behind it: y = permute(made, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
+         after it: y = permute(result, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
 
-Before the model, torch reads memory behind inputs that are views, as the model sees only the elements of its inputs.
+Before the model runs, torch reads the memory that inputs are views of, as the model sees only its inputs' elements.
 Image-shaped values that forward saves for backward have their channels last, as Ingot's kernels write and read them;
 inputs in that layout are read as such.
 """

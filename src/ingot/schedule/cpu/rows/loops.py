@@ -50,7 +50,7 @@ MAX_VECTORS_ACROSS = 8  # of adjacent rows that are read together if an outer di
 
 def cached_column_count(body: Graph, rows: Rows, machine: Machine) -> int | None:
     """The number of columns to reduce with accumulators in the first-level cache, so that rows of memory are read
-    sequentially. None if these are short, or if later passes read them again."""
+    sequentially. None if the rows are short, or if later passes read them again."""
     reductions, lanes = reductions_of(body), lanes_for(body, machine)
     if rows.horizontal or lanes == 1 or not operands_exceed_caches(body, machine):
         return None
@@ -94,7 +94,7 @@ class RowLoops(RowPasses):
         self.row_buffers: dict[int, Buffer] = {}  # results of rows, while each pass runs over several
 
     def _vectors_across(self, vector_count: int) -> int:
-        """How many of `vector_count` adjacent vectors of rows to visit together, as these read contiguous memory."""
+        """The number of adjacent vectors of rows, of `vector_count`, to visit together: they read contiguous memory."""
         # arg reductions need registers for positions, too
         has_arg_reduction = any(isinstance(n.op, ArgReduce) for n in self.reductions)
         max_vectors = (
@@ -130,11 +130,13 @@ class RowLoops(RowPasses):
             if self.has_cached_columns:
                 self._fold_cached_columns(block, at)
                 return
-            self.visits, far = self._visits(block, at, row_count), self._prefetch_distance()
-            self.next_visits = self._visits(block, k.add(at, integer(far)), row_count) if far else ()
+            self.visits, prefetch_steps = self._visits(block, at, row_count), self._prefetch_distance()
+            self.next_visits = (
+                self._visits(block, k.add(at, integer(prefetch_steps)), row_count) if prefetch_steps else ()
+            )
             self._row(block)
 
-        def one(block: Block, at: Expr) -> None:
+        def visit_step(block: Block, at: Expr) -> None:
             if not self.last_across:
                 return visit(block, at, self.vectors_across)
             number = k.binary("rem", at, dim_expr(blocks))
@@ -143,7 +145,7 @@ class RowLoops(RowPasses):
             return block.when(is_full, lambda b: visit(b, at, full), lambda b: visit(b, at, last))
 
         if rows_per_chunk == 1:
-            one(top, chunk)
+            visit_step(top, chunk)
         else:
             first = top.let(k.mul(chunk, integer(rows_per_chunk)), "first")
             last = top.let(k.binary("min", k.add(first, integer(rows_per_chunk)), dim_expr(total)), "last")
@@ -151,7 +153,7 @@ class RowLoops(RowPasses):
                 span = k.mul(k.binary("div", k.sub(last, first), integer(self.lanes)), integer(self.lanes))
                 begin, first = first, top.let(k.add(first, span), "rest")
                 top.loop("r", begin, first, self.lanes, row_group)
-            top.loop("r", first, last, 1, one)
+            top.loop("r", first, last, 1, visit_step)
         shapes = (d for n in self.body.inputs for d in n.shape)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
         chunks = dim_expr(ceildiv(total, rows_per_chunk))
@@ -480,8 +482,7 @@ class RowLoops(RowPasses):
                 at = ix.linear(tuple(index[d] for d in self.rows.reduced), self._row_layout.strides)
                 store_at(block, row_buffer, ix.add(ix.mul(self.row_number, integer(self._elements())), at), value, mask)
                 continue
-            lay = self.outs[i]
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, mask, stream=self.stream)
 
     @property
@@ -489,11 +490,10 @@ class RowLoops(RowPasses):
         return Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
 
     def _store_row(self, block: Block, i: int, root: Node) -> None:
-        lay = self.outs[i]
         for visit in self.visits:
             index = reshape_index(block, root.shape, self.rows.kept_shape, visit.row)
             value = self.em.value(block, root, index, visit.mask)
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, visit.mask, stream=self.stream)
 
 

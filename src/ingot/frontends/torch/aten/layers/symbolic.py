@@ -3,8 +3,8 @@
     conv(x, w, padding=n // 2)   ->   conv(pad(x, n // 2), w)
     conv(x, w, stride=n)         ->   conv(x[o * n + k], w, stride=K)       for places o and the K taps of the kernel
 
-Attributes of ops are numbers: what is a size becomes a movement of elements, so that no product is computed that the
-definition does not name.
+Attributes of ops are numbers. A symbolic one becomes a movement of elements, which adds no product to those of the
+definition.
 """
 
 from __future__ import annotations
