@@ -26,6 +26,7 @@ from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.storage.aligned_rows import align_rows
 from ingot.passes.core.storage.nest_concats import nest_concats
 from ingot.passes.core.transposed_conv import split_transposed
+from ingot.passes.core.wide_pixels import widen_pixels
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.share_kernels import share_kernels
@@ -56,7 +57,7 @@ class Choices:
     before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
     `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them, from any positions.
     pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision.
-    row_alignment_bytes: see `align_rows`."""
+    row_alignment_bytes: see `align_rows`. widens_pixels: see `widen_pixels`."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -79,6 +80,7 @@ class Choices:
     narrow_integers: bool = False
     row_alignment_bytes: int = 1
     height: Height = always_dense
+    widens_pixels: bool = False
 
 
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
@@ -132,6 +134,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("reshaped_reductions", partial(reduce_unreshaped, max_slice_elements=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
+        *((("wide_pixels", widen_pixels),) if choices.widens_pixels else ()),
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", simplified),
         *((("signs", pack_signs),) if choices.packs_signs else ()),  # once the axis that words pack is contiguous
