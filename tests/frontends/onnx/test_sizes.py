@@ -49,6 +49,20 @@ def test_a_reshape_of_a_size_that_the_run_finds() -> None:
         assert compiled(np.ones((h, w), np.float32)).shape == (4, h * int(w * np.float32(0.6)) // 4)
 
 
+def test_an_input_as_wide_as_what_the_run_finds() -> None:
+    """Its size is a condition that the run checks, as no input's size can depend on what the run finds."""
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["r"], mode="linear"),
+        helper.make_node("Concat", ["r", "w"], ["z"], axis=0),
+    ]
+    scales = np.array([1, 0.6], np.float32)
+    m = model(nodes, [("x", F, [1, "n"]), ("w", F, ["h", "k"])], initializers=[("scales", scales)])
+    compiled = ingot.compile(m, threads=1, cache=False)
+    assert compiled(np.ones((1, 10), np.float32), np.ones((2, 6), np.float32)).shape == (3, 6)
+    with pytest.raises(InputError):
+        compiled(np.ones((1, 10), np.float32), np.ones((2, 7), np.float32))
+
+
 def test_sizes_without_a_name_are_each_their_own() -> None:
     m = model(one("Identity", "x"), [("x", F, ["?", "?", None, "a.b"])])
     assert types(m)[0] == "f32[x_0,x_1,x_2,a_b]"
