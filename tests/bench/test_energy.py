@@ -39,10 +39,10 @@ def test_engines_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     machine.zone("intel-rapl:0", "package-0")
     patched = partial(measuring.measure, clock=machine.clock, sleep=machine.sleep)
     monkeypatch.setattr(run, "measure", patched)
-    found = find_counters(None, tmp_path)
-    result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), found)
+    outcome = find_counters(None, tmp_path)
+    result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), outcome)
     assert result.energy is not None and result.energy.joules == pytest.approx(0.4, rel=1e-3)
-    failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), found)
+    failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), outcome)
     assert failed.failure == "it ended" and failed.seconds is None
 
 
@@ -54,7 +54,7 @@ def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert model.profile(x).energy is None
     machine = Machine(tmp_path)
     machine.zone("intel-rapl:0", "package-0")
-    found = find_counters(None, tmp_path)
+    result = find_counters(None, tmp_path)
     original, calls = device.calls_for, list[int]()
 
     def calls_for(call: Any, streams: int) -> Any:
@@ -67,7 +67,7 @@ def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(device, "calls_for", calls_for)
     monkeypatch.setattr(device, "measure", partial(measuring.measure, clock=machine.clock, sleep=machine.sleep))
-    monkeypatch.setattr(device, "find_counters", lambda gpu: found)
+    monkeypatch.setattr(device, "find_counters", lambda gpu: result)
     profile = model.profile(x, energy=True)
     assert profile.energy is not None and profile.energy.joules == pytest.approx(4, rel=1e-3)
     assert len(calls) > 80 and [label for label, _ in profile]
@@ -96,8 +96,8 @@ class Speaker:
 def test_tokens(tmp_path: Path, step: float) -> None:
     machine = Machine(tmp_path, step=step)
     machine.zone("intel-rapl:0", "package-0")
-    found = find_counters(None, tmp_path)
-    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, found, machine.clock, machine.sleep)
+    result = find_counters(None, tmp_path)
+    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, result, machine.clock, machine.sleep)
     assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
     assert "a token" in str(read) and "tokens" in str(written) and written.seconds == pytest.approx(0.01)
     nothing = language.energy_of_tokens(Speaker(machine), 128, 64, EnergyCounters((), ()))

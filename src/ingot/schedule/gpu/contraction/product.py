@@ -11,6 +11,7 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from itertools import product as product_of
 
@@ -42,6 +43,7 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
 )
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
@@ -236,8 +238,11 @@ class _Product:
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
-        joins_apart = machine.starts_early and t.rows * t.columns > MAX_JOINED_ELEMENTS
-        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles, joins_apart)
+        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
+        temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
+        column_sums = ColumnSums.of(self.group, self.anchor, m, n, _starts(t.rows), len(temps))
+        joins_apart = machine.starts_early and t.rows * t.columns > MAX_JOINED_ELEMENTS and column_sums is None
+        sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
         work = sums.work_item(top, chunk)
         place = self._place(top, work.tile)
         boxes = self._boxes()
@@ -247,17 +252,20 @@ class _Product:
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
-        extra = *self.packed, *box_args, *sums.finish(top, values, self._results(extent), work)
-        copy_steps, temps = tuple[Step, ...](), sums.temps
+        extra = *self.packed, *box_args, *sums.finish(top, values, self._results(extent, place), work)
+        copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
-            copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
+            copy, (source, offset) = Arg("temp", len(sums.temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
-            extra, temps = (*extra, (self.b.buffer, copy)), (*temps, copy_bytes(loops, source.dtype))
+            extra = (*extra, (self.b.buffer, copy))
+        if column_sums is not None:
+            extra, fold_steps = (*extra, *column_sums.params), (column_sums.fold_step(),)
+            temps = (*temps, *column_sums.temps)
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
         joined = sums.joined(
             machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
         )
-        return Lowered((*copy_steps, step, *joined), temps, self.packs, self.site, sums.zeros)
+        return Lowered((*copy_steps, step, *joined, *fold_steps), temps, self.packs, self.site, sums.zeros)
 
     def _place(self, block: Block, tile: Expr) -> _Place:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
@@ -283,12 +291,21 @@ class _Product:
         batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
         return _Extent(batch, rows, columns)
 
-    def _results(self, extent: _Extent) -> list[ResultTile]:
-        """Of each piece of a tile."""
-        return [
-            ResultTile(self.loops.result(self.loops.full((*extent.batch, *row, *column))), row_mask, column_mask)
-            for (row, row_mask), (column, column_mask) in product_of(extent.rows, extent.columns)
-        ]
+    def _results(self, extent: _Extent, place: _Place | None = None) -> list[ResultTile]:
+        """Of each piece of a tile. place: of a whole tile, for the reductions of its rows."""
+        t, results = self.tiling, list[ResultTile]()
+        sides = product_of(enumerate(_starts(t.rows)), _starts(t.columns))
+        pieces = product_of(extent.rows, extent.columns)
+        for ((row, row_mask), (column, column_mask)), ((number, (first, _)), (across, width)) in zip(
+            pieces, sides, strict=True
+        ):
+            index = self.loops.result(self.loops.full((*extent.batch, *row, *column)))
+            tile_place = None
+            if place is not None:
+                columns = k.add(ix.add(place.column, integer(across)), k.lane_indices(width, 1))
+                tile_place = TilePlace(ix.add(place.row, integer(first)), number, columns)
+            results.append(ResultTile(index, row_mask, column_mask, tile_place))
+        return results
 
     def _tile_of_program(
         self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike
