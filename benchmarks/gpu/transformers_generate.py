@@ -91,6 +91,7 @@ def measure(name: str, engine: str, way: str, options: argparse.Namespace) -> di
     print(READY, flush=True)
     sys.stdin.readline()
     times: list[float] = []
+    again: list[int] = []
     for _ in range(options.calls if engine != "eager" else 2):
         begin = time.perf_counter()
         again = call()
@@ -125,7 +126,7 @@ def _generate(net: Any, ids: Any, compiled: dict[str, Any], way: str, options: a
         settings["cache_implementation"] = "static"
         if compiled:
             config = transformers.CompileConfig(**{"mode": None, **compiled})
-            config._compile_all_devices = True
+            config._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue]
             settings |= {"compile_config": config, "disable_compile": False}
 
     def call() -> list[int]:

@@ -99,8 +99,8 @@ class StateTensors:
             )
             copies.append((region, offset, source, state.initial.nbytes, is_resident))
             sources.append(converted)
-        for region, *copy in copies:
-            region.write(*copy)
+        for region, offset, source, nbytes, is_resident in copies:
+            region.write(offset, source, nbytes, is_resident)
 
 
 def _allocate(sizes: Sequence[int], store: Callable[[int], Store]) -> list[tuple[Store, int]]:

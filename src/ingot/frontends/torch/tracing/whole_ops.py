@@ -129,9 +129,8 @@ def _install_attention() -> None:
 def _with_contiguous_mask(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    is_split = attn_mask is not None and query.device.type in _NEED_CONTIGUOUS_MASKS and attn_mask.stride(-1) != 1
-    if whole_attention.on and is_split:
-        attn_mask = attn_mask.contiguous()
+    if whole_attention.on and attn_mask is not None and query.device.type in _NEED_CONTIGUOUS_MASKS:
+        attn_mask = attn_mask if attn_mask.stride(-1) == 1 else attn_mask.contiguous()
     return _attention._op_dk(_COMPOSITE, query, key, value, attn_mask, *args, **kwargs)
 
 

@@ -9,10 +9,9 @@ otherwise be read element by element, several times, by the products of the grad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from ingot import ops
-from ingot.ir.dims import is_static
+from ingot.ir.dims import estimate, is_static, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Node, rebuild
 from ingot.ops.views import VIEWS, strided_base
@@ -39,7 +38,9 @@ def _is_large(n: Node) -> bool:
     if not is_static((*x.shape, *y.shape)):
         return False
     free = n.op.free(x.type.rank, y.type.rank)
-    return all(prod(v.shape[d] for d in axes) >= MIN_FREE_SIZE for v, axes in zip((x, y), free, strict=True))
+    return all(
+        estimate(product(v.shape[d] for d in axes)) >= MIN_FREE_SIZE for v, axes in zip((x, y), free, strict=True)
+    )
 
 
 def _with_aligned_rows(x: Node, alignment_bytes: int, aligned: dict[Node, Node]) -> Node:
@@ -53,7 +54,7 @@ def _with_aligned_rows(x: Node, alignment_bytes: int, aligned: dict[Node, Node])
         return x
     width = base.shape[-1] + -base.shape[-1] % unit
     layout = Layout(base.shape, Layout.contiguous((*base.shape[:-1], width)).strides)
-    if prod(base.shape) * size < MIN_MATRIX_BYTES or strided_base(x, {base: layout}) is None:
+    if estimate(product(base.shape)) * size < MIN_MATRIX_BYTES or strided_base(x, {base: layout}) is None:
         return x
     if base not in aligned:
         zeros = (0,) * base.type.rank
