@@ -32,7 +32,7 @@ _MAX_ELEMENTS = 1 << 20  # of an input: more are not called
 _CALLS = 2  # with other values, and other sizes where they are open
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-45, 2.5, 1e9, -3.0)
 _INTEGERS = (0, 1, -1, 2, 3, -2, 5, 7, 64, 127, 1 << 31, -(1 << 31), 1 << 40, (1 << 62) + 1, (1 << 63) - 1, -(1 << 63))
-LIMITS = ingot.Limits(seconds=20, sizes=1 << 12, turns=64)
+LIMITS = ingot.Limits(seconds=20, sizes=1 << 12, iterations=64)
 _called: set[bytes] = set()  # digests of graphs: half of the mutations change nothing that is compiled
 
 

@@ -80,9 +80,9 @@ class Grower:
 
     def input(self, type: int, shape: tuple[int, ...]) -> Value:
         value = Value(f"x{len(self.inputs)}", type, shape)
+        self.feeds[value.name] = self.data(type, shape)  # raises for a type that it does not draw
         self.inputs.append(value)
         self.values.append(value)
-        self.feeds[value.name] = self.data(type, shape)
         return value
 
     def data(self, type: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -31,11 +31,11 @@ def empty_graph(data: Callable[..., np.ndarray]) -> tuple[dict[str, bytes], list
                 else np.arange(size if shape == (None,) else 4, dtype=np.int32) % max(size, 1)
                 for name, (dtype, shape) in types.items()
             }
-            calls.append((feeds, _results(graph, list(uses), feeds)))
+            calls.append((feeds, results_of(graph, list(uses), feeds)))
     return {"graph.pb": graph.as_graph_def().SerializeToString()}, calls
 
 
-def _results(graph: tf.Graph, names: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def results_of(graph: tf.Graph, names: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     results: dict[str, np.ndarray] = {}
     with v1.Session(graph=graph) as session:
         for name in names:

@@ -225,6 +225,9 @@ def main(folder: Path) -> None:
     from tensorflow_empty import empty_graph
 
     write(folder / "empty.zip", *empty_graph(data))
+    from tensorflow_open import open_graph
+
+    write(folder / "open.zip", *open_graph(data))
 
 
 def areas(folder: Path) -> None:

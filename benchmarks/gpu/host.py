@@ -30,16 +30,16 @@ from ingot.runtime.executable import LoadedProgram
 from ingot.runtime.executor import CompiledModel
 
 GIVES = (  # functions whose first argument is a handle to be made
-    "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate",
+    "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreateWithPriority",
     "cuEventCreate", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphAddEventRecordNode",
     "cuGraphInstantiateWithFlags",
 )  # fmt: skip
 NOTHING = (
     "cuInit", "cuCtxSetCurrent", "cuCtxSynchronize", "cuModuleUnload", "cuFuncSetAttribute", "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuStreamDestroy_v2", "cuStreamSynchronize",
-    "cuStreamWaitEvent", "cuEventDestroy_v2", "cuEventRecord", "cuLaunchKernel", "cuGraphAddDependencies_v2",
-    "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled", "cuGraphLaunch", "cuGraphExecDestroy",
-    "cuGraphDestroy",
+    "cuStreamWaitEvent", "cuCtxGetStreamPriorityRange", "cuEventDestroy_v2", "cuEventRecord", "cuLaunchKernel",
+    "cuGraphAddDependencies_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled", "cuGraphLaunch",
+    "cuGraphExecDestroy", "cuGraphDestroy",
 )  # fmt: skip
 OTHERS = """
 #include <stdlib.h>

@@ -1,25 +1,31 @@
 """Training as people run it, on a machine with an NVIDIA GPU: autocast to bfloat16, fused AdamW, `torch.compile`.
 
     python -m benchmarks.gpu.training --only vit-s,resnet50 --engine eager,cudagraphs,ingot --file training.jsonl
+    python -m benchmarks.gpu.training --only gpt2 --precision float16 --file training.jsonl
     python -m benchmarks.gpu.training --file training.jsonl --table
 
 Each pair of a network and an engine runs in a process of its own under a time limit and appends one JSON line to the
 file: seconds to the first step, the median milliseconds of a step over bursts, peak memory, losses, and the kernels
-that take the longest. A later run goes on with the same file. Images are channels last.
+that take the longest. A later run goes on with the same file. With --together all are compiled at once, which says
+nothing of seconds to the first step and of memory, and measured one after the other. Images are channels last.
+float16 trains with a GradScaler, float32 with products as PyTorch is set (no TF32).
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +37,15 @@ from ingot.integrations.torch_compile import ingot_backend
 
 BURSTS = 9
 BURST_SECONDS = 0.3
-LOSS_STEPS = 20
-LONGEST_KERNELS = 14
+LOSS_STEPS = 50
+LONGEST_KERNELS = 40
 ENGINES: dict[str, dict[str, Any]] = {
     "eager": {},
     "inductor": {"backend": "inductor"},
     "cudagraphs": {"backend": "inductor", "mode": "reduce-overhead"},
     "ingot": {"backend": ingot_backend},
 }
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 Network = tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
@@ -97,9 +104,10 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 
-def measure(name: str, engine: str, seed: int) -> dict[str, Any]:
-    """One network under one engine: the figures of its line."""
+def measure(name: str, engine: str, precision: str, seed: int, lock: int | None) -> dict[str, Any]:
+    """One network under one engine: the figures of its line. lock: a file that is shared until all have compiled."""
     torch.manual_seed(seed)
+    dtype = PRECISIONS[precision]
     net, x, y = NETWORKS[name]()
     net, x, y = net.cuda().train(), x.cuda(), y.cuda()
     if x.dim() == 4:
@@ -107,13 +115,16 @@ def measure(name: str, engine: str, seed: int) -> dict[str, Any]:
     forward = torch.compile(net, **ENGINES[engine]) if ENGINES[engine] else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
 
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
             logits = forward(x)
         loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         return loss.detach()
 
     torch.cuda.synchronize()
@@ -122,6 +133,9 @@ def measure(name: str, engine: str, seed: int) -> dict[str, Any]:
     first = time.perf_counter() - start
     losses += [float(step()) for _ in range(LOSS_STEPS - 1)]
     torch.cuda.synchronize()
+    if lock is not None:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     step()
@@ -129,9 +143,11 @@ def measure(name: str, engine: str, seed: int) -> dict[str, Any]:
     count = max(3, round(BURST_SECONDS / (time.perf_counter() - start)))
     times = [_burst(step, count) for _ in range(BURSTS)]
     free, total = torch.cuda.mem_get_info()
+    memory = None if lock is not None else round((total - free) / 1e6)  # of all processes
     return {
-        "network": name, "engine": engine, "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
-        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": round((total - free) / 1e6),
+        "network": name, "engine": engine, "precision": precision, "seed": seed,
+        "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
+        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": memory,
         "skips": _cudagraph_skips() if engine == "cudagraphs" else 0, "losses": losses, **_kernels(step),
     }  # fmt: skip
 
@@ -172,23 +188,46 @@ def _kernels(step: Callable[[], Any]) -> dict[str, Any]:
     return {"busy_ms": round(sum(total.values()), 3), "kernels": sum(calls.values()) // steps, "longest": longest}
 
 
-def run(name: str, engine: str, file: Path, seconds: float) -> None:
-    """One measurement in a process of its own, which is killed with its children after `seconds`."""
-    command = [sys.executable, "-m", "benchmarks.gpu.training", "--measure", "--only", name, "--engine", engine]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def run(pairs: Sequence[tuple[str, str]], precision: str, seed: int, file: Path, seconds: float) -> None:
+    """Measure networks under engines, each in a process of its own, which is killed with its children after
+    `seconds`."""
+    processes: list[subprocess.Popen[str]] = []
+    with tempfile.NamedTemporaryFile() as shared:
+        for name, engine in pairs:
+            command = [sys.executable, "-m", "benchmarks.gpu.training", "--measure", "--only", name, "--engine", engine]
+            command += ["--precision", precision, "--seed", str(seed)]
+            with open(shared.name) as lock:  # each process has a lock of its own on the file
+                if len(pairs) > 1:
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+                    command += ["--lock", str(lock.fileno())]
+                processes.append(
+                    subprocess.Popen(
+                        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                        pass_fds=(lock.fileno(),),
+                    )
+                )  # fmt: skip
+        end = time.monotonic() + seconds
+        with ThreadPoolExecutor(len(pairs)) as threads:
+            lines = threads.map(lambda process: _line(process, end), processes)
+            for (name, engine), line in zip(pairs, lines, strict=True):
+                if line.startswith("{"):
+                    text = line
+                else:
+                    text = json.dumps({"network": name, "engine": engine, "precision": precision, "error": line[:300]})
+                with file.open("a") as f:
+                    f.write(text + "\n")
+                print(text[:400], flush=True)
+
+
+def _line(process: subprocess.Popen[str], end: float) -> str:
+    """The line of a measurement, or its error."""
     try:
-        out, err = process.communicate(timeout=seconds)
-        line = out.strip().splitlines()[-1] if process.returncode == 0 else ""
-        error = err.strip().splitlines()[-1:] if not line else []
+        out, err = process.communicate(timeout=end - time.monotonic())
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        line, error = "", [f"killed after {seconds:.0f} s"]
-    line = line or json.dumps({"network": name, "engine": engine, "error": (error or ["no output"])[0][:300]})
-    with file.open("a") as lines:
-        lines.write(line + "\n")
-    print(line[:400], flush=True)
+        return "killed, as the time was over"
+    text = out if process.returncode == 0 else err
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def table(file: Path) -> str:
@@ -197,7 +236,8 @@ def table(file: Path) -> str:
     newest: dict[tuple[str, str], dict[str, Any]] = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
-        newest[row["network"], row["engine"]] = row
+        precision = row.get("precision", "bfloat16")
+        newest[row["network"] + f", {precision}" * (precision != "bfloat16"), row["engine"]] = row
     rows = ["| network | " + " | ".join(ENGINES) + " | Ingot over the best | memory, MB (best / Ingot) |"]
     rows.append("|---" * (len(ENGINES) + 3) + "|")
     for name in dict.fromkeys(n for n, _ in newest):
@@ -207,7 +247,8 @@ def table(file: Path) -> str:
         ratio, memory = "", ""
         if others and "ms" in by["ingot"]:
             ratio = f"{min(by[e]['ms'] for e in others) / by['ingot']['ms']:.2f}"
-            memory = f"{min(by[e]['device_mb'] for e in others)} / {by['ingot']['device_mb']}"
+            if all(by[e]["device_mb"] for e in (*others, "ingot")):
+                memory = f"{min(by[e]['device_mb'] for e in others)} / {by['ingot']['device_mb']}"
         rows.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} | {memory} |")
     return "\n".join(rows)
 
@@ -218,18 +259,21 @@ def main() -> None:
     parser.add_argument("--engine", default=",".join(ENGINES), help="engines, by comma")
     parser.add_argument("--file", type=Path, default=Path("training.jsonl"))
     parser.add_argument("--seconds", type=float, default=120.0, help="of one network and engine")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print the table of the file")
+    parser.add_argument("--together", action="store_true", help="compile all at once, measure one after the other")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.only, options.engine, options.seed)))
+        print(json.dumps(measure(options.only, options.engine, options.precision, options.seed, options.lock)))
     elif options.table:
         print(table(options.file))
     else:
-        for name in options.only.split(","):
-            for engine in options.engine.split(","):
-                run(name, engine, options.file, options.seconds)
+        pairs = [(n, e) for n in options.only.split(",") for e in options.engine.split(",")]
+        for group in [pairs] if options.together else [[pair] for pair in pairs]:
+            run(group, options.precision, options.seed, options.file, options.seconds)
 
 
 if __name__ == "__main__":

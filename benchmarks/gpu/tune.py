@@ -45,7 +45,7 @@ def tune_one(name: str, target: str, database: Path, budget: float) -> None:
     for row in report.rows:
         if row.state == "tuned":
             print(f"{name}: {row.kernel} {row.result} x{row.count} {row.gain:.2f}x of {row.share:.1%}: {row.choice}")
-    for text in (*report.wrong, *report.lost):
+    for text in (*report.wrong_results, *report.failures):
         print(f"{name}: left out: {text[:300]}")
     before, now = 1e3 * report.untuned_seconds, 1e3 * report.seconds
     print(f"{name}: kernels {before:.3f} ms untuned, {now:.3f} ms tuned, {report.gain:.3f}x", flush=True)

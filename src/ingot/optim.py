@@ -109,15 +109,15 @@ class Adam(Optimizer):
         _check("eps", self.eps)
 
     def update(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term, decay: float) -> tuple[Term, Moments]:
-        return self._moved(p, g + p * decay if decay else g, moments, lr, count)
+        return self._step(p, g + p * decay if decay else g, moments, lr, count)
 
-    def _moved(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term) -> tuple[Term, Moments]:
+    def _step(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term) -> tuple[Term, Moments]:
         first, second = self.betas
         m = moments["exp_avg"] + (g - moments["exp_avg"]) * (1 - first)
         v = moments["exp_avg_sq"] * second + g * g * (1 - second)
         # in f64: 1 - 0.999^t loses four digits of f32 at t = 1
-        size = lr.cast(f64) / _left(first, count)
-        scale = _left(second, count).map(Sqrt())
+        size = lr.cast(f64) / _bias_correction(first, count)
+        scale = _bias_correction(second, count).map(Sqrt())
         root = v.map(Sqrt()) / scale.cast(p.dtype) + self.eps
         return p - size.cast(p.dtype) * (m / root), {"exp_avg": m, "exp_avg_sq": v}
 
@@ -129,7 +129,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def update(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term, decay: float) -> tuple[Term, Moments]:
-        return self._moved(p * (1 - lr * decay) if decay else p, g, moments, lr, count)
+        return self._step(p * (1 - lr * decay) if decay else p, g, moments, lr, count)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Lion(Optimizer):
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "lion": Lion}
 
 
-def _left(beta: float, count: Term) -> Term:
+def _bias_correction(beta: float, count: Term) -> Term:
     """1 - beta^count: what of a mean that began with zeros is not of these."""
     return 1.0 - scalar(beta, f64) ** count.cast(f64)
 

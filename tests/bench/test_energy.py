@@ -42,7 +42,7 @@ def test_engines_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), found)
     assert result.energy is not None and result.energy.joules == pytest.approx(0.4, rel=1e-3)
     failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), found)
-    assert failed.failed == "it ended" and failed.seconds is None
+    assert failed.failure == "it ended" and failed.seconds is None
 
 
 def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+import ingot
 from tests.language import tiny
 from tests.serving.models import compiled, pooled
 
@@ -160,6 +161,32 @@ def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_e
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
     assert process.returncode in (0, 130) and "Traceback" not in errors
+
+
+def test_an_adapter_is_merged_into_the_one_model(files: Path, tmp_path: Path):
+    gguf, adapter = tiny.write(tmp_path / "tiny.gguf"), tiny.write_adapter(tmp_path / "a=b.gguf")
+    refused = subprocess.run(
+        command(gguf, files / "pool.onnx", "--adapter", adapter),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 2 and "expected one language model" in refused.stderr
+    lm = ingot.LanguageModel(gguf, adapters={adapter: 0.5}, sequences=8, threads=1)
+    expected = lm.generate("The", max_tokens=3, temperature=0)
+    assert expected != ingot.LanguageModel(gguf, sequences=8, threads=1).generate("The", max_tokens=3, temperature=0)
+    words = command(gguf, "--adapter", f"{adapter}=0.5", "--port", 0, "--threads", 1, "--json")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 3, "temperature": 0}).encode()
+            with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=20) as response:
+                assert json.load(response)["choices"][0]["text"] == expected
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
 
 
 def test_language_models_are_for_the_own_application_alone(files: Path, tmp_path: Path):

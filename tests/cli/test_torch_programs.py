@@ -39,7 +39,7 @@ def call(*args: object) -> dict:
 def test_compare_with_pytorch(program: Path):
     facts = call("compare", program)
     assert facts["ok"]
-    assert {c["against"].split()[0] for c in facts["checks"]} == {"PyTorch", "interpreter"}
+    assert {c["reference"].split()[0] for c in facts["checks"]} == {"PyTorch", "interpreter"}
 
 
 def test_what_torch_save_writes_is_no_program(tmp_path: Path):

@@ -50,7 +50,7 @@ def test_a_right_model_agrees_with_both_references(source: Source):
     pytest.importorskip("onnxruntime")
     found = compare(source, threads=2)
     assert found.ok and found.blame is None
-    assert len({c.against for c in found.checks}) == 2
+    assert len({c.reference for c in found.checks}) == 2
     assert sorted({c.sizes["batch"] for c in found.checks}) == [1, 2, 3]
 
 

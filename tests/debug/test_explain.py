@@ -59,9 +59,9 @@ def test_rows_add_up_and_follow_each_other(found: Explanation, built: Build):
 
 
 def test_every_group_says_why_it_stores_its_result(found: Explanation):
-    assert all(r.apart for r in found.rows)
+    assert all(r.unfused_reason for r in found.rows)
     last = found.rows[-1]
-    assert last.apart == "an output of the model"
+    assert last.unfused_reason == "an output of the model"
     assert any("maximum @ relu" in op for r in found.rows for op in r.fused)
 
 

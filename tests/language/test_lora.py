@@ -12,9 +12,12 @@ from ingot.frontends.gguf import GGUFFile, GGUFWeights
 from ingot.frontends.language.adapters import in_gguf, read_adapter
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
+from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
+from ingot.language.layers import Network
 from ingot.language.lora import LowRank, MergedWeights, merged
 from ingot.language.metadata import from_metadata
+from ingot.language.programs import chunk
 from ingot.language.weights import ArrayWeights, Weights
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
@@ -128,7 +131,6 @@ def test_what_is_not_merged_is_refused(tmp_path: Path) -> None:
         {"peft_type": "IA3"},
         {"use_qalora": True},
         {"use_what_comes_next": True},
-        {"ensure_weight_tying": True},
         {"trainable_token_indices": [1]},
         {"layer_replication": [[0, 1]]},
         {"init_lora_weights": "pissa"},
@@ -179,6 +181,9 @@ PEFT: dict[str, tuple[str, dict[str, object]]] = {
     "magnitudes": ("llama", {"target_modules": "all-linear", "use_dora": True, "bias": "lora_only"}),
     "biases": ("llama", {"target_modules": ["k_proj", "gate_proj"], "lora_bias": True}),
     "whole modules": ("gemma3", {"target_modules": ["q_proj"], "modules_to_save": ["norm", "lm_head", "embed_tokens"]}),
+    "tokens": ("llama", {
+        "target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 60, 7], "lm_head": [2]},
+    }),
     "tables": ("llama", {"target_modules": ["embed_tokens", "lm_head"]}),
     "tables with magnitudes": ("llama", {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True}),
     "transposed": ("gpt2", {"target_modules": ["c_attn", "wte"], "use_dora": True, "fan_in_fan_out": True}),
@@ -247,3 +252,52 @@ def test_a_table_that_is_also_the_output(tmp_path: Path, changed: str) -> None:
         expected = table + delta if name.endswith(changed) else table
         assert np.allclose(value(weights, f"{name}.weight"), expected, atol=1e-4)
     assert {*weights.names} == {f"{name}.weight" for name in names}
+
+
+TOKENS = "model.embed_tokens.token_adapter.trainable_tokens_delta"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_tied"),
+    [
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [1, 60, 7]}, True),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": [2]}}, False),
+        ({"target_modules": ["lm_head"], "trainable_token_indices": [3]}, False),
+        ({"target_modules": ["embed_tokens"], "ensure_weight_tying": True}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"], "ensure_weight_tying": True}, True),
+    ],
+)
+def test_tied_tables_beside_peft(tmp_path: Path, options: dict[str, object], is_tied: bool) -> None:
+    """Logits as PEFT's layers give them: what it merges into a shared tensor is the sum of what both are changed by."""
+    net = model("llama", "LlamaForCausalLM", {"tie_word_embeddings": True})
+    library, torch = pytest.importorskip("peft", exc_type=ImportError), pytest.importorskip("torch")
+    architecture, arrays = files(net, tmp_path / "base")
+    adapted = library.get_peft_model(
+        net, library.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    ).eval()
+    with torch.no_grad():
+        for p in adapted.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.1)
+        adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+        ids = torch.arange(61)[None]
+        expected = adapted(ids).logits[0].numpy()
+    weights, architecture = merged(ArrayWeights(arrays), architecture, [read_adapter(tmp_path / "adapter")])
+    assert architecture.tied == is_tied
+    language, form = Network(architecture, weights, 64), CacheForm.of(architecture, 1, 64)
+    caches = [np.zeros(t.shape, np.float32) for layer in form.layers for _, t in layer]
+    got = interpret(chunk(language, form, tokens=61, every=True), [ids.numpy(), np.array([0]), *caches])[-1]
+    assert np.abs(got[0] - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_trained_tokens_of_other_tables(tmp_path: Path) -> None:
+    rows, base = RNG.normal(size=(2, 32)).astype(np.float32), np.zeros((61, 32), np.float32)
+    weights = ArrayWeights({"model.embed_tokens.weight": base})
+    refused = {"[1]": "trainable_token", "[1, -2]": "trainable_token", '{"lm_head": [1, 2]}': "a row for each"}
+    for i, (indices, message) in enumerate((refused | {"[1, 61]": r"\[61, 32\]"}).items()):
+        with pytest.raises(ImportModelError, match=message):
+            folder = peft(tmp_path / str(i), {"trainable_token_indices": json.loads(indices)}, **{TOKENS: rows})
+            MergedWeights(weights, read_adapter(folder))
+    folder = peft(tmp_path / "half", {"trainable_token_indices": [7, 3]}, **{TOKENS: rows})
+    got = value(MergedWeights(weights, read_adapter(folder, 0.5)), "model.embed_tokens.weight")
+    assert np.array_equal(got[[7, 3]], rows / 2) and np.count_nonzero(got.any(1)) == 2

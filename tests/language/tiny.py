@@ -92,3 +92,16 @@ def write(
         keys.append(key("tokenizer.chat_template", STRING, text(template)))
     path.write_bytes(of_tensors(tensors, keys))
     return path
+
+
+def write_adapter(path: Path) -> Path:
+    """An adapter of low rank of the tiny model."""
+    rng = np.random.default_rng(0)
+    name = "blk.0.attn_output.weight.lora_"
+    arrays = {
+        f"{name}{part}": rng.normal(size=shape).astype(np.float32) for part, shape in (("a", (4, 32)), ("b", (32, 4)))
+    }
+    kinds = {"general.type": "adapter", "adapter.type": "lora"}
+    keys = [key(k, STRING, text(v)) for k, v in kinds.items()] + [key("adapter.lora.alpha", F32, scalar(F32, 8.0))]
+    path.write_bytes(of_tensors({k: ("F32", a.shape, a) for k, a in arrays.items()}, keys))
+    return path

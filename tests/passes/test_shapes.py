@@ -10,8 +10,8 @@ from ingot.ir.dims import exact_quotient, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f16, f32
 from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.simplify import simplify
+from ingot.passes.core.storage.nest_concats import nest_concats
 from ingot.passes.model.merge_matmuls import merge_matmuls
 from tests.passes.check import arg, count, graph, same_values
 

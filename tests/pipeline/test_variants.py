@@ -82,3 +82,24 @@ def test_kernels_are_shared_by_models(monkeypatch: pytest.MonkeyPatch, tmp_path:
         two = build_program(graph(), features_of("cuda:sm_90a,sm_80"), 1)
     assert made == 4 == len(compiler.sources)  # two kernels of two architectures
     assert one.code["cuda"] == two.code["cuda"]
+
+
+def test_a_launch_of_too_much_shared_memory_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a merged launch have their shared memory side by side."""
+
+    def submit(source: Source, capability: int) -> Future[bytes]:
+        compiled = Future[bytes]()
+        shared_bytes = 120_000 * source.text.count("tl.range(")
+        code = KernelCode(source.name, source.text.encode(), 128, shared_bytes, len(source.parameters), ())
+        compiled.set_result(code.record())
+        return compiled
+
+    monkeypatch.setattr(objects, "submit", submit)
+    monkeypatch.setattr(objects, "_triton", lambda: b"")
+    x = Input("x", TensorType(f16, (40, 192)))()
+    y = Input("y", TensorType(f16, (192, 96)))()
+    z = Input("z", TensorType(f16, (192, 96)))()
+    product = ops.DotGeneral(((), ()), ((1,), (0,)), f16)
+    with sharing(None):
+        program = build_program(Graph((x, y, z), (product(x, y), product(x, z))), features_of("cuda:sm_90a"), 1)
+    assert len(program.steps) == 2 and "2 launches instead of one" in program.meta["variants"]

@@ -15,7 +15,7 @@ from ingot.pipeline.target import features_of
 from ingot.plan.storage import assign
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from tests.conformance.checked import run_checked
+from tests.conformance.checked import planned, run_checked, run_planned
 from tests.schedule.compiled import check
 
 SHAPE = (4, 6)
@@ -149,6 +149,58 @@ def test_circles_are_copied() -> None:
     new = ops.Exp()(a)
     late = ops.Mul()(ops.BroadcastInDim((6, 5), (0,))(ops.Reduce("sum", (1,))(new)), a)
     assert "needs the new one" in lasting(a, new, late).state[0].copy_reason
+
+
+def counted(first: Node, at: Node, other: Node | None = None) -> Node:
+    """x after three iterations of x = update(x, x[:2] + 1, at) from `first` on."""
+    begin = (const(0), at, first, *([] if other is None else [other]))
+    i, where, x, *rest = values = tuple(Input(f"v{n}", v.type)() for n, v in enumerate(begin))
+    rows = ops.Add()(ops.Slice((0, 0), (2, 5), (1, 1))(x), ops.BroadcastInDim((2, 5), ())(const(np.float32(1))))
+    new = ops.DynamicUpdateSlice()(x, ops.Add()(rows, rest[0]) if rest else rows, where, ZERO)
+    condition = Graph(values, (ops.Compare("LT")(i, const(3)),))
+    loop = ops.While(condition, Graph(values, (ops.Add()(i, const(1)), where, new, *rest)))
+    return loop(*begin).results[2]
+
+
+@pytest.mark.parametrize("target", ["native", "cuda"])
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_loops_begin_where_their_values_lie(target: str, has_reader: bool) -> None:
+    """What reads the updated state comes before the loop, which then changes the same memory."""
+    rest = (ops.Reduce("sum", (1,))(WRITTEN), ops.Reduce("sum", (0,))(S)) if has_reader else ()
+    graph = Graph((X, AT, S), (counted(WRITTEN, AT), *rest), state=("s",))
+    program = build_program(graph, features_of(f"null:{target}"), 1)
+    assert program.state[0].copy_reason == ""
+    (state,) = (b.id for b in program.buffers if b.kind == "input" and b.index == 2)
+    assert not any(step.label == "while" and step.args[-1][0] == state for step in program.steps), "nothing is copied"
+    x = np.arange(10, dtype=np.float32).reshape(2, 5) + 1
+    new, *others = interpret(graph, (x, np.asarray(3), np.ones((6, 5), np.float32)))
+    if target == "native":
+        model = CompiledModel(build_program(graph, features_of("native"), 1), threads=1)
+        model.set_state({"s": np.ones((6, 5), np.float32)})
+        got = model.run([x, np.asarray(3)])
+        np.testing.assert_array_equal(model.state()["s"], new)
+    else:
+        kept = [np.ones((6, 5), np.float32)]
+        got = run_planned(*planned(graph, target), [x, np.asarray(3)], kept)
+        np.testing.assert_array_equal(kept[0], new)
+    for a, b in zip(got, others, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_loops_copy_what_is_read_twice_or_later() -> None:
+    twice = counted(WRITTEN, AT, ops.Slice((0, 0), (2, 5), (1, 1))(WRITTEN))
+    late = ops.Mul()(counted(WRITTEN, AT), ops.Exp()(WRITTEN))
+    x = np.arange(10, dtype=np.float32).reshape(2, 5) + 1
+    for graph in (
+        Graph((X, AT, S), (twice,), state=("s",)),
+        Graph((X, AT, S), (counted(WRITTEN, AT), late), state=("s",)),
+    ):
+        model = CompiledModel(build_program(graph, features_of("native"), 1), threads=1)
+        new, *others = interpret(graph, (x, np.asarray(3), np.zeros((6, 5), np.float32)))
+        got = model.run([x, np.asarray(3)])
+        np.testing.assert_array_equal(model.state()["s"], new)
+        for a, b in zip(got, others, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 class _Dag:

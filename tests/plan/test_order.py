@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node, Op, topological
 from ingot.ir.types import TensorType, f32
 from ingot.ops.group import Group
-from ingot.plan.order import behind_exchanges, shortest_lifetimes
+from ingot.plan.order import overlap_exchanges, shortest_lifetimes
 from ingot.plan.storage import assign
 
 
@@ -72,7 +72,7 @@ def test_what_waits_for_an_exchange_comes_behind_what_does_not() -> None:
         sums.append(own)
         outputs.append(x)
     order = topological([*inputs, *outputs])
-    found = behind_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))
+    found = overlap_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))
     assert sorted(n.id for n in found) == sorted(n.id for n in order)
     assert all(found.index(i) < at for at, n in enumerate(found) for i in n.inputs)
     (a, c), (b, d) = sums

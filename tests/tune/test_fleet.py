@@ -71,12 +71,12 @@ class Dying:
 
 
 def test_a_request_goes_on_where_its_worker_died_and_is_left_out_where_all_do():
-    lost: dict[str, str] = {}
+    failures: dict[str, str] = {}
     workers = [Dying(0), Dying(MAX_TRIES - 1), Dying(MAX_TRIES)]
-    found = Fleet(workers, {}, "here", lost).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
+    found = Fleet(workers, {}, "here", failures).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
     assert [float(r.sites["a"][0, 0] / r.sites["a"][0, 1]) for r in found] == [2.0, 2.0, 0.0]
     assert [w.asked for w in workers] == [1, MAX_TRIES, MAX_TRIES]
-    assert len(lost) == 1 and str(tile(3)) in next(iter(lost))
+    assert len(failures) == 1 and str(tile(3)) in next(iter(failures))
 
 
 def test_a_worker_of_another_kind_is_refused():
@@ -146,5 +146,5 @@ def test_the_command_tunes_with_workers(task: dict[str, Any], tmp_path: Path, wo
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
     entries = tuning.choices(database, report["machine"])
-    assert entries and not report["wrong"] and not report["lost"]
+    assert entries and not report["wrong_results"] and not report["failures"]
     assert np.isfinite(report["gain"])

@@ -109,7 +109,7 @@ def test_every_candidate_computes_what_the_models_choice_does(graph, kind, monke
     assert len(candidates) >= 3
     assert all(spot.site.admits(c) for c in (spot.site.untuned, *candidates))
     wrong = {str(c): found for c in candidates if (found := trials.disagreeing({spot.site.key: c}))}
-    assert not wrong and not trials.lost
+    assert not wrong and not trials.failures
 
 
 def search(trials: GpuBench) -> tuple[list[Finding], Search]:
@@ -126,7 +126,7 @@ def test_a_search_finds_what_is_fastest_and_leaves_out_what_hangs(monkeypatch) -
     trials = bench(product(), monkeypatch, hanging)
     (finding,), found = search(trials)
     assert isinstance(finding.choice, Tiling) and finding.choice.warps == 8 and finding.choice != hanging
-    assert not found.wrong and any("killed after 30 s" in why for why in trials.lost.values())
+    assert not found.wrong and any("killed after 30 s" in why for why in trials.failures.values())
     assert finding.untuned_seconds / finding.seconds == pytest.approx(2)
     # which compiling then takes, as long as the model's own choice is what it was better than
     assert decide(site, {site.key: Measured(finding.choice, first)}) == finding.choice

@@ -197,7 +197,7 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     expected = build(graph, threads=2).model()(**given)
     told: list[str] = []
     report = tune(graph, given, threads=2, budget=1.0, database=own, watch=lambda text, seconds: told.append(text))
-    assert report.wrong == () and len(report.rows) == 2 and report.seconds > 0
+    assert report.wrong_results == () and len(report.rows) == 2 and report.seconds > 0
     assert told[0] == "compile" and len(told) > 3
     for row in report.rows:
         assert row.state in ("tuned", "untuned is best", "open") and row.gain >= 1
@@ -222,7 +222,7 @@ def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: 
         pairs = np.array([[1.0, seconds]] * 3)
         monkeypatch.setattr(Workbench, "latency", lambda self, choices, budget, pairs=pairs: pairs)
         report = tune(graph, feeds(graph), threads=2, budget=1.0, database=own, again=True)
-        assert report.withdrawn == (0 if kept else 2)
+        assert report.withdrawn_count == (0 if kept else 2)
         entries = [e for e in tuning.read(own).values() if isinstance(e, tuning.Entry)]
         assert entries and all((e.choice != e.baseline) == kept for e in entries)
 

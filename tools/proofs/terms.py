@@ -494,9 +494,9 @@ def _spaced(place: AxisMap, position: DimLike, shape: Shape) -> tuple[DimLike, l
     (axis,) = place.axes
     p, step = integer(position), place.spacing
     conditions: list[z3.BoolRef] = []
-    if place.outside[0]:
+    if place.padded_ends[0]:
         conditions.append(p >= 0)
-    if place.outside[1]:
+    if place.padded_ends[1]:
         conditions.append(p <= integer((shape[axis] - 1) * step))
     if step == 1:
         return position, conditions

@@ -55,8 +55,8 @@ def export(
     from ingot.transform.quantize.tflite import sizes_of, write_levels
 
     calls: Any = None if samples is None else read_samples(opened.graph, samples, None, 1, opened.flatten).calls
-    given = example_inputs if isinstance(example_inputs, tuple | list) else []
-    sizes = sizes_of(opened.graph, calls[0] if calls else [x for x in given if hasattr(x, "shape")])
+    arrays = example_inputs if isinstance(example_inputs, tuple | list) else []
+    sizes = sizes_of(opened.graph, calls[0] if calls else [x for x in arrays if hasattr(x, "shape")])
     if sizes and (dynamic is None or isinstance(dynamic, dict)):
         opened = open_model(model, Request(example_inputs, {**sizes, **(dynamic or {})}, weights))
     if calls is None:

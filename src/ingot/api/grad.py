@@ -38,7 +38,7 @@ def value_and_grad(
         from ingot.transform.differentiate import differentiate
 
         options = Options(target, thread_count(threads))
-        return differentiate(model, example_inputs, wrt, dynamic, options, value=True)
+        return differentiate(model, example_inputs, wrt, dynamic, options, has_value=True)
 
 
 def grad(
@@ -59,4 +59,4 @@ def grad(
         from ingot.transform.differentiate import differentiate
 
         options = Options(target, thread_count(threads))
-        return differentiate(model, example_inputs, wrt, dynamic, options, value=False)
+        return differentiate(model, example_inputs, wrt, dynamic, options, has_value=False)

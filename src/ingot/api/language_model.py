@@ -332,15 +332,17 @@ class LanguageModel:
         length."""
         self._check_generates()
         facts = self._facts
-        own = int(facts["sequences"]) if self._kind == "steps" else None
-        pages = 0 if own is None or not is_whole else own * page_count(self.context)
-        if own is not None and sequences in (None, own) and cache_bytes is None and int(facts["pages"]) >= pages:
+        saved_sequences = int(facts["sequences"]) if self._kind == "steps" else None
+        pages = 0 if saved_sequences is None or not is_whole else saved_sequences * page_count(self.context)
+        is_as_saved = saved_sequences is not None and sequences in (None, saved_sequences) and cache_bytes is None
+        if is_as_saved and int(facts["pages"]) >= pages:
             program = self._model.program
         elif self._program_of is None:
             fix = "LanguageModel(the file that it was compiled from, sequences=...), then save"
-            raise InputError("a saved model has the number of sequences that it was compiled for", got=own, fix=fix)
+            what = "a saved model has the number of sequences that it was compiled for"
+            raise InputError(what, got=saved_sequences, fix=fix)
         else:
-            count = own or _SEQUENCES if sequences is None else sequences
+            count = saved_sequences or _SEQUENCES if sequences is None else sequences
             program = self._program_of(Steps(count, _UNLIMITED if is_whole else cache_bytes))
             facts = json.loads(program.meta[artifact.LANGUAGE])
         return Stepper(CompiledModel(program, threads=self._threads)), facts
@@ -368,7 +370,7 @@ class LanguageModel:
         **sampling: Any,
     ) -> Request:
         """For an engine: the options of `generate`, checked. A request with a schema or a grammar is of one answer."""
-        constraints = [given for given in (schema, regex, grammar) if given is not None]
+        constraints = [c for c in (schema, regex, grammar) if c is not None]
         if len(constraints) > 1:
             raise InputError("schema, regex, grammar", expected="one of them", got="several")
         constraint = self._grammars.constraint(schema, regex, grammar) if constraints else None
@@ -378,13 +380,13 @@ class LanguageModel:
             stop_texts(stop), logit_bias or {}, logprobs, constraint, stream,
         )  # fmt: skip
 
-    def _sampling(self, given: Mapping[str, Any]) -> Sampling:
+    def _sampling(self, options: Mapping[str, Any]) -> Sampling:
         """The requested options; for the others, the values that the file recommends."""
-        if unknown := given.keys() - {*SAMPLING}:
+        if unknown := options.keys() - {*SAMPLING}:
             expected = f"those of generate, such as {', '.join(SAMPLING)}"
             raise InputError("options", expected=expected, got=sorted(unknown))
-        asked = {name: value for name, value in given.items() if value is not None}
-        return Sampling(**{"seed": entropy() >> 1, **(self._defaults or _SAMPLING), **asked})
+        requested = {name: value for name, value in options.items() if value is not None}
+        return Sampling(**{"seed": entropy() >> 1, **(self._defaults or _SAMPLING), **requested})
 
     @property
     def _ends(self) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ def attach(
         return value
 
     def directory() -> list[str]:
-        own = vars(sys.modules[package])
-        loaded = [n for n, v in own.items() if isinstance(v, ModuleType) and v.__name__ == f"{package}.{n}"]
+        attributes = vars(sys.modules[package])
+        loaded = [n for n, v in attributes.items() if isinstance(v, ModuleType) and v.__name__ == f"{package}.{n}"]
         return sorted({*names, *modules, *loaded})
 
     return attribute, directory

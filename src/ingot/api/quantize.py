@@ -57,7 +57,14 @@ def quantize(
     """
     from ingot.transform.quantize.run import SearchOptions, quantize_model  # as in `compile`
 
-    asked = SearchOptions(metric, at_least, latency_ms, size_mb, energy_millijoules, seconds, formats, threads, seed)
+    options = SearchOptions(metric, at_least, latency_ms, size_mb, energy_millijoules, seconds, formats, threads, seed)
     return quantize_model(
-        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, options=asked
+        model,
+        samples,
+        labels,
+        example_inputs=example_inputs,
+        dynamic=dynamic,
+        batch=batch,
+        table=table,
+        options=options,
     )

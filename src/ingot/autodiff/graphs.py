@@ -47,8 +47,8 @@ def pullbacks(
     core = differentiable(Graph(inputs, (y,)))
     *variables, seed = core.inputs
     grads = gradients(core.outputs[0], variables, seed)
-    known = {} if result is None else {core.outputs[0]: result}
-    return list(rebuild(grads, known | dict(zip(core.inputs, (*operands, cotangent), strict=True))))
+    forward_values = {} if result is None else {core.outputs[0]: result}
+    return list(rebuild(grads, forward_values | dict(zip(core.inputs, (*operands, cotangent), strict=True))))
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:

@@ -243,12 +243,12 @@ class LiteRt(Engine):
         self.interpreter = self._started()
 
     def _started(self) -> Any:
-        made = self.library.Interpreter(str(self.path), num_threads=self.threads)
-        places = [d["index"] for d in made.get_input_details()]
+        interpreter = self.library.Interpreter(str(self.path), num_threads=self.threads)
+        places = [d["index"] for d in interpreter.get_input_details()]
         for place, array in zip(places, self.arrays, strict=True):
-            made.resize_tensor_input(place, array.shape)
-        made.allocate_tensors()
-        return made
+            interpreter.resize_tensor_input(place, array.shape)
+        interpreter.allocate_tensors()
+        return interpreter
 
     def _called(self, interpreter: Any) -> list[np.ndarray]:
         for detail, array in zip(interpreter.get_input_details(), self.arrays, strict=True):
@@ -260,8 +260,8 @@ class LiteRt(Engine):
         return self._called(self.interpreter)
 
     def stream(self) -> Callable[[], object]:
-        own = self._started()
-        return lambda: self._called(own)
+        interpreter = self._started()
+        return lambda: self._called(interpreter)
 
 
 class Xla(Engine):
@@ -276,10 +276,10 @@ class Xla(Engine):
         jax = _extra("jax", "jax")
         from ingot.frontends.stablehlo import import_stablehlo
 
-        whole = import_stablehlo(source.path)
-        if any(leaf.kind == "complex" for leaf in whole.inputs):
+        model = import_stablehlo(source.path)
+        if any(leaf.kind == "complex" for leaf in model.inputs):
             raise InputError("engine jax", expected="a program without complex arguments", got=str(source.path))
-        arrays = [np.ascontiguousarray({**feeds, **source.weights}[leaf.name]) for leaf in whole.inputs]
+        arrays = [np.ascontiguousarray({**feeds, **source.weights}[leaf.name]) for leaf in model.inputs]
         self.executable, device = compile_stablehlo(source.path.read_bytes(), arrays)
         self.arguments = [jax.device_put(array, device) for array in arrays]
 
@@ -438,12 +438,12 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """What `write_arrays` wrote, in its order."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     with np.load(path) as stored:
         for key in stored.files:
             dtype, _, name = key.partition(":")
-            found[name] = stored[key].view(dtype)
-    return found
+            arrays[name] = stored[key].view(dtype)
+    return arrays
 
 
 def burst(calls: list[Callable[[], object]], seconds: float) -> tuple[np.ndarray, float]:
@@ -454,9 +454,9 @@ def burst(calls: list[Callable[[], object]], seconds: float) -> tuple[np.ndarray
     else:
         with ThreadPoolExecutor(len(calls)) as executor:
             times = [*executor.map(lambda call: timing.burst(call, seconds), calls)]
-    found = np.concatenate(times)
+    times_of_calls = np.concatenate(times)
     # each burst has a call that warms up and is not counted
-    return found, (time.perf_counter() - start) * len(found) / (len(found) + len(calls))
+    return times_of_calls, (time.perf_counter() - start) * len(times_of_calls) / (len(times_of_calls) + len(calls))
 
 
 def serve(name: str, model: Path, feeds: Path, job: Job) -> None:
@@ -494,5 +494,5 @@ def serve(name: str, model: Path, feeds: Path, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    serve(asked["engine"], Path(asked["model"]), Path(asked["feeds"]), Job.from_json(asked["job"]))
+    request = json.loads(sys.argv[1])
+    serve(request["engine"], Path(request["model"]), Path(request["feeds"]), Job.from_json(request["job"]))

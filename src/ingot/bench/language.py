@@ -16,13 +16,13 @@ from ingot.support.energy.measure import Clock, Energy, Window, calls_for, measu
 
 @dataclass(frozen=True)
 class Pace:
-    """read: tokens per second of the prefill of `prompt` tokens. written: tokens per second of decoding `tokens` tokens
-    after it. The best of several rounds."""
+    """The rates of the prefill of `prompt` tokens and of decoding `tokens` tokens after it, per second: the best of
+    several rounds."""
 
     prompt: int
     tokens: int
-    read: float
-    written: float
+    prefill_rate: float
+    decode_rate: float
 
 
 class Generating(Protocol):
@@ -78,8 +78,8 @@ def energy_of_tokens(
         calls = calls_for(partial(run, lm, ids, tokens), clock)
         return lambda seconds: calls(seconds) * count
 
-    read, written = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
-    return read, written
+    prefill, decode = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
+    return prefill, decode
 
 
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:
@@ -89,10 +89,10 @@ def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> 
     chance = np.random.default_rng(0)
     engine = lm.engine(queue=streams)
 
-    def ask(most: int) -> float:
-        """Seconds for new prompts, no prefix of which is cached, and answers of `most` tokens."""
+    def ask(max_tokens: int) -> float:
+        """Seconds for new prompts, no prefix of which is cached, and answers of `max_tokens` tokens."""
         prompts = [chance.integers(0, lm.vocabulary, prompt).tolist() for _ in range(streams)]
-        requests = [lm.request(max_tokens=most, temperature=0, ignore_ends=True, stream=False) for _ in prompts]
+        requests = [lm.request(max_tokens=max_tokens, temperature=0, ignore_ends=True, stream=False) for _ in prompts]
         start = time.perf_counter()
         for answer in [engine.submit(ids, request) for ids, request in zip(prompts, requests, strict=True)]:
             for _ in answer:
@@ -101,11 +101,16 @@ def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> 
 
     try:
         ask(1)
-        read = min(ask(1) for _ in range(rounds))
-        whole = min(ask(tokens) for _ in range(rounds))
+        first_token_seconds = min(ask(1) for _ in range(rounds))
+        whole_seconds = min(ask(tokens) for _ in range(rounds))
     finally:
         engine.close()
-    return Pace(prompt, tokens, streams * prompt / read, streams * (tokens - 1) / max(whole - read, 1e-9))
+    return Pace(
+        prompt,
+        tokens,
+        streams * prompt / first_token_seconds,
+        streams * (tokens - 1) / max(whole_seconds - first_token_seconds, 1e-9),
+    )
 
 
 def _seconds(run: Callable[[], None]) -> float:

@@ -64,9 +64,9 @@ class Worker:
             alarm.cancel()
         if not line:
             status = self.process.wait()
-            late = f" (an answer may take {self.limit:.0f} s)" if status == -signal.SIGKILL else ""
+            hint = f" (an answer may take {self.limit:.0f} s)" if status == -signal.SIGKILL else ""
             tail = " ".join(self.log.read_text(errors="replace").split())[-300:]
-            raise WorkerFailed(f"its process ended with status {status}{late}: {tail}")
+            raise WorkerFailed(f"its process ended with status {status}{hint}: {tail}")
         value = json.loads(line)
         if "failed" in value:
             raise WorkerFailed(str(value["failed"]))
@@ -116,10 +116,10 @@ def round_robin(
     Raises WorkerFailed if `failed` is None.
     """
     times: dict[K, list[R]] = {name: [] for name in workers}
-    for turn in range(rounds):
-        progress.report("measure", turn, rounds)
+    for round_index in range(rounds):
+        progress.report("measure", round_index, rounds)
         order = list(workers)
-        shift = turn % max(1, len(order))
+        shift = round_index % max(1, len(order))
         for name in order[shift:] + order[:shift]:
             try:
                 times[name].append(burst(workers[name]))

@@ -37,7 +37,7 @@ class Result:
     percentiles of all calls. calls_per_second: of all streams. ratio: its seconds per call over Ingot's, above 1 if
     Ingot is faster; None for Ingot.
 
-    error: the largest deviation of its results from Ingot's, over their largest magnitude. failed: the reason why it
+    error: the largest deviation of its results from Ingot's, over their largest magnitude. failure: the reason why it
     has no figures. energy: of a call, if requested.
     """
 
@@ -52,7 +52,7 @@ class Result:
     compile_seconds: float | None = None
     first_seconds: float | None = None
     error: float | None = None
-    failed: str = ""
+    failure: str = ""
     energy: Energy | None = None
 
 
@@ -74,9 +74,9 @@ def start(engine: str, model: Path, feeds: Path, job: Job) -> Worker:
     """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.bench.engines`."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-    asked = {"engine": engine, "model": str(model), "feeds": str(feeds), "job": job.to_json()}
+    request = {"engine": engine, "model": str(model), "feeds": str(feeds), "job": job.to_json()}
     return Worker(
-        "ingot.bench.engines", (json.dumps(asked),), threads=job.threads_of_call,
+        "ingot.bench.engines", (json.dumps(request),), threads=job.threads_of_call,
         log=feeds.with_name(f"{engine}.log"),
         environment={"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
     )  # fmt: skip
@@ -119,7 +119,7 @@ def bench(
             try:
                 started = process.answer()
             except WorkerFailed as failure:
-                results[name] = Result(name, failed=str(failure))
+                results[name] = Result(name, failure=str(failure))
                 continue
             running[name] = process
             error = _deviation(Path(folder), name) if "ingot" in running else None
@@ -128,7 +128,7 @@ def bench(
             )
 
         def failed(name: str, failure: WorkerFailed) -> None:
-            results[name] = Result(name, failed=str(failure))
+            results[name] = Result(name, failure=str(failure))
 
         bursts = round_robin(running, rounds, lambda worker: _burst(worker.ask(seconds=seconds), job.streams), failed)
         summaries = [_summary(results[name], bursts.get(name, []), bursts.get("ingot", [])) for name in names]
@@ -142,7 +142,7 @@ def _with_energy(result: Result, worker: Worker, counters: EnergyCounters) -> Re
     try:
         energy = measure(lambda seconds: int(worker.ask(seconds=seconds, count=True)["calls"]), counters)
     except WorkerFailed as failure:
-        return Result(result.engine, failed=str(failure))
+        return Result(result.engine, failure=str(failure))
     return replace(result, energy=energy)
 
 
@@ -150,10 +150,10 @@ def _burst(answer: Mapping[str, Any], streams: int) -> Burst:
     return Burst(np.array(answer["times_ns"]) / 1e9, float(answer["wall_s"]), streams)
 
 
-def _summary(result: Result, bursts: list[Burst], own: list[Burst]) -> Result:
+def _summary(result: Result, bursts: list[Burst], reference_bursts: list[Burst]) -> Result:
     if not bursts:
         return result
-    ratios = [theirs.pace / ours.pace for theirs, ours in zip(bursts, own, strict=False)]
+    ratios = [theirs.pace / ours.pace for theirs, ours in zip(bursts, reference_bursts, strict=False)]
     medians = [float(np.median(burst.times)) for burst in bursts]
     times = np.concatenate([burst.times for burst in bursts])
     p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))

@@ -78,8 +78,8 @@ def clear(
 
 def _print_total(disk: DiskCache, entries: Sequence[Entry]) -> None:
     total = bytes_text(sum(e.nbytes for e in entries))
-    most = bytes_text(disk.max_bytes)
-    out.print(f"{escape(str(disk.folder))}: {len(entries)} entries, {total} of at most {most}", highlight=False)
+    max_bytes = bytes_text(disk.max_bytes)
+    out.print(f"{escape(str(disk.folder))}: {len(entries)} entries, {total} of at most {max_bytes}", highlight=False)
 
 
 def _kind(entry: Entry) -> str:

@@ -62,12 +62,12 @@ class _Commands(TyperGroup):
             return None
         need, place = _PLACES[cmd_name]
         module, _, function = place.partition(":")
-        found = getattr(import_module(f"ingot.cli.{module}"), function or cmd_name)
-        if isinstance(found, typer.Typer):  # a command of several verbs
-            command: Any = typer.main.get_command(found)
+        entry = getattr(import_module(f"ingot.cli.{module}"), function or cmd_name)
+        if isinstance(entry, typer.Typer):  # a command of several verbs
+            command: Any = typer.main.get_command(entry)
         else:
             single = typer.Typer(add_completion=False, rich_markup_mode=app.rich_markup_mode)
-            single.command(cmd_name)(_with_quiet(found))
+            single.command(cmd_name)(_with_quiet(entry))
             command = typer.main.get_command(single)
         command.rich_help_panel, command.name = need, cmd_name
         return command

@@ -148,19 +148,19 @@ def machine_line(features: Features) -> str:
     return f"{features.cpu or features.arch} ({', '.join(names) or 'no extensions'})"
 
 
-def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None:
+def check_writable(outputs: Sequence[Path | None], read: Sequence[Path]) -> None:
     """Raise InputError unless each file to write has an existing folder and differs from the other files: before
     minutes of work, not after them."""
-    taken = dict.fromkeys(read, "a file that is read")
-    for path in filter(None, written):
+    used_paths = dict.fromkeys(read, "a file that is read")
+    for path in filter(None, outputs):
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
         if path.is_dir():
             raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
-        for other, what in taken.items():
+        for other, what in used_paths.items():
             if _same_file(path, other):
                 raise InputError(f"cannot write {path}", expected="a separate file", got=what)
-        taken[path] = "the file of another result"
+        used_paths[path] = "the file of another result"
 
 
 def _same_file(a: Path, b: Path) -> bool:

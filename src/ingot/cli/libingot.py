@@ -31,6 +31,6 @@ def libingot(
         if pc is not None:
             check_writable([pc], [])
             atomic_write(pc, [library.pkg_config(ingot.__version__).encode()])
-    asked = [*([library.cflags()] if cflags else []), *([library.libs()] if libs else [])]
-    if asked:
-        typer.echo(" ".join(asked))
+    flags = [*([library.cflags()] if cflags else []), *([library.libs()] if libs else [])]
+    if flags:
+        typer.echo(" ".join(flags))

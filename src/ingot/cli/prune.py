@@ -58,12 +58,12 @@ def prune(
 
 def _fractions(texts: list[str]) -> float | dict[str, float]:
     """["0.5", "*head*=0.9"] -> fractions by patterns of names; of one number itself."""
-    found: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     check_once("--sparsity", [text.rpartition("=")[0] for text in texts])
     for text in texts:
         name, _, number = text.rpartition("=")
         try:
-            found[name or "*"] = float(number)
+            fractions[name or "*"] = float(number)
         except ValueError as error:
             raise InputError("--sparsity", expected="0.9, or NAME=0.9", got=repr(text)) from error
-    return found["*"] if [*found] == ["*"] else found
+    return fractions["*"] if [*fractions] == ["*"] else fractions

@@ -67,15 +67,15 @@ def quantize(
         path = output or model.with_suffix(".ingot")
         check_writable([path, html, onnx, table], [model, samples])
         format_names = None if formats is None else tuple(formats.split(","))
-        asked = SearchOptions(None, at_least, latency_ms, size_mb, energy_mj, seconds, format_names, threads, seed)
+        options = SearchOptions(None, at_least, latency_ms, size_mb, energy_mj, seconds, format_names, threads, seed)
         task = {
             "model": str(source.path.resolve()), "words": {"dims": dim or []}, "samples": str(samples.resolve()),
-            "batch": batch, "options": asdict(asked),
+            "batch": batch, "options": asdict(options),
         }  # fmt: skip
         fleet = Fleet(workers_of(workers, "ingot.transform.quantize.workers.worker"), task) if workers else None
         try:
             quantized = quantize_model(
-                source.path, read_archive(samples), dynamic=source.dynamic, batch=batch, table=table, options=asked,
+                source.path, read_archive(samples), dynamic=source.dynamic, batch=batch, table=table, options=options,
                 fleet=fleet,
             )  # fmt: skip
         finally:
@@ -90,5 +90,5 @@ def quantize(
         print(quantized.report.to_json())
         return
     out.print(escape(quantized.report.text()), highlight=False)
-    for written in filter(None, (path, onnx, html)):
-        out.print(f"[bold]{escape(str(written))}[/]", highlight=False)
+    for file in filter(None, (path, onnx, html)):
+        out.print(f"[bold]{escape(str(file))}[/]", highlight=False)

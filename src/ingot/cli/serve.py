@@ -10,6 +10,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.cli.console import command_context, err, escape, out, print_json
 from ingot.cli.language.options import (
+    Adapters,
     Cache,
     CacheMemory,
     Context,
@@ -84,6 +85,7 @@ def serve(
     cache_memory: CacheMemory = None,
     context: Context = None,
     cache: Cache = "float16",
+    adapter: Adapters = None,
     template: Template = None,
     *,
     about: ModelOptions,
@@ -109,12 +111,16 @@ def serve(
         if to is None:
             check_installed(engine)
         files = model_files(models, name, version)
+        if adapter and (len(files) != 1 or not is_language_model(files[0][2])):
+            expected, got = "one language model, into which they are merged", f"{len(files)} models"
+            got = got if len(files) != 1 else f"{files[0][2]}, which is none"
+            raise InputError("--adapter", expected=expected, got=got)
         served: list[NamedModel] = []
         language_models: list[NamedLanguageModel] = []
         for done, (label, number, path) in enumerate(files):
             progress.report(f"compile {label}", done, len(files))
             if is_language_model(path):
-                lm = _language_model(path, context, cache, settings, template, sequences, cache_memory)
+                lm = _language_model(path, context, cache, settings, template, sequences, cache_memory, adapter)
                 language_models.append(NamedLanguageModel(label, lm))
                 continue
             model = runnable(compile_source(open_source(path, about.words), cache=True, **vars(settings)))
@@ -162,8 +168,9 @@ def _language_model(
     template: Path | None,
     sequences: int | None,
     cache_memory: float | None,
+    adapters: list[str] | None,
 ) -> LanguageModel:
-    """A compiled one has its number of sequences."""
+    """A compiled one has its number of sequences. adapters: merged into the model."""
     is_compiled = file_kind(path) == "artifact"
     if is_compiled and (sequences, cache_memory) != (None, None):
         fix = "ingot compile MODEL --sequences 16"
@@ -171,5 +178,6 @@ def _language_model(
     count = None if is_compiled else sequences or _SEQUENCES
     cache_bytes = None if cache_memory is None else int(cache_memory * _MIB)
     return open_language_model(
-        path, context, cache, settings.activations, settings.threads, template, count, cache_bytes
-    )
+        path, context, cache, settings.activations, settings.threads, template, count, cache_bytes, adapters,
+        settings.target, settings.precision,
+    )  # fmt: skip

@@ -12,23 +12,23 @@ from ingot.runtime.program import Program
 
 def one_size(program: Program, size: Sequence[str] | None, feeds: Feeds | None = None) -> dict[str, int]:
     """A size for each symbol in a single run, from one or several options, and from arrays."""
-    given = axis_sizes(program, feeds or {})
+    all_sizes = axis_sizes(program, feeds or {})
     for sizes in parse_sizes([",".join(size)] if size else []):
-        given |= sizes
-    return choose_sizes(program, 0, given)
+        all_sizes |= sizes
+    return choose_sizes(program, 0, all_sizes)
 
 
 def random_inputs(
-    program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0, given: Feeds | None = None
+    program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0, fixed_feeds: Feeds | None = None
 ) -> Feeds:
-    """Random inputs of the requested sizes, but for those that are given. Given a graph, inputs that index its tables
+    """Random inputs of the requested sizes, but for `fixed_feeds`. Given a graph, inputs that index its tables
     stay in bounds."""
     limits = {} if graph is None else index_limits(graph)
-    return random_feeds(program, one_size(program, size, given), limits, seed) | (given or {})
+    return random_feeds(program, one_size(program, size, fixed_feeds), limits, seed) | (fixed_feeds or {})
 
 
 def inputs_of(
-    source: Source, program: Program, size: Sequence[str] | None, seed: int, given: Feeds | None = None
+    source: Source, program: Program, size: Sequence[str] | None, seed: int, fixed_feeds: Feeds | None = None
 ) -> Feeds:
     """The same for a model in a file. An artifact has no graph."""
-    return random_inputs(program, None if source.kind == "artifact" else read_graph(source), size, seed, given)
+    return random_inputs(program, None if source.kind == "artifact" else read_graph(source), size, seed, fixed_feeds)

@@ -30,7 +30,7 @@ def chrome_trace(e: Explanation) -> str:
                 "share of bandwidth": r.bytes_share,
                 "result": r.result,
                 "fused": ", ".join(r.fused),
-                "not in its reader's kernel because": r.apart,
+                "not in its reader's kernel because": r.unfused_reason,
             },
         }
         for r in e.rows

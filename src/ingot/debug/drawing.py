@@ -58,8 +58,8 @@ class Layers:
 
     def __init__(self, reads: Sequence[Sequence[int]]) -> None:
         layer: list[int] = []
-        for own in reads:
-            layer.append(1 + max((layer[s] for s in own), default=-1))
+        for sources in reads:
+            layer.append(1 + max((layer[s] for s in sources), default=-1))
         members: dict[int, list[int]] = defaultdict(list)
         for i, depth in enumerate(layer):
             members[depth].append(i)
@@ -70,7 +70,9 @@ class Layers:
             left = self.width / 2 - (len(row) * (_BOX + _GAP) - _GAP) / 2
             for n, i in enumerate(row):
                 self.at[i] = (left + n * (_BOX + _GAP), 10 + depth * _RISE)
-        self.edges = [_edge(self.at[s], self.at[i], layer[i] - layer[s]) for i, own in enumerate(reads) for s in own]
+        self.edges = [
+            _edge(self.at[s], self.at[i], layer[i] - layer[s]) for i, sources in enumerate(reads) for s in sources
+        ]
 
 
 _STYLE = """<style>svg{background:#fff;font:12px system-ui,sans-serif}rect{fill:#eef2f7;stroke:#8fa3b8}

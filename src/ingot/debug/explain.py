@@ -48,7 +48,7 @@ class Row:
     call. fused: its primitives, with their places.
 
     flops_share, bytes_share: of the machine's measured rates while it ran. floor: the fewest seconds that these rates
-    allow. reads: the rows whose results it reads. apart: the reason why it is not fused into the kernel that reads it.
+    allow. reads: the rows whose results it reads. unfused_reason: why it is not fused into the kernel that reads it.
     """
 
     index: int
@@ -67,7 +67,7 @@ class Row:
     floor: float
     result: str
     fused: tuple[str, ...]
-    apart: str
+    unfused_reason: str
     reads: tuple[int, ...]
 
     @property
@@ -129,16 +129,16 @@ def explain(
     progress.report("measure the machine")
     model = build.model(device_memory)
     model(**feeds)
-    moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
-    before = rates or _measured(build, moved)
-    given = [feeds[spec.name] for spec in build.program.inputs]
-    taken: list[list[float]] = []
+    moved_bytes = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
+    before = rates or _measured(build, moved_bytes)
+    inputs = [feeds[spec.name] for spec in build.program.inputs]
+    seconds_of_runs: list[list[float]] = []
     for i in range(repeats):
         progress.report("run", i, repeats)
-        taken.append([seconds for _, seconds in model.profile(*given)])
-    times = [statistics.median(column) for column in zip(*taken, strict=True)]
+        seconds_of_runs.append([seconds for _, seconds in model.profile(*inputs)])
+    times = [statistics.median(column) for column in zip(*seconds_of_runs, strict=True)]
     call_seconds = _called(model, feeds)
-    after = rates or _measured(build, moved)
+    after = rates or _measured(build, moved_bytes)
     # the better of two: a neighbour may have disturbed one
     limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
     return replace(_explanation(name, build, feeds, times, call_seconds, limits), notes=tuple(model.notes()))
@@ -146,18 +146,18 @@ def explain(
 
 def _called(model: CompiledModel, feeds: Feeds) -> float:
     """Seconds of a call. The state is restored afterwards."""
-    kept = model.state()
+    initial_state = model.state()
     try:
         return timing.median(partial(model, **feeds))
     finally:
-        model.set_state(kept)
+        model.set_state(initial_state)
 
 
-def _measured(build: Build, moved: int) -> Rates:
+def _measured(build: Build, moved_bytes: int) -> Rates:
     """The measured rates of the machine for the kinds of work that the model has."""
     if build.program.is_on_gpu:
         return gpu_probe.measure(build.features, _multiplied(build))
-    return measure(build.threads, moved)
+    return measure(build.threads, moved_bytes)
 
 
 def _multiplied(build: Build) -> DType:
@@ -201,51 +201,51 @@ def _explanation(
 
 
 _MIN_SHARE = 0.1  # of the time, of a kernel that is worth an advice of its own
-_LOW_PEAK = 0.4  # of the multiply-add peak: a product below it may have better tiles
-_NEAR_MEMORY = 0.6  # of the bandwidth
-_MIN_PRODUCTS = 0.5  # of the time, in products, for which another number format pays
-_MIN_OUTSIDE = 0.4  # of a call, around its kernels
+_LOW_FLOPS_SHARE = 0.4  # of the multiply-add peak: a product below it may have better tiles
+_HIGH_BYTES_SHARE = 0.6  # of the bandwidth
+_MIN_PRODUCTS_SHARE = 0.5  # of the time, in products, for which another number format pays
+_MIN_OVERHEAD_SHARE = 0.4  # of a call, around its kernels
 _MAX_ADVICES = 4
 
 
 def _advice(e: Explanation, build: Build) -> tuple[str, ...]:
     """Suggestions, the most useful first; empty if no part of the model stands out."""
-    found: list[str] = []
+    advices: list[str] = []
     on_cpu = not build.program.is_on_gpu
     products = [r for r in e.rows if r.flops]
     for r in sorted(products, key=lambda r: -r.seconds)[:2]:
-        is_slow = r.flops_share < _LOW_PEAK and r.bytes_share < _NEAR_MEMORY
+        is_slow = r.flops_share < _LOW_FLOPS_SHARE and r.bytes_share < _HIGH_BYTES_SHARE
         if on_cpu and r.share >= _MIN_SHARE and is_slow and r.kind == "contraction":
-            found.append(f"{r.name}: {r.flops_share:.0%} of the peak and {r.share:.0%} of the time: try `ingot tune`")
+            advices.append(f"{r.name}: {r.flops_share:.0%} of the peak and {r.share:.0%} of the time: try `ingot tune`")
     share = sum(r.share for r in products)
-    if build.precision == "float32" and share >= _MIN_PRODUCTS:
+    if build.precision == "float32" and share >= _MIN_PRODUCTS_SHARE:
         has_bf16 = not on_cpu or "avx512bf16" in build.features.features or "bf16" in build.features.features
         formats = 'precision="bfloat16" or `ingot quantize`' if has_bf16 else "`ingot quantize`"
-        found.append(f"{share:.0%} of the time is in products of float32: try {formats}")
-    memory = sum(r.share for r in e.rows if not r.flops and r.bytes_share >= _NEAR_MEMORY)
+        advices.append(f"{share:.0%} of the time is in products of float32: try {formats}")
+    memory = sum(r.share for r in e.rows if not r.flops and r.bytes_share >= _HIGH_BYTES_SHARE)
     if memory >= _MIN_SHARE:
-        found.append(f"{memory:.0%} of the time moves bytes at the memory's rate: only fewer bytes make it faster")
+        advices.append(f"{memory:.0%} of the time moves bytes at the memory's rate: only fewer bytes make it faster")
     outside = 1 - e.seconds / e.call_seconds if e.call_seconds else 0.0
-    if outside >= _MIN_OUTSIDE:
-        found.append(f"{outside:.0%} of a call is spent around the kernels: try larger batches")
-    return tuple(found[:_MAX_ADVICES])
+    if outside >= _MIN_OVERHEAD_SHARE:
+        advices.append(f"{outside:.0%} of a call is spent around the kernels: try larger batches")
+    return tuple(advices[:_MAX_ADVICES])
 
 
 def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> tuple[Row, ...]:
     sizes, total = instance.upper_bounds, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
-    apart, ops_at = reasons(build), model_ops(build.graph)
-    together = Counter((launch.first, launch.last) for launch in build.launches)
+    reason_of, ops_at = reasons(build), model_ops(build.graph)
+    groups_of_launch = Counter((launch.first, launch.last) for launch in build.launches)
     rows: list[Row] = []
     for i, launch in enumerate(build.launches):
         group = launch.node.op
         assert isinstance(group, Group)
         # small groups may share a launch, and so its time
-        seconds = sum(times[launch.first : launch.last]) / together[launch.first, launch.last]
-        flops, moved = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes, launch.updates)
-        floor = max(flops / rates.gflops, moved / rates.gbytes) / 1e9
-        ran = seconds or 1e-12
+        seconds = sum(times[launch.first : launch.last]) / groups_of_launch[launch.first, launch.last]
+        flops, moved_bytes = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes, launch.updates)
+        floor = max(flops / rates.gflops, moved_bytes / rates.gbytes) / 1e9
+        positive_seconds = seconds or 1e-12
         rows.append(
             Row(
                 index=i,
@@ -258,13 +258,13 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
                 share=seconds / total,
                 chunks=sum(instance.chunks[launch.first : launch.last]),
                 flops=flops,
-                bytes=moved,
-                flops_share=flops / ran / rates.gflops / 1e9,
-                bytes_share=moved / ran / rates.gbytes / 1e9,
+                bytes=moved_bytes,
+                flops_share=flops / positive_seconds / rates.gflops / 1e9,
+                bytes_share=moved_bytes / positive_seconds / rates.gbytes / 1e9,
                 floor=floor,
-                result=", ".join(_shown(t, sizes) for t in launch.node.types),
+                result=", ".join(_type_text(t, sizes) for t in launch.node.types),
                 fused=fused_ops(group.body),
-                apart=apart.get(launch.node, ""),
+                unfused_reason=reason_of.get(launch.node, ""),
                 reads=tuple(sorted(_sources(launch, writer))),
             )
         )
@@ -276,14 +276,15 @@ def reasons(build: Build) -> dict[Node, str]:
     names = [name for name, _, _ in build.trace.stages]
     at = names.index("fuse")
     before = build.trace.stages[at - 1][2] if at else build.graph
-    told: dict[Node, str] = {}
+    reason_of: dict[Node, str] = {}
     with likely_sizes(size_hints(build.graph)):  # as the pipeline does: fusion asks for them
-        fuse(before, target_of(build.features).policy, told)
+        fuse(before, target_of(build.features).policy, reason_of)
     # shared kernels and storage's copies between groups change nodes: what they compute and their places stay
-    by_place = {_place(node): text for node, text in told.items()}
+    by_place = {_place(node): text for node, text in reason_of.items()}
     copied = "a copy: its operand has a place in memory already, or a reader needs other strides"
     return {
-        launch.node: told.get(launch.node) or by_place.get(_place(launch.node), copied) for launch in build.launches
+        launch.node: reason_of.get(launch.node) or by_place.get(_place(launch.node), copied)
+        for launch in build.launches
     }
 
 
@@ -301,12 +302,12 @@ _MAX_NAMES = 4  # of a group's title
 def model_ops(graph: Graph) -> dict[str, tuple[str, ...]]:
     """The names of the model's ops by place: only the main one, such as a convolution with its bias, or all if there is
     none."""
-    found: dict[str, list[Node]] = {}
+    ops_by_place: dict[str, list[Node]] = {}
     for n in graph.nodes():
         if n.loc and not isinstance(n.op, _QUIET):
-            found.setdefault(n.loc, []).append(n)
+            ops_by_place.setdefault(n.loc, []).append(n)
     names: dict[str, tuple[str, ...]] = {}
-    for place, nodes in found.items():
+    for place, nodes in ops_by_place.items():
         main = [n for n in nodes if category(n.op) is not Category.ELEMENTWISE]
         names[place] = tuple(dict.fromkeys(_op_name(n) for n in main or nodes))
     return names
@@ -325,27 +326,27 @@ def title(body: Graph, ops_at: Mapping[str, tuple[str, ...]]) -> str:
     if not names:
         names = [*dict.fromkeys(n.op.name for n in nodes)]
     names = names or [*dict.fromkeys(n.op.name for n in body.nodes() if n.op.computes)] or ["copy"]
-    more = [f"{len(names) - _MAX_NAMES + 1} more"] if len(names) > _MAX_NAMES else []
-    return " + ".join([*names[: _MAX_NAMES - len(more)], *more])
+    rest = [f"{len(names) - _MAX_NAMES + 1} more"] if len(names) > _MAX_NAMES else []
+    return " + ".join([*names[: _MAX_NAMES - len(rest)], *rest])
 
 
 def fused_ops(body: Graph) -> tuple[str, ...]:
     """The ops of a group in order, with their places, without views and constants."""
-    kept = (n for n in body.nodes() if not isinstance(n.op, _QUIET))
-    return tuple(f"{n.op.name} @ {n.loc}" if n.loc else n.op.name for n in kept)
+    shown_nodes = (n for n in body.nodes() if not isinstance(n.op, _QUIET))
+    return tuple(f"{n.op.name} @ {n.loc}" if n.loc else n.op.name for n in shown_nodes)
 
 
 def _sources(launch: Launch, writer: Mapping[Node, int]) -> set[int]:
     """The groups whose results a group reads, through concats and pads."""
-    found: set[int] = set()
+    groups: set[int] = set()
     stack = list(launch.node.inputs)
     while stack:
         node = stack.pop()
         if node in writer:
-            found.add(writer[node])
+            groups.add(writer[node])
         elif not node.is_leaf:
             stack.extend(node.inputs)
-    return found
+    return groups
 
 
 def _blocks(program: Program, instance: Binding) -> list[Block]:
@@ -369,5 +370,5 @@ def _number(dim: DimLike, sizes: Mapping[str, int]) -> int:
     return value
 
 
-def _shown(t: TensorType, sizes: Mapping[str, int]) -> str:
+def _type_text(t: TensorType, sizes: Mapping[str, int]) -> str:
     return f"{t.dtype}[{', '.join(str(_number(d, sizes)) for d in t.shape)}]"

@@ -52,8 +52,8 @@ def page(title: str, command: str, about: str, body: str, data: object, style: s
 
 def tiles(facts: Iterable[tuple[str, str]]) -> str:
     """Facts as tiles: a number and its label."""
-    shown = "".join(f"<div><b>{escape(figure)}</b><small>{escape(of)}</small></div>" for figure, of in facts)
-    return f'<div class="tiles">{shown}</div>'
+    cards = "".join(f"<div><b>{escape(figure)}</b><small>{escape(of)}</small></div>" for figure, of in facts)
+    return f'<div class="tiles">{cards}</div>'
 
 
 def bar(shares: Iterable[tuple[str, str, float]]) -> str:
@@ -103,7 +103,7 @@ def _row(r: Row) -> str:
         f'<span class="bar {kind_class(r.kind)}" style="width:{max(2, round(90 * r.share))}px"></span>'
         f"<b>{escape(r.label)}</b> <small>{escape(r.where)}</small>"
         f"<details><summary><small>{escape(r.result)} · {escape(', '.join(r.kernels))}</small></summary>"
-        f"<ul>{fused}</ul><small>stored: {escape(r.apart)}</small></details>"
+        f"<ul>{fused}</ul><small>stored: {escape(r.unfused_reason)}</small></details>"
     )
     cells = (
         (r.index, str(r.index)),

@@ -55,8 +55,8 @@ class Fault:
         group = label(self.launch.node)
         where = f"{', '.join(self.kernels)} (step {self.launch.first})"
         if self.what == "memory":
-            written = label(self.value) if isinstance(self.value.op, Group) else self.value.op.name
-            return f"the value of {written} changed in memory before {group} read it in {where}: {self.agreement}"
+            name = label(self.value) if isinstance(self.value.op, Group) else self.value.op.name
+            return f"the value of {name} changed in memory before {group} read it in {where}: {self.agreement}"
         return f"{group} in {where}: {self.agreement}"
 
 

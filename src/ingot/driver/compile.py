@@ -205,11 +205,11 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
     weights = {name: host_array(value, str(name)) for name, value in (request.weights or {}).items()}
 
     def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledModel:
-        def compile_request(asked: Request) -> CompiledModel:
+        def compile_request(request_of_values: Request) -> CompiledModel:
             if isinstance(source, Path):
-                return _compile_file(source, asked, example, options)
+                return _compile_file(source, request_of_values, example, options)
             progress.report("read")
-            return to_model(compiled_program(onnx_graph(source, asked, example), options), options)
+            return to_model(compiled_program(onnx_graph(source, request_of_values, example), options), options)
 
         def open_axes() -> Mapping[str, Collection[int]]:
             from ingot.frontends.onnx import open_axes
@@ -416,8 +416,8 @@ def _compile_script(source: Any, request: Request, options: Options) -> Compiled
     program, inputs, dynamic = script_program(source, request)
 
     def build(evaluator: Any, arguments: Sequence[Any]) -> CompiledModel:
-        asked = Request(tuple(arguments), dynamic)
-        return compile_opened(FRONTENDS["torch"].open(evaluator, asked), options)
+        example_request = Request(tuple(arguments), dynamic)
+        return compile_opened(FRONTENDS["torch"].open(evaluator, example_request), options)
 
     plain = Evaluator(program, program.attributes)
     if not program.written_paths:

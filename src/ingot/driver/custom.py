@@ -40,9 +40,9 @@ class Body:
     c: Any
 
     def check(self, name: str) -> None:
-        given = {rule: f for rule, f in vars(self).items() if f is not None}
-        if len(given) != 1:
-            raise InputError(f"{name}", expected="one of lower, host and c", got=", ".join(given) or "none")
+        rules = {rule: f for rule, f in vars(self).items() if f is not None}
+        if len(rules) != 1:
+            raise InputError(f"{name}", expected="one of lower, host and c", got=", ".join(rules) or "none")
 
     def host_function(self, name: str) -> HostFunction | None:
         if self.c is not None:

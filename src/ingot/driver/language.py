@@ -59,9 +59,11 @@ def language_program(
 
     def build() -> tuple[Graph, dict[str, str]]:
         from ingot.frontends.language import language_graph
+        from ingot.pipeline.target import parse_target
 
         progress.report("read")
-        graph, facts = language_graph(path, kind, what, context, cache, adapters)
+        is_paged = parse_target(options.target)[0].has_paged_attention
+        graph, facts = language_graph(path, kind, what, context, cache, adapters, has_paged_attention=is_paged)
         return graph, {LANGUAGE: json.dumps(facts)}
 
     has_text = importlib.util.find_spec("tokenizers") is not None  # else the program has no tokenizer

@@ -175,9 +175,9 @@ def with_fitting_example(model: Any, request: Request) -> Request:
     if request.example_inputs is None or isinstance(getattr(model, "opened", None), Opened):
         return request
     kind, source = recognize(model)
-    takes = kind not in FRONTENDS or "example_inputs" in FRONTENDS[kind].options
+    takes_examples = kind not in FRONTENDS or "example_inputs" in FRONTENDS[kind].options
     declares = isinstance(source, Path) and kind in ("tensorflow", "keras")
-    return request if takes and not declares else replace(request, example_inputs=None)
+    return request if takes_examples and not declares else replace(request, example_inputs=None)
 
 
 # --- the frontends

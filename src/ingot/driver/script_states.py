@@ -73,7 +73,7 @@ class StateSpecialization(Executable):
             model, evaluator = self._program_for(state, args)
             result, new = model(tuple(state.values()), *args) if state else model(*args)
             outcome = evaluator.outcome
-            self._attributes |= outcome.known | dict(zip(outcome.changed, new, strict=True))
+            self._attributes |= outcome.known_values | dict(zip(outcome.changed_paths, new, strict=True))
             return [result]
 
     def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:

@@ -52,7 +52,7 @@ class DirectCalls:
         self._differentiated = tuple(g is not None for g in gradients)
         self.backward = program
 
-    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """`compiled`, AOTAutograd's callable, or, once a call has shown that it may be replaced, the direct one."""
 
         def call(*args: Any) -> Any:
@@ -84,7 +84,10 @@ class DirectCalls:
             return (
                 len(inputs) == len(args) == self._input_count == len(self._differentiated)
                 and all(issubclass(o.raw_type, torch.Tensor) for o in outputs)
-                and all(known or not i.requires_grad for i, known in zip(inputs, self._differentiated, strict=True))
+                and all(
+                    is_differentiated or not i.requires_grad
+                    for i, is_differentiated in zip(inputs, self._differentiated, strict=True)
+                )
                 and len(outputs) == metadata.num_forward_returns
                 and len(formats) == len(tangents)
                 and None not in formats

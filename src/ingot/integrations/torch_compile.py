@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -41,13 +42,14 @@ from ingot.frontends.torch.tracing.layouts import (
 )
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
-from ingot.frontends.torch.tracing.whole_ops import whole_resizes
+from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
-from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, tell
-from ingot.integrations.torch_flat import hooks, import_flat, ints, placeholders
+from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
+from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.state import RANDOM
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -138,7 +140,7 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes():
+    with padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,
@@ -149,7 +151,7 @@ def ingot_backend(
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
-    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.around(compiled)
+    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.wrap(compiled)
 
 
 @cache
@@ -232,7 +234,7 @@ class _Specialized:
         saved: slice = slice(0),
     ):
         """saved: the slice of results that only a backward graph reads."""
-        gpu = gpu_of(graph.graph)
+        gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
         self.results = cut_results(graph.graph, saved, self._writes.count)
@@ -243,12 +245,13 @@ class _Specialized:
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes = ints(graph.graph)
-        self._hooks = hooks(graph.graph)
+        self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
-        self._written = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
-        self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
+        self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
+        # by values of ints: a program, and which inputs it takes (None: all)
+        self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
@@ -256,22 +259,19 @@ class _Specialized:
         if self._constants.positions:
             self._update_constants(args)
         numbers = self._as_numbers(args) if self._sizes else ()
-        run = self._runs.get(numbers)
-        if run is None:
-            run = self._specialized(numbers, args)
-            numbers = self._as_numbers(args)  # the import may have raised the level
+        found = self._runs.get(numbers)
+        run, mask = self._specialized(numbers, args) if found is None else found
         inputs = args
         if self._orders:
             inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        in_place = self._written
-        if self._constants.tensors or self._hooks or numbers or in_place:
-            excluded = {*self._constants.tensors, *self._hooks, *(i for i, _ in numbers), *in_place}
-            inputs = [a for i, a in enumerate(inputs) if i not in excluded]
-        tell(None if in_place else run, inputs)
+        in_place = self._in_place
+        if mask is not None:
+            inputs = [*compress(inputs, mask)]
+        report_program(None if in_place else run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
-            result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
+            result = tuple([r if place is None or r.is_cuda is place[0] else r.to(place[1]) for r, place in pairs])
         if self.results.finish is not None:
             result = self.results.finish(*args, *result)
         if count := self._writes.count:
@@ -293,10 +293,14 @@ class _Specialized:
             return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
-    def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
+    def _specialized(
+        self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]
+    ) -> tuple[Compiled, list[bool] | None]:
         constants = self._constants.tensors
         try:
-            model = import_flat(self._graph, constants, dict(numbers), self._orders, self.results.orders, self._written)
+            model = import_flat(
+                self._graph, constants, dict(numbers), self._orders, self.results.orders, self._in_place
+            )
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -306,19 +310,22 @@ class _Specialized:
         while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
         start, count = time.perf_counter(), len(self._graph.graph.nodes)
-        run = self._compile(model) if not self._written or _may_write(model) else None
+        run = self._compile(model) if not self._in_place or _may_write(model) else None
         if run is not None:
             suffix = f", for {dict(numbers)}" if numbers else ""
             _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
-        if run is not None and not self._written:
-            self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
+        if run is not None and not self._in_place:
+            call = _seeded(run, self._gpu) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
-            self._runs[numbers] = _call_over_state(model, run)
+            call = _call_over_state(model, run)
         else:
-            self._written = {}  # all of them are copied
+            self._in_place = {}  # all of them are copied
             self._runs.clear()
             return self._specialized(numbers, args)
-        return self._runs[numbers]
+        excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
+        mask = [i not in excluded for i in range(len(args))] if excluded else None
+        self._runs[numbers] = call, mask
+        return call, mask
 
 
 def _is_compile(compile_model: Compile) -> bool:
@@ -337,13 +344,13 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
     value among all results) -> all results."""
 
     def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
-        tensors = [*state_tensors.values()]
+        tensors = targets = [*state_tensors.values()]
         fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
-        targets = [
-            t if fit else t.clone(memory_format=torch.contiguous_format) for t, fit in zip(tensors, fits, strict=True)
-        ]
+        if not all(fits):
+            form = torch.contiguous_format
+            targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
         results = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*others)]
-        for target, tensor in zip(targets, tensors, strict=True):
+        for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
             if target is not tensor:
                 tensor.copy_(target)
         # torch, and programs with constant parameters, detect changes by versions
@@ -372,18 +379,23 @@ def _target(gpu: torch.device) -> str:
     return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def _devices(graph: fx.Graph) -> list[torch.device | None]:
-    """The device of each result; None for a result that is not a tensor."""
+def _devices(graph: fx.Graph) -> list[tuple[bool, torch.device] | None]:
+    """Whether each result is on the GPU, and its device; None for a result that is not a tensor."""
     (end,) = (n for n in graph.nodes if n.op == "output")
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
-    return [v.device if isinstance(v, torch.Tensor) else None for v in values]
+    return [(v.is_cuda, v.device) if isinstance(v, torch.Tensor) else None for v in values]
 
 
-def _seeded(run: Any) -> Compiled:
-    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect."""
+def _seeded(run: Any, gpu: torch.device | None) -> Compiled:
+    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect. In a
+    CUDA graph that is captured, the generator of the GPU draws the seed, another one in each replay."""
 
     def drawn(*args: Any) -> Any:
-        run.seed(int(torch.randint((1 << 63) - 1, ())))
+        if gpu is not None and torch.cuda.is_current_stream_capturing():
+            seed = torch.randint((1 << 63) - 1, (1,), device=gpu)
+            run.set_state({RANDOM: torch.nn.functional.pad(seed, (0, 1))})  # as `seed_state` has it
+        else:
+            run.seed(int(torch.randint((1 << 63) - 1, ())))
         return run(*args)
 
     return drawn

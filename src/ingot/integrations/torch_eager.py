@@ -143,7 +143,7 @@ def reported() -> Iterator[list[str]]:
         _report.reset(token)
 
 
-def tell(run: Any, args: Sequence[Any]) -> None:
+def report_program(run: Any, args: Sequence[Any]) -> None:
     """Add the explanation of a program to the report, if there is one."""
     if (report := _report.get()) is not None:
         report.append(str(run.explain(*args)) if hasattr(run, "explain") else "a program")

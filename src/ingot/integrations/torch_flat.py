@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -37,16 +37,32 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def hooks(graph: fx.Graph) -> set[int]:
-    """Positions of inputs with hooks for compiled autograd's backward pass, which only pass through the graph."""
-    return {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+def unread(graph: fx.Graph) -> set[int]:
+    """Positions of inputs that the graph does not read: hooks for compiled autograd's backward pass, which only pass
+    through, and ints that are in no size (the length of a cache, which Python code counts)."""
+    values = {i: n.meta.get("val") for i, n in enumerate(placeholders(graph)) if not n.users}
+    ints = {i: v.node.expr for i, v in values.items() if isinstance(v, torch.SymInt)}
+    read = {symbol for v in _shapes(graph) for symbol in v.free_symbols} if ints else set[sympy.Basic]()
+    unused = {i for i, e in ints.items() if read.isdisjoint(e.free_symbols)}
+    return unused | {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+
+
+def _shapes(graph: fx.Graph) -> Iterator[sympy.Expr]:
+    """The symbolic sizes and strides of a graph's tensors."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for v in values if isinstance(values, tuple | list) else (values,):
+            if isinstance(v, torch.Tensor) and v.layout is torch.strided:
+                yield from (
+                    d.node.expr for d in (*v.shape, *v.stride(), v.storage_offset()) if isinstance(d, torch.SymInt)
+                )
 
 
 def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
-    values = [n.meta.get("val") for n in placeholders(graph)]
+    """Positions of the ints that are read but are not sizes of input tensors, and positions of all that are read."""
+    values, skipped = [n.meta.get("val") for n in placeholders(graph)], unread(graph)
     sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
-    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
+    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt) and i not in skipped]
     return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
 
 
@@ -56,13 +72,13 @@ def import_flat(
     numbers: Mapping[int, int] = _NO_WRITES,
     orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
-    written: Mapping[int, int] = _NO_WRITES,
+    in_place: Mapping[int, int] = _NO_WRITES,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
-    which the model takes inputs or returns results, by position. written: the numbers of results that are new values of
-    inputs, by the positions of these; both are state of the graph.
+    which the model takes inputs or returns results, by position. in_place: the numbers of results that are new values
+    of inputs, by the positions of these; both are state of the graph.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
@@ -78,7 +94,7 @@ def import_flat(
     state: dict[int, Node] = {}
     leaves: list[Leaf] = []
     values: list[object] = []
-    unread = hooks(module.graph)
+    skipped = unread(module.graph)
     for i, node in enumerate(placeholders(module.graph)):
         if i in constants:
             values.append(constant(constants[i], loc=str(node.target)))
@@ -86,12 +102,12 @@ def import_flat(
         if i in numbers:
             values.append(numbers[i])
             continue
-        if i in unread:
+        if i in skipped:
             values.append(None)
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
         values.append(value)
-        if i in written:
+        if i in in_place:
             state[i] = carrier
             continue
         leaves.append(leaf)
@@ -100,8 +116,8 @@ def import_flat(
     outputs = [_permuted(value, order) for value, order in results]
     if importer.unsupported:
         raise UnsupportedNodesError(importer.unsupported, importer.refused)
-    new_values = [outputs[written[i]] for i in state]
-    outputs = [value for n, value in enumerate(outputs) if n not in {written[i] for i in state}]
+    new_values = [outputs[in_place[i]] for i in state]
+    outputs = [value for n, value in enumerate(outputs) if n not in {in_place[i] for i in state}]
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)

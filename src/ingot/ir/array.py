@@ -82,6 +82,30 @@ class Array:
         return isinstance(other, Array) and self._key == other._key
 
 
+def view_of_flat(array: np.ndarray, extents: Sequence[int], steps: Sequence[int], start: int) -> np.ndarray:
+    """A read-only view, or a copy, of the elements of `array` at start + sum of index * step in row-major order. It is
+    a view of a transposed array, too, as long as no axis of it goes over the end of an axis of the array."""
+    strides = [0] * len(extents)
+    first = np.unravel_index(start, array.shape) if array.size else (0,) * array.ndim
+    last = [int(n) for n in first]
+    row_major = [1] * array.ndim
+    for axis in range(array.ndim - 2, -1, -1):
+        row_major[axis] = row_major[axis + 1] * array.shape[axis + 1]
+    for number, (extent, step) in enumerate(zip(extents, steps, strict=True)):
+        if extent <= 1 or step == 0:
+            continue
+        axes = (a for a, n in enumerate(row_major) if array.shape[a] > 1 and 0 < n <= step and step % n == 0)
+        if (axis := next(axes, None)) is None:
+            break
+        strides[number] = step // row_major[axis] * array.strides[axis]
+        last[axis] += step // row_major[axis] * (extent - 1)
+    else:
+        if all(0 <= n < size for n, size in zip(last, array.shape, strict=True)):
+            return view_by_strides(array[tuple(slice(int(n), None) for n in first)], extents, strides)
+    flat = np.ascontiguousarray(array).reshape(-1)[start:]
+    return view_by_strides(flat, extents, [n * flat.itemsize for n in steps])
+
+
 def view_by_strides(first_element: np.ndarray, extents: Sequence[int], strides: Sequence[int]) -> np.ndarray:
     """A read-only view of the elements from `first_element` on. strides: bytes. For every element type: numpy's own
     `as_strided` does not support all of ml_dtypes."""

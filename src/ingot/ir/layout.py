@@ -15,19 +15,19 @@ class AxisMap:
     """The index that a view reads along an axis of its operand, or along consecutive axes merged into one.
 
     Element i of the view reads index offset + the sum of step * i[axis] over `terms`, which are (axis, step).
-    spacing, outside: of views that pad. Indices count `spacing` for each element of the operand; an index between two
-    elements, or before the first (if outside[0]) or after the last (if outside[1]), reads the padding value.
+    spacing, padded_ends: of views that pad. Indices count `spacing` for each element of the operand; an index between
+    two elements, before the first (if padded_ends[0]) or after the last (if padded_ends[1]) reads the padding value.
     """
 
     axes: tuple[int, ...]
     offset: DimLike
     terms: tuple[tuple[int, DimLike], ...]
     spacing: int = 1
-    outside: tuple[bool, bool] = (False, False)
+    padded_ends: tuple[bool, bool] = (False, False)
 
     @property
     def is_padded(self) -> bool:
-        return self.spacing != 1 or any(self.outside)
+        return self.spacing != 1 or any(self.padded_ends)
 
     def identity_axis(self, x: Shape, shape: Shape) -> int | None:
         """The axis of the view that is this axis of the operand, in full and in order; None if there is none.
@@ -45,7 +45,7 @@ IndexMap = tuple[AxisMap, ...]  # each axis of the operand is in one of them
 
 
 def identity_axes(places: IndexMap, x: Shape, shape: Shape) -> tuple[int | None, ...]:
-    """For each axis of the operand the equal axis of the view; see `Place.along`."""
+    """For each axis of the operand the equal axis of the view; see `AxisMap.identity_axis`."""
     view_axes = {axis: place.identity_axis(x, shape) for place in places for axis in place.axes}
     return tuple(view_axes[axis] for axis in range(len(x)))
 

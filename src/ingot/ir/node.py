@@ -258,13 +258,13 @@ class Node:
         """Return the same op on other inputs; this node if they are the same."""
         if isinstance(self.op, Project):
             return self.op(*inputs, loc=self.loc)
-        same = True
+        is_same = True
         for a, b in zip(inputs, self.inputs, strict=True):
             if a is not b:
-                same = False
+                is_same = False
                 if a.types != b.types:
                     return self.op(*inputs, loc=self.loc)
-        return self if same else Node.make(self.op, inputs, self.loc, self.types)
+        return self if is_same else Node.make(self.op, inputs, self.loc, self.types)
 
     def __repr__(self) -> str:
         ins = ", ".join(f"%{n.id}" for n in self.inputs)
@@ -391,10 +391,10 @@ class Graph:
     @cached_property
     def size_requirements(self) -> dict[str, tuple[Node, ...]]:
         """By computed size, what comes before values of it: its node, and those of the sizes that bound it."""
-        found: dict[str, tuple[Node, ...]] = {}
+        requirements: dict[str, tuple[Node, ...]] = {}
         for (name, most), node in zip(self.sizes, self.size_nodes.values(), strict=True):
-            found[name] = (node, *(n for s in sorted(symbols_of(most)) for n in found.get(s, ())))
-        return found
+            requirements[name] = (node, *(n for s in sorted(symbols_of(most)) for n in requirements.get(s, ())))
+        return requirements
 
     def nodes(self) -> list[Node]:
         """The inputs and all nodes that the outputs need, operands before users, sizes before values of their size."""

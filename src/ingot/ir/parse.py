@@ -5,7 +5,7 @@
     input  ::= %n "label" ":" type            bound ::= symbol ":" int ".." [int]
     line   ::= %n "=" ( "const" data ":" type | "const" "<" "#"int type ">"
                       | op "(" refs ")" ["{" attrs "}"] ":" types )
-    ref    ::= %n | %n "." int                result ::= ref ["name"]        size ::= symbol "=" ref "most" <dim>
+    ref    ::= %n | %n "." int                result ::= ref ["name"]        size ::= symbol "=" ref "max" <dim>
 
 Nothing is evaluated: ops come from the registry, attributes are plain values.
 """
@@ -198,7 +198,7 @@ class _Parser:
         name = self.take("word", "a symbol")
         self.expect("=")
         outputs.append(self.reference(nodes))
-        self.expect("most")
+        self.expect("max")
         return name, self.symbolic()
 
     def input(self, nodes: dict[str, Node]) -> Node:

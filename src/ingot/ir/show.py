@@ -12,7 +12,7 @@ Nodes are numbered in order within each graph, so equal graphs print equally. `%
 none, true, false, an int, a float (with a point, an exponent, inf or nan), "text", `s0*2` in <> (a symbolic size), a
 dtype, a tensor type, a tuple or a graph. Computed sizes follow the results:
 
-      return %7 "places" where $n = %5 most <4*s0>
+      return %7 "places" where $n = %5 max <4*s0>
 
 The names of the state precede the body: its values are the last inputs, and the first results replace them.
 
@@ -92,7 +92,7 @@ class _Printer:
             refs[n] if name is None else f"{refs[n]} {_quote(name)}"
             for n, name in zip(graph.results, names, strict=True)
         )
-        sizes = ", ".join(f"{s} = {refs[graph.size_nodes[s]]} most <{most}>" for s, most in graph.sizes)
+        sizes = ", ".join(f"{s} = {refs[graph.size_nodes[s]]} max <{size}>" for s, size in graph.sizes)
         lines.append(f"{inner_indent}return {', '.join(results)}".rstrip() + (f" where {sizes}" if sizes else ""))
         lines.append(indent + "}")
         return lines

@@ -233,7 +233,7 @@ _WORDS = {
 }
 
 
-def word_fix(text: object, known: Collection[str]) -> str | None:
+def word_fix(text: object, words: Collection[str]) -> str | None:
     """What to do about a type that other projects name otherwise, for the message of an error: "fp16" is float16."""
     word = next((word for word, others in _WORDS.items() if str(text).lower() in others), None)
-    return f"it is called {word}" if word in known else None
+    return f"it is called {word}" if word in words else None

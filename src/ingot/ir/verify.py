@@ -79,16 +79,16 @@ def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
         raise VerifyError(
             f"{prefix}sizes", expected=f"distinct names with {COMPUTED_PREFIX}", got=[s for s, _ in graph.sizes]
         )
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     for name, most in graph.sizes:
         root = graph.size_nodes[name]
         if root.types != (TensorType(i64),):
             raise VerifyError(f"{prefix}the size {name}", expected="i64[]", got=root)
-        for n in topological((root,), lambda n: () if n in seen else n.inputs):
+        for n in topological((root,), lambda n: () if n in visited else n.inputs):
             undefined_symbols = undefined & free_symbols(n)
             if undefined_symbols:
                 raise VerifyError(f"{prefix}the size {name} depends on {', '.join(sorted(undefined_symbols))}", got=n)
-            seen.add(n)
+            visited.add(n)
         if undefined & symbols_of(most):
             raise VerifyError(f"{prefix}the most of {name}", expected="sizes known before it", got=most)
         undefined.discard(name)

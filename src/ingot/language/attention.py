@@ -2,6 +2,7 @@
 
 Chunk: tokens of sequences of one length       Rows: a token or a chunk of each of several sequences
 y = attention(q, keys, values of the caches)   for each sequence:  its pages -> y of its rows
+                                               PagedRows: y = paged attention(q of all rows, pools, tables, lengths)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ingot.language.architecture import Architecture
 from ingot.language.cache import (
     Position,
     in_pages,
+    pages_of,
     read,
     read_pages,
     recent,
@@ -54,6 +56,8 @@ class Chunk(Position):
     """Tokens of sequences of equal length, from a position on."""
 
     def rows(self, table: Node, tokens: DimLike) -> Node:
+        if self.size is None:
+            return ops.DynamicSlice((1, table.shape[1]))(table, self.value, ops.scalar(0, i64))
         return ops.Slice((self.size, 0), (self.size + tokens, table.shape[1]), (1, 1))(table)
 
     def attended(
@@ -73,6 +77,11 @@ class Chunk(Position):
         if not caches:
             return _attention(a, self, window, q, k, v, 0, mask, is_cut=False), ()
         keys, values = with_rows(caches[:half], k, self), with_rows(caches[half:], v, self)
+        if self.size is None:
+            batch = q.shape[0]
+            tables = ops.expand_dims(ops.arange(batch), 1)
+            ends = ops.broadcast_to(ops.add(self.value, 1), (batch,))
+            return _paged_attention(a, window, q, keys, values, tables, ends), (*keys, *values)
         (visible_keys, first), (visible_values, _) = (read(cache, self, tokens, window) for cache in (keys, values))
         return _attention(a, self, window, q, visible_keys, visible_values, first, mask), (*keys, *values)
 
@@ -175,6 +184,42 @@ class Rows:
         return loop(self.chunks, (*facts, self.starts, self.lengths, *operands), values, chunk, sizes)
 
 
+@dataclass(frozen=True)
+class PagedRows:
+    """Rows as `Rows` has them, all at once, for targets whose attention finds each row's keys by itself. tables: the
+    pages of each row's sequence, i64[rows, pages]. A row attends to earlier rows of this step, too: all keys are stored
+    before. Convolutions, whose rows depend on each other, are not supported."""
+
+    positions: Node
+    slots: Node
+    tables: Node
+
+    def rows(self, table: Node, tokens: DimLike) -> Node:
+        return ops.Take(0)(table, self.positions)
+
+    def attended(
+        self, a: Architecture, window: int, q: Node, k: Node, v: Node, caches: Sequence[Node], mask: Node | None
+    ) -> tuple[Node, UpdatedCaches]:
+        half = len(caches) // 2
+        keys, values = in_pages(caches[:half], k, self.slots), in_pages(caches[half:], v, self.slots)
+        by_row = ops.transpose(q, (2, 1, 0, 3))  # each row is a sequence of one query
+        y = _paged_attention(a, window, by_row, keys, values, self.tables, ops.add(self.positions, 1))
+        return ops.transpose(y, (2, 1, 0, 3)), (*keys, *values)
+
+    def convolved(self, x: Node, taps: Node, caches: Sequence[Node]) -> tuple[Node, UpdatedCaches]:
+        raise NotImplementedError("rows of a convolution depend on each other: see Rows")
+
+
+def _paged_attention(
+    a: Architecture, window: int, q: Node, keys: Sequence[Node], values: Sequence[Node], tables: Node, ends: Node
+) -> Node:
+    """Attention of one query of each row, [rows, heads, 1, width], to the last of the first `ends` tokens. keys,
+    values: tensors of a cache."""
+    (k, *key_scales), (v, *value_scales) = pages_of(keys), pages_of(values)
+    op = ops.PagedAttention(a.attention_scale, a.attention_cap, window, scaled=bool(key_scales))
+    return op(q, k, v, *key_scales, *value_scales, tables, ends)
+
+
 def loop(
     count: Node,
     read: Sequence[Node],
@@ -205,6 +250,7 @@ def _attention(
     window of a single token."""
     tokens = q.shape[2]
     operands = [q, k, v, *([] if mask is None else [mask])]
+    assert at.size is not None
     if window and (tokens != 1 or not is_cut):
         # the first key that each token attends to
         rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))

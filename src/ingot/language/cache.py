@@ -20,9 +20,10 @@ _LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}  # larger values are stored as thi
 
 @dataclass(frozen=True)
 class Position:
-    """The position at which a chunk begins, as a size and as a value, i64[]."""
+    """The position at which a chunk begins, as a size and as a value, i64[]. size: None of one token if a device keeps
+    it."""
 
-    size: DimLike
+    size: DimLike | None
     value: Node
 
 
@@ -156,8 +157,21 @@ def in_pages(cache: Sequence[Node], chunk: Node, slots: Node) -> tuple[Node, ...
     )
 
 
+def pages_of(cache: Sequence[Node]) -> list[Node]:
+    """The tensors of keys or of values as [pages, heads, tokens of a page, width]: those of a sequence are one page."""
+
+    def view(part: Node) -> Node:
+        if part.type.rank == 4:
+            return part
+        heads, slots, width = part.shape
+        return ops.transpose(ops.reshape(part, (heads, slots // PAGE, PAGE, width)), (1, 0, 2, 3))
+
+    return [*map(view, cache)]
+
+
 def read_pages(cache: Sequence[Node], table: Node, at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
     """As `read`, by a sequence's table of pages, i64[pages]; it begins at a page's start."""
+    assert at.size is not None
     first = dim_max(at.size - (window - 1), 0) // PAGE * PAGE if window else 0
     positions = ops.add(ops.arange(at.size + tokens - first), ops.scalar(first, i64))
     # a gather of rows, whose indices are computed once: 20 times as fast as a gather of pages and a split into rows
@@ -174,6 +188,7 @@ def _levels(x: Node) -> tuple[Node, Node]:
 
 def read(cache: Sequence[Node], at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
     """(the f32 elements that `tokens` tokens from `at` on may attend to; the position of the first)."""
+    assert at.size is not None
     first = dim_max(at.size - (window - 1), 0) if window else 0
     slices: list[Node] = []
     for part in cache:

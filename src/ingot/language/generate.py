@@ -26,14 +26,14 @@ STOPS = 8  # the capacity of the program's input for tokens that end a sequence
 END_POSITION = symbol("$end")  # the position after a step's token
 
 
-def generate(network: Network, form: CacheForm, max_tokens: int = 16) -> Graph:
+def generate(network: Network, form: CacheForm, max_tokens: int = 16, *, has_lengths: bool = False) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1], is_prompt: bool[], count: i64[], stops: i64[STOPS], SETTINGS...) ->
     (tokens: i64[batch, max_tokens], turns: i64[], logits: f32[batch, vocabulary]).
 
     The first `turns` tokens are valid: `count`, at most `max_tokens`, or fewer if all sequences reached a token of
     `stops` (-1: none). Tokens of a sequence after its stop token are to be ignored. is_prompt: whether the ids count as
     part of the prompt for penalties; generated ids were counted before. logits: of the chunk's last token, before
-    sampling.
+    sampling. has_lengths: attention of the loop reads lengths from memory, so that the host need not know them.
 
     State: the caches, the sampler's `bias` and `counts`.
     """
@@ -56,7 +56,7 @@ def generate(network: Network, form: CacheForm, max_tokens: int = 16) -> Graph:
     first = _Loop(
         ops.scalar(1, i64), limit, position, token, tokens, _is_stop(token, stops), stops, sampler, tuple(after)
     )
-    results = ops.While(_loop_condition(first), _step(network, form, first))(*first.values).results
+    results = ops.While(_loop_condition(first), _step(network, form, first, has_lengths))(*first.values).results
     final = first.of(results)
     turns = ops.minimum(final.turns, limit)
     state = (*form.names, "bias", "counts")
@@ -116,9 +116,10 @@ def _loop_condition(values: _Loop) -> Graph:
     return Graph(v.values, (ops.and_(ops.compare("LT", v.turns, v.count), waiting),))
 
 
-def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
+def _step(network: Network, form: CacheForm, values: _Loop, has_lengths: bool) -> Graph:
     v = values.inputs()
-    x, caches = network.hidden(ops.expand_dims(v.token, 1), Chunk(END_POSITION - 1, v.position), form, v.caches)
+    at = Chunk(None if has_lengths else END_POSITION - 1, v.position)
+    x, caches = network.hidden(ops.expand_dims(v.token, 1), at, form, v.caches)
     position = ops.add(v.position, 1)
     token = v.sampler.tokens(network.logits(last(x)), position)
     true_node = ops.scalar(True, boolean)
@@ -133,6 +134,8 @@ def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
         v.sampler.with_counted(ops.expand_dims(token, 1), true_node, true_node),
         tuple(caches),
     )
+    if has_lengths:
+        return Graph(v.values, after.values)
     return Graph(v.values, (*after.values, position), sizes=((str(END_POSITION), form.context),))
 
 

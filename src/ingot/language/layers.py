@@ -29,12 +29,16 @@ CosSin = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, wi
 class Network:
     """A language model, from ids to logits or to embeddings.
 
-    context: the maximum number of tokens of a sequence. Raises ImportModelError if it exceeds the file's positions.
+    context: the maximum number of tokens of a sequence. launches_cost: on targets where each kernel is a launch,
+    queries, keys and values are one product of floats, too; a gate and what it gates are two, which share a kernel.
+    Raises ImportModelError if the context exceeds the file's positions.
     """
 
-    def __init__(self, architecture: Architecture, weights: Weights, context: int) -> None:
-        self.architecture, self.context = architecture, context
-        self._tensors = Tensors(architecture, weights)
+    def __init__(
+        self, architecture: Architecture, weights: Weights, context: int, *, launches_cost: bool = False
+    ) -> None:
+        self.architecture, self.context, self._launches_cost = architecture, context, launches_cost
+        self._tensors = Tensors(architecture, weights, joins_floats=launches_cost)
         self.vocabulary = self._tensors.shape("embedding")[0]
         max_context = self._tensors.shape("positions")[0] if architecture.positions else context
         if not 1 <= context <= max_context:
@@ -195,6 +199,8 @@ class Network:
             return t.linear(activation(t.linear(x, f"{kind}up", i)), f"{kind}down", i)
         if t.has(f"{kind}gate_up", i):
             gate, up = _halves(t.linear(x, f"{kind}gate_up", i))
+        elif self._launches_cost:
+            gate, up = (t.linear(x, f"{kind}{role}", i) for role in ("gate", "up"))
         else:
             gate, up = t.linears(x, (f"{kind}gate", f"{kind}up"), i)
         return t.linear(ops.mul(activation(gate), up), f"{kind}down", i)

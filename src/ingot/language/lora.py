@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,11 +24,22 @@ from ingot.support.errors import ImportModelError
 
 
 class Change(ABC):
-    """What an adapter makes of a tensor of `shape`. combines: whether other adapters may change the same tensor."""
+    """What an adapter makes of a tensor of `shape`. combines: whether other adapters may change the same tensor.
+    is_tied: whether a change of the table is also one of the output that is the same tensor."""
+
+    is_tied: ClassVar[bool] = False
 
     @property
     def combines(self) -> bool:
         return True
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of `shape` may be changed so."""
+        return self.shape == shape
+
+    def equals(self, other: Change) -> bool:
+        """Whether both are known to change a tensor alike."""
+        return False
 
     @property
     @abstractmethod
@@ -59,6 +71,12 @@ class LowRank(Change):
     @property
     def combines(self) -> bool:
         return self.magnitude is None
+
+    def equals(self, other: Change) -> bool:
+        if not isinstance(other, LowRank) or self.magnitude is not None or other.magnitude is not None:
+            return False
+        a, b = (self.a, self.b) if self.transposed == other.transposed else (self.b.T, self.a.T)
+        return self.scale == other.scale and np.array_equal(a, other.a) and np.array_equal(b, other.b)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,6 +110,10 @@ class Trained(Change):
         value = self.value.astype(np.float32)
         return value if self.scale == 1 else weight + np.float32(self.scale) * (value - weight)
 
+    def equals(self, other: Change) -> bool:
+        is_like = type(other) is type(self) and isinstance(other, Trained) and other.scale == self.scale
+        return is_like and np.array_equal(self.value, other.value)
+
     def reordered(self, heads: int) -> Trained:
         return replace(self, value=_interleaved(self.value, heads))
 
@@ -103,6 +125,26 @@ class Added(Trained):
         return weight + np.float32(self.scale) * self.value.astype(np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedRows(Trained):
+    """Some rows of a table, the trained tokens: value[i] is that of row indices[i]."""
+
+    indices: np.ndarray
+    is_tied: ClassVar[bool] = True
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == 2 and shape[1:] == self.shape[1:] and int(self.indices.max(initial=0)) < shape[0]
+
+    def applied(self, weight: np.ndarray) -> np.ndarray:
+        result = np.array(weight, np.float32)
+        result[self.indices] = Trained.applied(self, result[self.indices])
+        return result
+
+    def equals(self, other: Change) -> bool:
+        is_like = isinstance(other, TrainedRows) and np.array_equal(self.indices, other.indices)
+        return is_like and Trained.equals(self, other)
+
+
 def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -111,8 +153,9 @@ Adapter = Mapping[str, Sequence[Change]]  # by the names of tensors, in order
 
 
 def merged(weights: Weights, architecture: Architecture, adapters: Sequence[Adapter]) -> tuple[Weights, Architecture]:
-    """The weights with adapters merged, and the architecture with them: where a table is also the output, an adapter of
-    one of them does not change the other. Raises ImportModelError for an adapter of another model."""
+    """The weights with adapters merged, and the architecture with them. Where a table is also the output, an adapter of
+    one of them does not change the other, but for trained tokens of the table alone; both are stored then, unless they
+    are changed alike. Raises ImportModelError for an adapter of another model."""
     changes: dict[str, list[Change]] = {}
     for adapter in adapters:
         for name, parts in adapter.items():
@@ -124,6 +167,12 @@ def merged(weights: Weights, architecture: Architecture, adapters: Sequence[Adap
         return weights, architecture
     if not is_tied or not changes.keys() & {output, table}:
         return MergedWeights(weights, changes), architecture
+    of_table, of_output = changes.get(table, []), changes.get(output, [])
+    if not any(part.is_tied for part in of_output):
+        of_output = [*(part for part in of_table if part.is_tied), *of_output]
+    if len(of_table) == len(of_output) and all(a.equals(b) for a, b in zip(of_table, of_output, strict=True)):
+        return MergedWeights(weights, {name: parts for name, parts in changes.items() if name != output}), architecture
+    changes |= {output: of_output} if of_output else {}
     return MergedWeights(weights, changes, {output: table}), replace(architecture, tied=False)
 
 
@@ -141,7 +190,7 @@ class MergedWeights:
                 expected = f"one for tensors of the model, such as {next(iter(weights.names), 'none')}"
                 raise ImportModelError("the adapter", expected=expected, got=f"one for {name}")
             for part in parts:
-                if self.shape(name) != part.shape:
+                if not part.fits(self.shape(name)):
                     got = f"one of {list(part.shape)} for {name}"
                     raise ImportModelError("the adapter", expected=f"one of {list(self.shape(name))}", got=got)
                 if not part.combines and len(parts) > 1:

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Node, deferred_const
+from ingot.ir.node import Node, Op, deferred_const
 from ingot.ir.types import TensorType
 from ingot.language.architecture import Architecture
 from ingot.language.names import IGNORED
@@ -21,7 +21,9 @@ SHOWN_NAMES = 4
 class Tensors:
     """Tensors by role and the numbers of layer and expert. It records which were read."""
 
-    def __init__(self, architecture: Architecture, weights: Weights) -> None:
+    def __init__(self, architecture: Architecture, weights: Weights, *, joins_floats: bool = False) -> None:
+        """joins_floats: whether `linears` concatenates matrices of floats, too."""
+        self._joined = (*ops.LEVEL_FORMS, ops.Convert) if joins_floats else ops.LEVEL_FORMS
         self._family = architecture.family
         self._weights = weights
         self._table = _names_in_file(dict(architecture.names), weights)
@@ -89,7 +91,7 @@ class Tensors:
         matrices = [self.matrix(role, *place) for role in roles]
         groups: list[list[int]] = []
         for i, matrix in enumerate(matrices):
-            matching = next((g for g in groups if _has_one_form([matrices[g[0]], matrix])), None)
+            matching = next((g for g in groups if _has_one_form([matrices[g[0]], matrix], self._joined)), None)
             groups.append([i]) if matching is None else matching.append(i)
         results = dict[int, Node]()
         for group in groups:
@@ -174,10 +176,10 @@ def _forms(matrices: Sequence[Node]) -> list[Node]:
     return [m.inputs[0] if isinstance(m.op, ops.Reshape) else m for m in matrices]
 
 
-def _has_one_form(matrices: Sequence[Node]) -> bool:
-    """Whether all are constant and quantized in the same way, and differ only in their numbers and rows."""
+def _has_one_form(matrices: Sequence[Node], kinds: tuple[type[Op], ...] = ops.LEVEL_FORMS) -> bool:
+    """Whether all are constant and of one form of `kinds`, and differ only in their numbers and rows."""
     first, *others = forms = _forms(matrices)
-    if not isinstance(first.op, ops.LEVEL_FORMS) or any(p.constant is None for f in forms for p in f.inputs):
+    if not isinstance(first.op, kinds) or any(p.constant is None for f in forms for p in f.inputs):
         return False
 
     def like(form: Node) -> list[object]:

@@ -171,6 +171,7 @@ from ingot.ops.nn.norm import (
     RMSNorm,
     Standardize,
 )
+from ingot.ops.nn.paged_attention import PagedAttention
 from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup, RoundToBytes
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent

@@ -90,8 +90,8 @@ def poisson(key: Node, mean: Node) -> Node:
 
     proposed = _sample_by_rejection(fold_in(key, 0), propose, (where(large, rate, _MAX_INVERSION_MEAN),), large)
     small_rate = where((rate >= 0.0) & (rate < _MAX_INVERSION_MEAN), rate, 0.0)
-    counted = _sample_by_inversion(key, step, (-small_rate).map(Exp()), (small_rate,))
-    value = where(large, proposed, where(rate >= 0.0, counted, math.nan))
+    inverted = _sample_by_inversion(key, step, (-small_rate).map(Exp()), (small_rate,))
+    value = where(large, proposed, where(rate >= 0.0, inverted, math.nan))
     return where(rate.equals(math.inf), math.inf, value).cast(mean.dtype).node
 
 

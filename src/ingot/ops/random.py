@@ -79,8 +79,8 @@ def philox_blocks(key: Node, low: Node, high: Node, places: Node) -> Node:
     """u32[n, 4]: the blocks at a 128-bit counter (low, high) plus places, u64[n]. key, low, high: u64[]."""
     at = b.add(places, low)
     carry = b.cast(b.compare("LT", at, low), u64)
-    over = b.add(b.broadcast_to(high, at.shape), carry)
-    count = (v.node for part in (at, over) for v in words(Term(part)))
+    high_words = b.add(b.broadcast_to(high, at.shape), carry)
+    count = (v.node for part in (at, high_words) for v in words(Term(part)))
     first, second = (b.broadcast_to(v.node, at.shape) for v in words(Term(key)))
     return b.stack(philox((first, second), tuple(count)), 1)
 

@@ -171,9 +171,9 @@ def build_program(
     """
     graph = with_random_state(graph, RANDOM)
     target = target_of(features)
-    known = tuning.rewrites(features, threads) if rewrites is None else rewrites
-    options = Options(threads, fast_math, precision, activations, known)
-    trace = Trace() if trace is None and known else trace
+    rules = tuning.rewrites(features, threads) if rewrites is None else rewrites
+    options = Options(threads, fast_math, precision, activations, rules)
+    trace = Trace() if trace is None and rules else trace
     variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(size_hints(graph)):
         verify(graph, "import")

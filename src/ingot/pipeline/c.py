@@ -57,13 +57,14 @@ class CTarget:
     merge_launches = None
     has_fixed_sizes = True
     overlaps_exchanges = False
+    has_paged_attention = False
 
     def features(self, variant: str) -> Features:
         if variant in MICROCONTROLLERS:
             return Features("c99", cpu=variant, target="c")
         if variant not in MACHINES:
-            known = (f"c:{m}" if m else "c" for m in (*MACHINES, *MICROCONTROLLERS))
-            raise InputError("target", expected=" or ".join(known), got=f"c:{variant}")
+            targets = (f"c:{m}" if m else "c" for m in (*MACHINES, *MICROCONTROLLERS))
+            raise InputError("target", expected=" or ".join(targets), got=f"c:{variant}")
         return Features("c99", (variant,) if variant else (), target="c")
 
     def prepare(self, nodes: int) -> None:

@@ -109,6 +109,7 @@ class CpuTarget:
     merge_launches = None
     has_fixed_sizes = False
     overlaps_exchanges = False
+    has_paged_attention = False
 
     @staticmethod
     def export(program: Program, path: Path, weights: Path | None = None) -> None:

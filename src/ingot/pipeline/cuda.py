@@ -9,7 +9,7 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
-from ingot.ir.types import bf16, f16, f32, i8
+from ingot.ir.types import bf16, f16, f32, f64, i8
 from ingot.ops import (
     GRU,
     LSTM,
@@ -20,6 +20,7 @@ from ingot.ops import (
     Dequantize,
     DequantizeBlocks,
     KernelGradient,
+    PagedAttention,
     Recurrent,
 )
 from ingot.passes.fusion.policy import FusionPolicy
@@ -28,6 +29,7 @@ from ingot.passes.model.transposed_concat import transpose_parts
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
 from ingot.schedule.gpu.launching import merge_launches
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
@@ -58,9 +60,11 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return has_persistent_kernel(node, machine)
     if isinstance(node.op, AttentionGradients) and not node.op.has_sums(node.inputs):
         return False
-    if not isinstance(node.op, _ATTENTION):
+    if not isinstance(node.op, (*_ATTENTION, PagedAttention)):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
+    if isinstance(node.op, PagedAttention):
+        return has_static_heads and node.inputs[0].dtype != f64
     is_of_one_type = node.inputs[0].dtype == node.inputs[1].dtype
     if isinstance(node.op, Attention) and node.op.indexed:
         return False
@@ -74,7 +78,9 @@ POLICY = FusionPolicy(
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
     joins_epilogues=True, widens_values=True, repeats_vectors=True,
 )  # fmt: skip
-KEPT_OPS: frozenset[type[Op]] = frozenset({*_ATTENTION, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
+KEPT_OPS: frozenset[type[Op]] = frozenset(
+    {*_ATTENTION, PagedAttention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN}
+)
 
 
 class GpuTarget:
@@ -85,6 +91,7 @@ class GpuTarget:
     export = None
     has_fixed_sizes = False
     overlaps_exchanges = True
+    has_paged_attention = True
     lower = staticmethod(lower)
     merge_launches = staticmethod(merge_launches)
 
@@ -130,12 +137,13 @@ class GpuTarget:
             blocks=False,
             byte_rows=False,
             same_operand_types=True,
+            row_alignment_bytes=ALIGNMENT_BYTES,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
-        return CubinAssembler(features, self._functions)
+        return CubinAssembler(features, self._functions, self.machine(features, 1, {}).shared_bytes)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
         return print_kernel(kernel, self._functions).text

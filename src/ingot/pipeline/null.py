@@ -44,6 +44,7 @@ class NullTarget:
     export = None
     has_fixed_sizes = False
     overlaps_exchanges = False
+    has_paged_attention = False
 
     def features(self, variant: str) -> Features:
         target, features = parse_target(variant or "native")

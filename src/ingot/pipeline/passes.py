@@ -16,7 +16,6 @@ from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_produ
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.positions.indexed_caches import indexed_caches
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
@@ -24,6 +23,8 @@ from ingot.passes.core.rewrites.rewrite import apply_rewrites
 from ingot.passes.core.signs import pack_signs, unpack_signs
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
+from ingot.passes.core.storage.aligned_rows import align_rows
+from ingot.passes.core.storage.nest_concats import nest_concats
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -54,7 +55,8 @@ class Choices:
     precision applies to both. widens: the types of 16 bits that products widen as they load them. target_passes: run
     before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
     `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them, from any positions.
-    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision."""
+    pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision.
+    row_alignment_bytes: see `align_rows`."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -75,6 +77,7 @@ class Choices:
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
     narrow_integers: bool = False
+    row_alignment_bytes: int = 1
     height: Height = always_dense
 
 
@@ -94,10 +97,13 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     )  # fmt: skip
     rewritten = partial(apply_rewrites, rewrites=options.rewrites, fast_math=options.fast_math)
     narrow = partial(narrow_weights, types=choices.widens)
+    aligned = partial(align_rows, alignment_bytes=choices.row_alignment_bytes)
 
     def bodies(graph: Graph) -> Graph:
-        known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, common_passes(options, choices, known), outer=known))
+        outer_symbols = outer.union(graph.symbols())
+        return in_bodies(
+            graph, lambda body: optimize(body, common_passes(options, choices, outer_symbols), outer=outer_symbols)
+        )
 
     return (
         *choices.target_passes,
@@ -135,6 +141,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         *((("indexed_caches", indexed_caches),) if choices.narrow_caches else ()),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
+        *((("aligned_rows", aligned),) if choices.row_alignment_bytes > 1 else ()),
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),
         ("share_kernels", share_kernels),

@@ -76,7 +76,8 @@ class Target(Protocol[M]):
     name: the text before the colon, and the name of the device that runs the code. policy: parameters of fusion.
     forms: the texts of a kernel that `source` can print, the lowest level last. has_fixed_sizes: whether programs
     cannot leave sizes open, so that models take those that their files hold, too. overlaps_exchanges: whether kernels
-    run while values travel between devices.
+    run while values travel between devices. has_paged_attention: whether attention of single rows to pages has a
+    kernel, which reads lengths from memory (`ops.PagedAttention`).
     """
 
     name: str
@@ -84,6 +85,7 @@ class Target(Protocol[M]):
     forms: tuple[str, ...]
     has_fixed_sizes: bool
     overlaps_exchanges: bool
+    has_paged_attention: bool
 
     def features(self, variant: str) -> Features:
         """Return the machine that the text after the colon names; "" is this machine, or the target's default.

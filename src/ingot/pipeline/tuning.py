@@ -209,10 +209,10 @@ def _parse_entry(record: Mapping[str, object] | None) -> StoredEntry | None:
         rewrite = _parse_rewrite(record)
         return rewrite and Rewritten(machine, rewrite, seconds, over_seconds, generation)
     key = record.get("key")
-    choice, over = read_choice(record.get("choice")), read_choice(record.get("over"))
-    if not isinstance(key, str) or len(key) > _MAX_TEXT_CHARS or choice is None or over is None:
+    choice, replaced = read_choice(record.get("choice")), read_choice(record.get("over"))
+    if not isinstance(key, str) or len(key) > _MAX_TEXT_CHARS or choice is None or replaced is None:
         return None
-    return Entry(machine, key, choice, over, seconds, over_seconds, generation)
+    return Entry(machine, key, choice, replaced, seconds, over_seconds, generation)
 
 
 def _parse_rewrite(record: Mapping[str, object]) -> Rewrite | None:

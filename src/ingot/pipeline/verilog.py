@@ -47,6 +47,7 @@ class VerilogTarget:
     merge_launches = None
     has_fixed_sizes = True
     overlaps_exchanges = False
+    has_paged_attention = False
 
     def features(self, variant: str) -> Features:
         lanes = variant.removeprefix("lanes")

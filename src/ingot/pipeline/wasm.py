@@ -48,6 +48,7 @@ class WasmTarget:
     merge_launches = None
     has_fixed_sizes = False
     overlaps_exchanges = False
+    has_paged_attention = False
 
     def features(self, variant: str) -> Features:
         if variant:

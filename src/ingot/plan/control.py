@@ -70,7 +70,8 @@ class _Control:
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
         self.anchor = next(n for n in self.body.nodes() if category(n.op) in UNFUSED)
-        self.used_results = set(node.results).intersection(plan.graph.nodes())
+        self.values, self.results = self.anchor.results, node.results
+        self.used_results = set(self.results).intersection(plan.graph.nodes())
 
     def run(self) -> None:
         match self.anchor.op:
@@ -83,14 +84,14 @@ class _Control:
             case _:
                 values = [self._exchange()]
         # the group's results: the anchor's, and views of them
-        results = self.anchor.results
-        inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
-        views = rebuild(self.body.outputs, dict(zip(results, inputs, strict=True)))
-        for view, result, layout in zip(views, self.node.results, self.outs, strict=True):
+        inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(self.values))
+        views = rebuild(self.body.outputs, dict(zip(self.values, inputs, strict=True)))
+        for view, result, layout in zip(views, self.results, self.outs, strict=True):
             if result not in self.used_results:
                 continue
             target = self.plan.buffer(result)
-            positions = [i for i, n in enumerate(inputs) if n in set(topological([view]))]
+            dependencies = set(topological([view]))
+            positions = [i for i, n in enumerate(inputs) if n in dependencies]
             graph = Graph(tuple(inputs[i] for i in positions), (view,))
             sources = [values[i] or self._operand_place(self.anchor.inputs[i]) for i in positions]
             if sources != [(target, layout)] or view not in inputs:
@@ -144,10 +145,15 @@ class _Control:
         self._evaluate(operand, place)
         return place
 
+    def _first_place(self, operand: Node, place: Place | None) -> Place:
+        """The place of a value that a loop changes, which holds the operand: where it lies, or a copy."""
+        is_there = place is not None and self._operand_buffer(operand) == place[0]
+        return place if place is not None and is_there else self._copy_of(operand, place)
+
     def _result_place(self, i: int) -> Place | None:
         """The place of the group's result that is value i, if the loop can keep the value there."""
-        for result, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
-            if out is self.anchor.results[i] and result in self.used_results and layout.is_contiguous:
+        for result, out, layout in zip(self.results, self.body.outputs, self.outs, strict=True):
+            if out is self.values[i] and result in self.used_results and layout.is_contiguous:
                 return self.plan.buffer(result), layout
         return None
 
@@ -171,12 +177,12 @@ class _Control:
         return target
 
     def _call_host(self) -> list[Place | None]:
-        op, operands, results = self.anchor.op, self.anchor.inputs, self.anchor.results
+        op, operands, results = self.anchor.op, self.anchor.inputs, self.values
         assert isinstance(op, ops.HostCall)
         sources = [self._operand_place(x) for x in operands]
         targets = [self._result_place(i) or self._new_place(r) for i, r in enumerate(results)]
-        told = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
-        call = HostCall(op.op, told[0], told[1], json.dumps(dict(op.settings)))
+        signatures = [tuple((x.dtype.name, x.type.rank) for x in group) for group in (operands, results)]
+        call = HostCall(op.op, signatures[0], signatures[1], json.dumps(dict(op.settings)))
         dims = [d for x in (*operands, *results) for d in x.shape]
         self.plan.call_host(call, [buffer for buffer, _ in (*sources, *targets)], dims)
         return [*targets]
@@ -193,7 +199,7 @@ class _Control:
         for i in indices:
             if i not in constants:
                 x = operands[i]
-                places[i] = self._operand_place(x) if invariant[i] else self._copy_of(x, self._result_place(i))
+                places[i] = self._operand_place(x) if invariant[i] else self._first_place(x, self._result_place(i))
         buffers = [places[i][0] if i in places else NO_BUFFER for i in indices]
         varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)

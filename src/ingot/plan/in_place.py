@@ -2,6 +2,7 @@
 
     y = relu(x)                                      ->   y is written over x if nothing reads x afterwards
     new = scatter(old, i, rows); a = attention(new)  ->   the rows are written into old's memory, and read there
+    new = while(scatter(old, i, rows))               ->   the loop begins and ends in old's memory, too
 
 State that lasts from run to run (`Graph.lasting`), and values carried from one iteration of a loop to the next, are
 written over the old value if all readers of it can run before. If that cannot be proven, the new value has its own
@@ -76,16 +77,23 @@ def can_overwrite(value: Node, operand: Node, layouts: Mapping[Node, Layout]) ->
         return False
     if layouts[operand] != layouts[value]:
         return False
-    p, result = op.body.inputs[group.inputs.index(operand)], op.body.outputs[group.results.index(value)]
+    p, result = op.body.inputs[group.inputs.index(operand)], op.body.outputs[_result_index(value)]
+    loop = _while_of(op.body)
+    if loop is not None:
+        is_read_once = sum(p in n.inputs for n in op.body.nodes()) == 1 and loop.inputs.count(p) == 1
+        return is_read_once and _carried_operand(value) is operand
     if op.kind == "pointwise":
         has_reshape = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
         # every element is read before it is overwritten, for the other results as well
         return reads_same_element(op.body, p, result) and (layouts[operand].is_contiguous or not has_reshape)
-    return updated_operand(group) is operand and _is_pure_update(op.body, p, layouts[operand])
+    return updated_operand(value) is operand and _is_pure_update(op.body, p, layouts[operand])
 
 
-def updated_operand(group: Node) -> Node | None:
-    """The operand that a group updates: the result differs from it in some elements only."""
+def updated_operand(value: Node) -> Node | None:
+    """The operand of which a group's result is an update: it differs in some elements only, or a loop makes it so."""
+    if (operand := _carried_operand(value)) is not None:
+        return operand
+    group = producer(value)
     op = group.op
     anchor = _anchor(op.body) if isinstance(op, Group) and op.kind == "scatter" else None
     if anchor is None:
@@ -94,6 +102,28 @@ def updated_operand(group: Node) -> Node | None:
     if source is None or source[0] not in op.body.inputs:  # type: ignore[union-attr]
         return None
     return group.inputs[op.body.inputs.index(source[0])]  # type: ignore[union-attr]
+
+
+def _carried_operand(value: Node) -> Node | None:
+    """The operand of a loop's group with which a value of the loop begins, if the result of the group is that value."""
+    group = producer(value)
+    loop = _while_of(group.op.body) if isinstance(group.op, Group) else None
+    if loop is None:
+        return None
+    result = group.op.body.outputs[_result_index(value)]
+    if producer(result) is not loop:
+        return None
+    operand = loop.inputs[_result_index(result)]
+    return group.inputs[group.op.body.inputs.index(operand)] if operand in group.op.body.inputs else None
+
+
+def _result_index(value: Node) -> int:
+    """The position of a value among the results of its producer."""
+    return value.op.index if isinstance(value.op, Project) else 0
+
+
+def _while_of(body: Graph) -> Node | None:
+    return next((n for n in body.nodes() if isinstance(n.op, ops.While)), None)
 
 
 def _anchor(body: Graph) -> Node | None:
@@ -119,8 +149,7 @@ def _update_chain(graph: Graph, users: Mapping[Node, Sequence[Node]], old: Node,
     """The successive values in the memory of `old`, up to `new`, each of which updates the one before."""
     chain = [new]
     while True:
-        group = producer(chain[-1])
-        operand = updated_operand(group)
+        operand = updated_operand(chain[-1])
         if operand is None or operand is old or operand in graph.outputs or not isinstance(producer(operand).op, Group):
             break
         if not can_overwrite(chain[-1], operand, _contiguous(operand, chain[-1])):

@@ -211,7 +211,9 @@ class _Linker:
         form has no buffer."""
         args = [pair for s in lowered.steps for pair in zip(s.kernel.params, s.args, strict=True)]
         buffers = [(b.writable, self.buffer(n)) for b, a in args for n in self._group_value(node, a)]
-        return frozenset(b for written, b in buffers if not written), frozenset(b for written, b in buffers if written)
+        return frozenset(b for is_written, b in buffers if not is_written), frozenset(
+            b for is_written, b in buffers if is_written
+        )
 
     def _launch_pending(self) -> None:
         """Append the steps of the pending groups."""
@@ -277,8 +279,15 @@ class _Linker:
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
             args = tuple((resolve(a), 0) for a in step.args)
-            made = self.symbol(kernel), args, tuple(map(expression, dims)), expression(chunks), name, expression(rounds)
-            self.steps.append(rt.Step(*made))
+            step_fields = (
+                self.symbol(kernel),
+                args,
+                tuple(map(expression, dims)),
+                expression(chunks),
+                name,
+                expression(rounds),
+            )
+            self.steps.append(rt.Step(*step_fields))
 
     def _touch(self, buffer: int, number: int) -> None:
         self.buffers[buffer].touch(number)
@@ -354,8 +363,8 @@ class _Linker:
             group = replace(group, kind="update")
         ins, outs, constant = self._layouts(node)
         key, shared = (group, ins, outs, constant), self._with_panels(node, ins)
-        known = self.lowered.get(key)
-        if known is None or any(p.panel not in (0, shared[p.index].panel) for p in known.packs):
+        lowered = self.lowered.get(key)
+        if lowered is None or any(p.panel not in (0, shared[p.index].panel) for p in lowered.packs):
             key = (group, shared, outs, constant)
         if key not in self.lowered:
             try:

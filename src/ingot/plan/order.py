@@ -30,7 +30,7 @@ def shortest_lifetimes(roots: Sequence[Node], needs: Callable[[Node], Sequence[N
     return topological(ordered_roots, lambda n: sorted(needs(n), key=lambda i: -weight[i]))
 
 
-def behind_exchanges(
+def overlap_exchanges(
     order: Sequence[Node], needs: Callable[[Node], Sequence[Node]], is_exchange: Callable[[Node], bool]
 ) -> list[Node]:
     """A topological order like `order`, but what waits for an exchange with other devices comes behind what does not,
@@ -39,25 +39,25 @@ def behind_exchanges(
     s = sum(a), f(s), b, t = sum(b), g(t)   ->   s = sum(a), b, t = sum(b), f(s), g(t)
     """
     position = {n: i for i, n in enumerate(order)}
-    left = {n: {*needs(n)} & position.keys() for n in order}
+    unmet = {n: {*needs(n)} & position.keys() for n in order}
     readers: dict[Node, list[Node]] = {}
-    for n, own in left.items():
-        for x in own:
+    for n, needed in unmet.items():
+        for x in needed:
             readers.setdefault(x, []).append(n)
-    ready = [i for i, n in enumerate(order) if not left[n]]
+    ready = [i for i, n in enumerate(order) if not unmet[n]]
     under_way: Node | None = None
-    found: list[Node] = []
+    result: list[Node] = []
 
     def end(n: Node) -> None:
         for reader in readers.get(n, ()):
-            left[reader].discard(n)
-            if not left[reader]:
+            unmet[reader].discard(n)
+            if not unmet[reader]:
                 heappush(ready, position[reader])
 
     while ready or under_way is not None:
         n = order[heappop(ready)] if ready else None
         if n is not None:
-            found.append(n)
+            result.append(n)
         if under_way is not None and (n is None or is_exchange(n)):
             end(under_way)
             under_way = None
@@ -65,4 +65,4 @@ def behind_exchanges(
             under_way = n
         elif n is not None:
             end(n)
-    return found
+    return result

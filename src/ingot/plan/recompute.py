@@ -51,10 +51,12 @@ class Memory:
     is_measured: bool
 
     def __str__(self) -> str:
-        kept = f"{self.saved_bytes / 1e6:.3f} of {self.saved_bytes_before / 1e6:.3f} MB kept for the backward pass"
+        saved_text = (
+            f"{self.saved_bytes / 1e6:.3f} of {self.saved_bytes_before / 1e6:.3f} MB kept for the backward pass"
+        )
         arena = f"arena {self.arena_bytes / 1e6:.3f} of {self.arena_bytes_before / 1e6:.3f} MB"
         return (
-            f"{kept}, {arena}, {self.recomputed_kernels} kernels run again, about {self.time_ratio:.2f}x the time"
+            f"{saved_text}, {arena}, {self.recomputed_kernels} kernels run again, about {self.time_ratio:.2f}x the time"
             + (" by their measured times" if self.is_measured else "")
         )
 
@@ -98,8 +100,8 @@ class _Limits:
         """Whether the request limits the arena, and not the saved bytes."""
         return self.saved_bytes == inf
 
-    def excess(self, kept: int, arena: int) -> float:
-        return max(0, kept - self.saved_bytes) + max(0, arena - self.arena_bytes)
+    def excess(self, saved_bytes: int, arena_bytes: int) -> float:
+        return max(0, saved_bytes - self.saved_bytes) + max(0, arena_bytes - self.arena_bytes)
 
 
 def fit_in_memory(
@@ -121,8 +123,8 @@ def fit_in_memory(
         return _Schedule(assign(graph, graph.state_pairs), cost, arena_of)
 
     initial = schedule(graph, cost)
-    (kept, arena), full_seconds = initial.sizes(), initial.seconds()
-    limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
+    (saved_bytes, arena_bytes), full_seconds = initial.sizes(), initial.seconds()
+    limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * saved_bytes), arena_bytes)
     result = _fit_tightly(initial, limits, schedule)
     initial_seconds = full_seconds
     if limits.excess(*result.sizes()) and low_memory_graph is not None:
@@ -130,7 +132,7 @@ def fit_in_memory(
         initial_seconds = initial.seconds()
         result = _fit_tightly(initial, limits, schedule)
     if limits.excess(*result.sizes()):
-        raise _limit_error(result, limits, kept)
+        raise _limit_error(result, limits, saved_bytes)
     slowdown = initial_seconds / (full_seconds or 1.0)
     measured_cost = (
         measure_costs(result.storage.graph) if measure_costs is not None and result.recomputed_kernels else None
@@ -143,7 +145,7 @@ def fit_in_memory(
             result = candidate
     time = slowdown * result.seconds() / (initial_seconds or 1.0)
     return result.storage.graph, Memory(
-        *result.sizes(), kept, arena, result.recomputed_kernels, time, measured_cost is not None
+        *result.sizes(), saved_bytes, arena_bytes, result.recomputed_kernels, time, measured_cost is not None
     )
 
 
@@ -172,14 +174,15 @@ def _fit(schedule: _Schedule, limits: _Limits, make_schedule: Callable[[Graph, C
         if len(schedule.calls) == call_count:
             break
         schedule = make_schedule(schedule.graph(), schedule.cost)
-        kept, arena = schedule.sizes()
-        if limits.excess(kept, arena) < limits.excess(*best.sizes()):
+        saved_bytes, arena_bytes = schedule.sizes()
+        if limits.excess(saved_bytes, arena_bytes) < limits.excess(*best.sizes()):
             best = schedule
         elif not fits:
             break
         # the linked plan has gaps and may order kernels differently: lower the targets by half the excess
         reductions = (
-            max(0, size - limit) // 2 for size, limit in ((kept, limits.saved_bytes), (arena, limits.arena_bytes))
+            max(0, size - limit) // 2
+            for size, limit in ((saved_bytes, limits.saved_bytes), (arena_bytes, limits.arena_bytes))
         )
         target = _Limits(target.saved_bytes - next(reductions), target.arena_bytes - next(reductions))
     return best
@@ -187,11 +190,11 @@ def _fit(schedule: _Schedule, limits: _Limits, make_schedule: Callable[[Graph, C
 
 def _limit_error(nearest: _Schedule, limits: _Limits, saved_without_limit: int) -> InputError:
     """The error for limits that `nearest` exceeds. saved_without_limit: bytes saved without recomputation."""
-    min_bytes, (kept, arena) = nearest.min_bytes(limits.is_arena_limit), nearest.sizes()
-    if kept > limits.saved_bytes:
-        what, size, limit = f"memory of what is kept, {saved_without_limit:,} bytes", kept, limits.saved_bytes
+    min_bytes, (saved_bytes, arena_bytes) = nearest.min_bytes(limits.is_arena_limit), nearest.sizes()
+    if saved_bytes > limits.saved_bytes:
+        what, size, limit = f"memory of what is kept, {saved_without_limit:,} bytes", saved_bytes, limits.saved_bytes
     else:
-        what, size, limit = "memory of the arena", arena, limits.arena_bytes
+        what, size, limit = "memory of the arena", arena_bytes, limits.arena_bytes
     cause = "one kernel needs at once" if limits.is_arena_limit else "loops made, which run once"
     expected = f"more than the {min_bytes:,} bytes that {cause}" if min_bytes > limit else f"at least {size:,} bytes"
     return InputError(what, expected=expected, got=f"{limit:,}", fix="a smaller batch, or more memory")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 
 import numpy as np
@@ -15,6 +17,7 @@ from ingot.support.files import release
 
 ALIGN_BYTES = 64
 _COPY_BYTES = 16 << 20  # of a constant that are copied before their pages of the model file are released
+_THREADS = min(8, os.cpu_count() or 1)  # that fill a blob; a deferred constant of each is in memory
 _DRAFT_BYTES = 32 << 20  # of a blob, from which on its own file pays
 Fill = Callable[[Array, Pack | None, np.ndarray], None]
 
@@ -41,11 +44,17 @@ class Weights:
         if mapped is not None:
             return mapped
         raw = np.empty(self.size + ALIGN_BYTES, np.uint8)  # in huge pages, which `np.zeros` does not ask for
-        raw.fill(0)
         start = -raw.ctypes.data % ALIGN_BYTES
         blob = raw[start : start + self.size]
-        for span, constant, pack in self.sources:
+        ends = [*(span.start for span, _, _ in self.sources[1:]), self.size]
+
+        def write(source: tuple[slice, Array, Pack | None], end: int) -> None:
+            span, constant, pack = source
+            blob[span.start : end].fill(0)
             fill(constant, pack, blob[span])
+
+        with ThreadPoolExecutor(_THREADS) as pool:  # numpy's copies leave the interpreter to other threads
+            list(pool.map(write, self.sources, ends))
         return blob
 
     def _pieces(self, fill: Fill) -> Iterator[tuple[int, np.ndarray]]:

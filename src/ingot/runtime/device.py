@@ -40,8 +40,8 @@ class Store(Protocol):
 
     def read(self, offset: int, nbytes: int, /) -> bytes: ...
 
-    def write(self, offset: int, source: int, nbytes: int, /) -> None:
-        """source: an address on the host."""
+    def write(self, offset: int, source: int, nbytes: int, is_resident: bool = False, /) -> None:
+        """source: an address on the host, or, if it is resident, in the device's memory."""
         ...
 
 

@@ -176,7 +176,7 @@ class LoadedProgram(Executable):
     @cached_property
     def _state_tensors(self) -> StateTensors:
         """The program's own state, allocated on first use: a caller may pass its own instead (`run_over`)."""
-        return StateTensors(self._program.state, self._loaded.store)
+        return StateTensors(self._program.state, self._loaded.store, gpu=self._program.device == "cuda")
 
     @property
     def program(self) -> Program:

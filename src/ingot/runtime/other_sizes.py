@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar
 
 from ingot.support.errors import CompileError, ImportModelError, InputError, ShapeError, SizesError, UnsupportedOpError
@@ -48,7 +49,10 @@ class OtherSizes:
         try:
             result = run(program)
         except SizesError:
-            raise refused from None
+            if not refused.out_of_range:
+                raise refused from None
+            # the sizes within the bounds do not meet a condition: one program more, for all of them
+            return self.call(copy(refused).of(refused.shapes), run)
         self._mark_used(program)
         return result
 

@@ -50,11 +50,11 @@ class StateTensors:
     Serves one call at a time.
     """
 
-    def __init__(self, state: Sequence[State], store: Callable[[int], Store]) -> None:
-        """Start with the initial values. store: allocates memory of the program's device. Raises IngotError if that has
-        too little."""
+    def __init__(self, state: Sequence[State], store: Callable[[int], Store], *, gpu: bool = False) -> None:
+        """Start with the initial values. store: allocates memory of the program's device. gpu: new values may be on an
+        NVIDIA GPU. Raises IngotError if the device has too little memory."""
         self.shapes = tuple(s.shape for s in state)
-        self._state = state
+        self._state, self._is_on_gpu = state, gpu
         read_slots = _allocate([s.initial.nbytes for s in state], store)
         copies = _allocate([s.initial.nbytes if s.copy_reason else 0 for s in state], store)
         write_slots = [new if s.copy_reason else old for s, old, new in zip(state, read_slots, copies, strict=True)]
@@ -83,21 +83,24 @@ class StateTensors:
     def write(self, values: Mapping[str, object]) -> None:
         """Replace some of the values. Raises InputError if one of them does not fit, and then replaces none."""
         slots = {s.spec.name: (s, place) for s, place in zip(self._state, self._read_slots, strict=True)}
-        copies: list[tuple[Store, int, int, int]] = []
+        copies: list[tuple[Store, int, int, int, bool]] = []
         sources: list[object] = []
         for name, value in values.items():
             if name not in slots:
                 raise InputError(f"state {name!r}", expected=f"one of {', '.join(slots) or 'none'}", got="no such name")
             state, (region, offset) = slots[name]
-            adapter = TensorAdapter(state.spec)
+            adapter = TensorAdapter(state.spec, gpu=self._is_on_gpu)
             converted = adapter.tensor(value) if is_tensor(value) else adapter.array(value)
             if tuple(converted.shape) != state.shape:
                 raise InputError(f"state {name!r}", expected=f"shape {state.shape}", got=tuple(converted.shape))
-            source = converted.ctypes.data if isinstance(converted, np.ndarray) else converted.data_ptr()
-            copies.append((region, offset, source, state.initial.nbytes))
+            is_array = isinstance(converted, np.ndarray)
+            source, is_resident = (
+                (converted.ctypes.data, False) if is_array else (converted.data_ptr(), converted.is_cuda)
+            )
+            copies.append((region, offset, source, state.initial.nbytes, is_resident))
             sources.append(converted)
-        for region, offset, source, nbytes in copies:
-            region.write(offset, source, nbytes)
+        for region, *copy in copies:
+            region.write(*copy)
 
 
 def _allocate(sizes: Sequence[int], store: Callable[[int], Store]) -> list[tuple[Store, int]]:

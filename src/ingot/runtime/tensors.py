@@ -234,10 +234,10 @@ class TensorAdapter:
             return self.empty(shape, strides, self.torch_dtype)
         return self.empty((0,), (1,), self.torch_dtype).set_(memory.view(self.torch_dtype), 0, shape, strides)
 
-    def check_out(self, given: np.ndarray, shape: tuple[int, ...], others: Sequence[object]) -> None:
-        """Raise InputError unless an output can be written into `given`. others: what else the run reads and writes."""
-        check_out(self.spec, given, self.dtype or dtypes.numpy_dtype(self.spec.dtype), shape)
-        if any(np.may_share_memory(given, other) for other in others if isinstance(other, np.ndarray)):
+    def check_out(self, array: np.ndarray, shape: tuple[int, ...], others: Sequence[object]) -> None:
+        """Raise InputError unless an output can be written into `array`. others: what else the run reads and writes."""
+        check_out(self.spec, array, self.dtype or dtypes.numpy_dtype(self.spec.dtype), shape)
+        if any(np.may_share_memory(array, other) for other in others if isinstance(other, np.ndarray)):
             expected = "memory that no input and no other output has"
             raise InputError(f"output {self.spec.name!r}", expected=expected, got="shared memory", fix="pass a copy")
 
@@ -279,15 +279,15 @@ def check_count(out: Sequence[object], outputs: Sequence[TensorSpec]) -> None:
         raise InputError("out", expected=f"{len(outputs)} arrays, or None for some", got=len(out))
 
 
-def check_out(spec: TensorSpec, given: object, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Raise InputError unless `given` is an array for an output: of its dtype and shape, contiguous, writable."""
+def check_out(spec: TensorSpec, array: object, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless `array` is an array for an output: of its dtype and shape, contiguous, writable."""
     fix = f"np.empty({shape}, {dtype.name!r})"
-    if not isinstance(given, np.ndarray) or given.dtype != dtype or given.shape != shape:
-        got = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else type(given).__name__
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
         raise InputError(f"output {spec.name!r}", expected=f"an array {dtype.name} {shape}", got=got, fix=fix)
-    if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
+    if not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
         expected = "an array that is C-contiguous, aligned and writable"
-        raise InputError(f"output {spec.name!r}", expected=expected, got=str(given.flags).split(), fix=fix)
+        raise InputError(f"output {spec.name!r}", expected=expected, got=str(array.flags).split(), fix=fix)
 
 
 class TensorResults:

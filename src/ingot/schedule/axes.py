@@ -95,10 +95,10 @@ class Contraction:
     def transposed(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
 
-        def turn(axes_: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        def swap(axes_: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple(Axis(x.extent, x.b, x.a) for x in axes_)
 
-        batch, rows, cols, reduce = map(turn, (self.batch, self.rows, self.cols, self.reduce))
+        batch, rows, cols, reduce = map(swap, (self.batch, self.rows, self.cols, self.reduce))
         return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
 
     @cached_property

@@ -152,8 +152,8 @@ def _dominant_piece(em: Values, block: Block, node: Node, index: Index, mask: Ex
     def read_from_start(b: Block) -> None:
         if piece + 1 == count:
             return read_piece(b)
-        fits = k.binary("le", k.add(first, integer(index[axis].lanes)), dim_expr(starts[piece + 1]))
-        return b.when(fits, read_piece, lambda c: read_masked(c, piece, count))
+        is_within = k.binary("le", k.add(first, integer(index[axis].lanes)), dim_expr(starts[piece + 1]))
+        return b.when(is_within, read_piece, lambda c: read_masked(c, piece, count))
 
     if piece:
         # a piece of symbolic size may end before the vector does

@@ -80,9 +80,9 @@ def _strided(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int, m
         load_mask = mask
         if mask is not None:
             lane = {at % lanes: i for i, at in enumerate(pick) if at // lanes == number}
-            off = k.lit(False, boolean, lanes)
+            no_lanes = k.lit(False, boolean, lanes)
             source_lanes = tuple(lane.get(at, lanes) for at in range(lanes))
-            load_mask = block.let(k.Shuffle(boolean, lanes, mask, off, source_lanes))
+            load_mask = block.let(k.Shuffle(boolean, lanes, mask, no_lanes, source_lanes))
         return block.let(k.load(buffer, ix.add(low, integer(starts[number])), lanes, load_mask))
 
     vectors = [load(number) for number in range(len(starts))]
@@ -261,17 +261,17 @@ def _is_contiguous(terms: Sequence[tuple[int, DimLike]], shape: Shape) -> bool:
 def _within_bounds(block: Block, place: AxisMap, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
     """The position along a padded axis of the operand, and the mask of the lanes that fall on an element of it, within
     `inside` of the axes before."""
-    below, above = place.outside
+    checks_low, checks_high = place.padded_ends
     if place.spacing > 1:
         at = block.let(at, "p")
         step = integer(place.spacing)
         inside = mask_and(inside, k.binary("eq", k.binary("rem", at, step), ZERO))
-        if below:
+        if checks_low:
             inside = mask_and(inside, k.binary("ge", at, ZERO))
-        at, below, above = k.binary("div", at, step), False, True
-    if below:
+        at, checks_low, checks_high = k.binary("div", at, step), False, True
+    if checks_low:
         inside = mask_and(inside, k.binary("ge", at, ZERO))
-    if above:
+    if checks_high:
         inside = mask_and(inside, k.binary("lt", at, dim_expr(old[place.axes[0]])))
     return at, inside
 

@@ -213,22 +213,22 @@ Operation = tuple[str, DimLike, DimLike]  # name, left and right operand
 
 
 def dim_of(
-    e: Expr, known: Mapping[str, DimLike] | None = None, results: dict[Operation, DimLike] | None = None
+    e: Expr, dims: Mapping[str, DimLike] | None = None, results: dict[Operation, DimLike] | None = None
 ) -> DimLike | None:
     """The dimension that an expression of `dim_expr` denotes; None if it uses other variables.
 
-    known: values of the variables; by default, variables that are not local are symbols. results: of operations, for
+    dims: values of the variables; by default, variables that are not local are symbols. results: of operations, for
     callers with many like expressions.
     """
     match e:
         case Lit():
             return int(e.value)
-        case Var() if known is not None:
-            return known.get(e.name)
+        case Var() if dims is not None:
+            return dims.get(e.name)
         case Var():
             return None if e.name.startswith(LOCAL) else symbol(e.name, e.may_be_empty)
         case Binary() if e.fn in _ARITHMETIC:
-            a, b = dim_of(e.a, known, results), dim_of(e.b, known, results)
+            a, b = dim_of(e.a, dims, results), dim_of(e.b, dims, results)
             if a is None or b is None:
                 return None
             operation = e.fn, a, b

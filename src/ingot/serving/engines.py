@@ -12,7 +12,7 @@ import ingot
 from ingot.serving.service import Service
 from ingot.support.errors import DeviceError, InputError
 
-# the engines, each with the packages of its extra
+# engine -> (its extra, the packages of this extra)
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "asgi": ("serve", ("starlette", "uvicorn", "prometheus_client", "pydantic")),
     "triton": ("", ()),
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 def start(engine: str, service: Service, ready: Ready) -> None:
     """Serve until interrupted. ready: called with the URL when requests are answered."""
     check_installed(engine)
-    _check_served(engine, service)
+    _check_supported(engine, service)
     {"asgi": _asgi, "triton": _triton, "ray": _ray}[engine](service, ready)
 
 
@@ -50,11 +50,11 @@ def write(destination: str, service: Service) -> list[Path]:
     engine, _, path = destination.partition(":")
     if engine != "triton" or not path:
         raise InputError("--to", expected="triton:FOLDER", got=destination)
-    _check_served(engine, service)
+    _check_supported(engine, service)
     return _write_triton(Path(path), service)
 
 
-def _check_served(engine: str, service: Service) -> None:
+def _check_supported(engine: str, service: Service) -> None:
     """Raise InputError for features that only the application has."""
     if engine == "asgi":
         return
@@ -87,12 +87,12 @@ def _asgi(service: Service, ready: Ready) -> None:
         )
         for m in service.models
     ]
-    served = LanguageModels(
+    language_models = LanguageModels(
         [ServedLanguageModel(m.name, m.model, queue=service.queueing.capacity) for m in service.language_models]
     )
     limits = RequestLimits(service.body_bytes, seconds=service.seconds)
-    added = routes(served, limits, metrics)
-    app = application(Repository(models), limits, metrics, added, served.close)
+    language_routes = routes(language_models, limits, metrics)
+    app = application(Repository(models), limits, metrics, language_routes, language_models.close)
     serve(app if service.api_key is None else KeyRequired(app, service.api_key), listener, ready)
 
 

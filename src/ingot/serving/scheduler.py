@@ -37,7 +37,7 @@ class _Entry:
     inputs: Arrays
     key: Key | None
     rows: int
-    since: float
+    queued_at: float
     result: Future[Arrays]
 
 
@@ -105,24 +105,24 @@ class Scheduler:
                         return None
                     self._changed.wait()
                 oldest = self._entries[0]
-                joined = self._joining(oldest)
-                remaining_seconds = oldest.since + self._queueing.delay - time.monotonic()
-                is_full = oldest.key is None or sum(e.rows for e in joined) >= self._queueing.max_rows
+                batch = self._joining(oldest)
+                remaining_seconds = oldest.queued_at + self._queueing.delay - time.monotonic()
+                is_full = oldest.key is None or sum(e.rows for e in batch) >= self._queueing.max_rows
                 if is_full or remaining_seconds <= 0 or self._is_closed:
-                    for entry in joined:
+                    for entry in batch:
                         self._entries.remove(entry)
-                    return joined
+                    return batch
                 self._changed.wait(remaining_seconds)
 
     def _joining(self, oldest: _Entry) -> list[_Entry]:
-        joined, rows = [oldest], oldest.rows
+        batch, rows = [oldest], oldest.rows
         if oldest.key is None:
-            return joined
+            return batch
         for entry in self._entries:
             if entry is not oldest and entry.key == oldest.key and rows + entry.rows <= self._queueing.max_rows:
-                joined.append(entry)
+                batch.append(entry)
                 rows += entry.rows
-        return joined
+        return batch
 
     def _answer(self, entries: Sequence[_Entry]) -> None:
         start = time.perf_counter()

@@ -135,14 +135,14 @@ class DiskCache:
         size = sum(path.stat().st_size for path in map(self.path, keys) if path.exists())
         parts = -(-size // max(1, self.max_bytes // _PARTS))
         try:
-            with self._written() as file:
+            with self._open_counter() as file:
                 file.write(bytes(min(parts, _MAX_COUNTED_PARTS)))
                 return file.tell() >= _MAX_COUNTED_PARTS
         except OSError as error:
             _log.info("cache: %s", error)
             return True
 
-    def _written(self) -> BinaryIO:
+    def _open_counter(self) -> BinaryIO:
         path = self.folder / _COUNTER_FILE
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o600)
         if not _is_own(os.fstat(descriptor)):
@@ -203,7 +203,7 @@ class DiskCache:
 
     def trim(self) -> None:
         """Delete the least recently used entries beyond `max_bytes`, and partial files of killed processes."""
-        with suppress(OSError), self._written() as file:
+        with suppress(OSError), self._open_counter() as file:
             file.truncate(0)
         entries: list[tuple[float, int, Path]] = []
         stale = time.time() - _STALE_SECONDS

@@ -53,9 +53,9 @@ def check_once(option: str, names: Sequence[object]) -> None:
         raise InputError(option, expected="each name once", got=f"{', '.join(twice)} more than once")
 
 
-def check_number(what: str, got: Any, expected: str, fits: Callable[[Any], bool], *, whole: bool = False) -> None:
-    """Raise InputError unless `got` is a number that `fits` accepts. whole: whether it must be an integer."""
-    if not isinstance(got, Integral if whole else Real) or isinstance(got, bool) or not fits(got):
+def check_number(what: str, got: Any, expected: str, is_valid: Callable[[Any], bool], *, whole: bool = False) -> None:
+    """Raise InputError unless `got` is a number that `is_valid` accepts. whole: whether it must be an integer."""
+    if not isinstance(got, Integral if whole else Real) or isinstance(got, bool) or not is_valid(got):
         raise InputError(what, expected=expected, got=repr(got))
 
 
@@ -255,8 +255,8 @@ class NeedsValues(UnsupportedOpError):
         model: str | None = None,
     ) -> None:
         self.inputs, self.signature, self.outputs, self.sizes = tuple(inputs), signature, outputs, sizes
-        given = ", ".join(f"{name!r}: ..." for name in inputs)
-        needed = [f"the values of inputs: pass weights={{{given}}} (--constant NAME=VALUE)"] if inputs else []
-        needed += ["open sizes: pass dynamic={name: size, ...} (--dim NAME=SIZE)"] if sizes else []
-        self.fix = "they depend on " + ", and on ".join(needed)
+        example = ", ".join(f"{name!r}: ..." for name in inputs)
+        arguments = [f"the values of inputs: pass weights={{{example}}} (--constant NAME=VALUE)"] if inputs else []
+        arguments += ["open sizes: pass dynamic={name: size, ...} (--dim NAME=SIZE)"] if sizes else []
+        self.fix = "they depend on " + ", and on ".join(arguments)
         super().__init__(ops, model=model)

@@ -30,7 +30,7 @@ class Limits:
     nodes: the nodes that functions, branches and unrolled loops expand to.
     elements: the elements of a tensor.
     terms: the symbols and operators of a symbolic size.
-    turns: the iterations of a loop that stacks results and whose trip count is known only at run time.
+    iterations: of a loop that stacks results and whose trip count is known only at run time.
     sizes: the size of an axis that is known only at run time and otherwise unbounded (a `bincount`).
     seconds: the time of the full compilation.
     """
@@ -38,7 +38,7 @@ class Limits:
     nodes: int = 100_000
     elements: int = 1 << 36
     terms: int = 1 << 10
-    turns: int = 1 << 10
+    iterations: int = 1 << 10
     sizes: int = 1 << 16
     seconds: float = 600.0
 
@@ -106,9 +106,9 @@ def with_current_limits(build: Callable[P, R]) -> Callable[P, R]:
     return within
 
 
-def max_turns() -> int:
+def max_run_time_iterations() -> int:
     budget = _budget.get()
-    return (_DEFAULT if budget is None else budget.limits).turns
+    return (_DEFAULT if budget is None else budget.limits).iterations
 
 
 def max_run_time_size() -> int:

@@ -1,4 +1,5 @@
-"""Differentiate a model whose result is a loss: one program computes the loss and its gradients, or the gradients."""
+"""Differentiate a model whose result is a loss: one program computes the loss and its gradients, or only the
+gradients."""
 
 from __future__ import annotations
 
@@ -21,29 +22,31 @@ if TYPE_CHECKING:
 
 
 class DifferentiatedModel(CompiledModel):
-    """Takes the model's arguments and returns (loss, {input: gradient}), or for `ingot.grad` the gradients alone.
+    """Takes the model's arguments and returns (loss, {input: gradient}), or for `ingot.grad` only the gradients.
     Gradients are arrays of the inputs' types and shapes.
 
     wrt: the inputs to differentiate with respect to. The program can be saved and loaded like any other; it returns the
     loss and the gradients as flat results.
     """
 
-    def __init__(self, program: Program | Executable, opened: Opened, wrt: Sequence[str], value: bool, threads: int):
+    def __init__(
+        self, program: Program | Executable, opened: Opened, wrt: Sequence[str], has_value: bool, threads: int
+    ):
         def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-            return [detached(value) for value in (opened.flatten or self._inputs_in_order)(args, kwargs)]
+            return [detached(argument) for argument in (opened.flatten or self._inputs_in_order)(args, kwargs)]
 
         def results(outputs: Sequence[Any]) -> Any:
-            gradients = dict(zip(wrt, outputs[value:], strict=True))
-            return (outputs[0], gradients) if value else gradients
+            gradients = dict(zip(wrt, outputs[has_value:], strict=True))
+            return (outputs[0], gradients) if has_value else gradients
 
         super().__init__(program, threads=threads, convention=tree_convention(flatten, results))
         self.wrt = tuple(wrt)
 
 
 def differentiate(
-    model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, options: Options, *, value: bool
+    model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, options: Options, *, has_value: bool
 ) -> DifferentiatedModel:
-    """See `ingot.value_and_grad`, and without the value `ingot.grad`."""
+    """See `ingot.value_and_grad`; without the value, see `ingot.grad`."""
     opened = open_model(model, Request(example_inputs, dynamic, gradients=True)).stateless()
     graph = opened.graph
     if len(graph.results) != 1:
@@ -51,12 +54,14 @@ def differentiate(
     labels = [x.op.label for x in graph.inputs]  # type: ignore[attr-defined]
     wrt_indices = _input_indices(graph, labels, wrt)
     differentiated = value_and_gradients(graph, lambda results: _scalar(results[0]), wrt_indices)
-    if not value:
+    if not has_value:
         outputs, names = differentiated.outputs[1:], differentiated.output_names[1:]
         differentiated = replace(differentiated, outputs=outputs, output_names=names)
     program = build_graph(lambda: differentiated, options)
     unloaded = unloaded_program(program, options.threads)
-    return DifferentiatedModel(unloaded or program, opened, [labels[i] for i in wrt_indices], value, options.threads)
+    return DifferentiatedModel(
+        unloaded or program, opened, [labels[i] for i in wrt_indices], has_value, options.threads
+    )
 
 
 def detached(value: Any) -> Any:

@@ -37,13 +37,13 @@ class RemoteWorker(Protocol):
 @dataclass(frozen=True)
 class Fleet:
     """Workers that measure for one model. task: the request for the model that they open (see `worker.Worker`).
-    machine: the required name of their machines, for which entries are written. lost: called with dropped requests and
+    machine: the required name of their machines, for which entries are written. failures: of dropped requests, with
     the reasons."""
 
     workers: Sequence[RemoteWorker]
     task: Mapping[str, Any]
     machine: str
-    lost: dict[str, str]
+    failures: dict[str, str]
 
     @property
     def count(self) -> int:
@@ -60,7 +60,7 @@ class Fleet:
         try:
             answer = persistent_ask(worker, {"task": self.task, "choices": records, "rounds": rounds})
         except DeviceError as error:
-            self.lost.update({f"{key}, {choice}": str(error) for key, choice in choices.items()})
+            self.failures.update({f"{key}, {choice}": str(error) for key, choice in choices.items()})
             infinite_times = np.full((rounds, 2), (1.0, np.inf))
             return Readings(dict.fromkeys(choices, infinite_times), infinite_times)
         return self._readings(answer, choices)

@@ -50,7 +50,7 @@ _LOCK_PATH = Path(tempfile.gettempdir()) / "ingot-tune"  # the lock of a machine
 
 
 class GpuBench:
-    """One model on this machine's GPU, with the sizes of `feeds`; see `search.Bench`. lost: candidates that did not
+    """One model on this machine's GPU, with the sizes of `feeds`; see `search.Bench`. failures: candidates that did not
     compile or did not return, and why."""
 
     def __init__(
@@ -59,7 +59,7 @@ class GpuBench:
     ) -> None:  # fmt: skip
         """Compile the untuned program and run it a few times. Raises what compiling raises, and DeviceError."""
         self.graph, self.features, self.target = graph, features, target_of(features)
-        self.lost: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="ingot-tune-")
         self._runner = Watched("ingot.tune.gpu_runner")
         self._places: dict[str, Place] = {}
@@ -121,7 +121,7 @@ class GpuBench:
             try:
                 text = self._ask(self._trial(spot.site, choices[key], 1, True), {"compare": outputs})["wrong"]
             except (DeviceError, CompileError) as e:
-                text = self.lost[f"{spot.label} {spot.result}, {choices[key]}"] = str(e)
+                text = self.failures[f"{spot.label} {spot.result}, {choices[key]}"] = str(e)
             if text:
                 wrong[key] = text
         return wrong
@@ -211,7 +211,7 @@ class GpuBench:
             trial = self._trial(spot.site, choice, rounds, False)
             seconds = self._ask(trial, {"runs": 1})["seconds"][0]
         except (DeviceError, CompileError) as e:
-            self.lost[f"{spot.label} {spot.result}, {choice}"] = str(e)
+            self.failures[f"{spot.label} {spot.result}, {choice}"] = str(e)
             return np.full((rounds, 2), [spot.seconds, np.inf])
         totals = np.zeros((rounds, 2))
         for index, kernel_seconds in zip(trial.measured, seconds, strict=True):

@@ -25,7 +25,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.tune.requests import answer_lines
 
 _PERIOD = 1 << 20  # elements behind which random numbers repeat
-_SCALE = 0.1
+_VALUE_SCALE = 0.1
 
 
 @cache
@@ -33,7 +33,7 @@ def _random(kind: str) -> NDArray[np.uint8]:
     """Bytes of random numbers of a type, or random bits; integers that may be indices are zero."""
     rng = np.random.default_rng(0)
     if kind.startswith(("f", "bf")) and "8" not in kind:
-        values = (_SCALE * rng.standard_normal(_PERIOD)).astype(numpy_dtype(kind))
+        values = (_VALUE_SCALE * rng.standard_normal(_PERIOD)).astype(numpy_dtype(kind))
         return values.view(np.uint8)
     if kind in ("bytes", "bool"):
         return rng.integers(0, 2 if kind == "bool" else 256, _PERIOD, np.uint8)

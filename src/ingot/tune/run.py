@@ -46,8 +46,8 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """machine: its name in the database. untuned_seconds, seconds: of a call, measured in alternation; gain: the median
-    ratio of the pairs. wrong: candidates with other results, which is a bug. withdrawn: findings that made calls slower
-    and were removed. lost: candidates that did not compile or return, and the reasons."""
+    ratio of the pairs. wrong_results: candidates with other results, which is a bug. withdrawn_count: of the
+    findings that made calls slower and were removed. failures: candidates that did not compile or return, and why."""
 
     machine: str
     database: str
@@ -55,9 +55,9 @@ class Report:
     untuned_seconds: float
     seconds: float
     gain: float
-    wrong: tuple[str, ...]
-    withdrawn: int = 0
-    lost: tuple[str, ...] = ()
+    wrong_results: tuple[str, ...]
+    withdrawn_count: int = 0
+    failures: tuple[str, ...] = ()
 
 
 def tune(
@@ -98,7 +98,7 @@ def tune(
 
     if workers and not isinstance(bench, Workbench):
         raise InputError("workers", expected="target native", got=target, fix="tune a GPU on its own machine")
-    fleet = Fleet(workers, task or {}, machine, bench.lost) if workers else None
+    fleet = Fleet(workers, task or {}, machine, bench.failures) if workers else None
     search = Search(
         bench, measured, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - start), fleet
     )
@@ -106,15 +106,15 @@ def tune(
     watch("measure before and after", time.monotonic() - start)
     pairs = bench.latency(bench.decided(shipped | tuning.choices(database, machine)), LATENCY_SECONDS)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
-    withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
+    withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < MIN_CONFIRMED_GAIN]
     if withdrawn:
         write(withdrawn)
         findings |= {f.spot.site.key: f for f in withdrawn}
     rows = tuple(_row(s, findings.get(s.site.key), measured.get(s.site.key)) for s in bench.spots)
     before, now = np.median(pairs, axis=0)
-    wrong, lost = tuple(search.wrong), tuple(f"{what}: {why}" for what, why in bench.lost.items())
+    wrong, failures = tuple(search.wrong), tuple(f"{what}: {why}" for what, why in bench.failures.items())
     bench.close()
-    return Report(machine, str(database), rows, float(before), float(now), gain, wrong, len(withdrawn), lost)
+    return Report(machine, str(database), rows, float(before), float(now), gain, wrong, len(withdrawn), failures)
 
 
 def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workbench | GpuBench:
@@ -130,7 +130,7 @@ def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workben
 
 LATENCY_SECONDS = 2.0
 # The untuned call's time over the tuned one's below which what was found kernel by kernel is not believed.
-HELD_UP = 0.99
+MIN_CONFIRMED_GAIN = 0.99
 
 
 def _withdrawn(f: Finding) -> Finding:

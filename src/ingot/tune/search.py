@@ -26,11 +26,11 @@ from ingot.tune.trial import Choices, Readings, Spot
 
 MIN_GAIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
 ROUNDS, GUARD_ROUNDS = 4, 15
-LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
+MIN_SHARE = 0.002  # sites below this share of the model's time are left alone
 MAX_TRIES = 60
 _DUE_RATIO = 8  # a round holds the sites whose `urgency` is at least an eighth of the first one's
 _GENERATIONS = 4  # of neighbours
-_GUARD_INTERVAL = 0.15  # of the budget, between two guards
+_GUARD_INTERVAL_SHARE = 0.15  # of the budget, between two guards
 _LAST_GUARD_SHARE = 0.12  # of the budget, kept for the last guard
 
 
@@ -142,7 +142,7 @@ class Search:
     def __init__(
         self,
         bench: Bench,
-        known: Mapping[str, Measured],
+        measured: Mapping[str, Measured],
         write: Callable[[Sequence[Finding]], None],
         clock: Callable[[], float],
         watch: Callable[[str, float], None],
@@ -151,9 +151,11 @@ class Search:
         self.measurers: Measurers = measurers or _SingleMeasurer(bench)
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
-        open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _is_valid(known.get(s.site.key), s.site)]
+        open_spots = [
+            s for s in bench.spots if s.share >= MIN_SHARE and not _is_valid(measured.get(s.site.key), s.site)
+        ]
         self.sites = [
-            _Site(s, [*dict.fromkeys((*_earlier_choices(known, s.site), *bench.candidates(s.site)))])
+            _Site(s, [*dict.fromkeys((*_earlier_choices(measured, s.site), *bench.candidates(s.site)))])
             for s in open_spots
         ]
 
@@ -167,7 +169,7 @@ class Search:
                 break
             self._round(due_sites)
             slowest = max(slowest, self.clock() - round_start)
-            if self.clock() - last_guard >= _GUARD_INTERVAL * budget:
+            if self.clock() - last_guard >= _GUARD_INTERVAL_SHARE * budget:
                 self._guard()
                 last_guard = self.clock()
         while self._guard():

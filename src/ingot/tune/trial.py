@@ -97,7 +97,7 @@ class Workbench:
         self._objects: Generations[tuple[object, str, Any]] = Generations()
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
-        self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
+        self.failures: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
         # kernels of the graph that compiling makes
         options = Options(threads, fast_math, precision, activations, tuning.rewrites(self.features, threads))
         with likely_sizes(size_hints(graph)):
@@ -120,12 +120,14 @@ class Workbench:
         with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
-    def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
-        """Run the untuned program and one with `choices` in alternation. turn: the context manager that is entered
+    def readings(
+        self, choices: Choices, rounds: int, exclusive: AbstractContextManager[None] | None = None
+    ) -> Readings:
+        """Run the untuned program and one with `choices` in alternation. exclusive: the context manager that is entered
         meanwhile."""
         candidate = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-        with turn or nullcontext():
+        with exclusive or nullcontext():
             for i in range(rounds):
                 order = (self._untuned, candidate) if i % 2 else (candidate, self._untuned)
                 first, second = (variant.seconds(self.feeds) for variant in order)

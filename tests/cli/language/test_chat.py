@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,8 +17,7 @@ from ingot import cli
 from ingot.cli.language.chat import Conversation
 from ingot.cli.language.options import SamplingOptions
 from ingot.language.session import SAMPLING
-from tests.frontends.gguf.builder import F32, STRING, key, of_tensors, scalar, text
-from tests.language.tiny import write
+from tests.language.tiny import write, write_adapter
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -69,15 +67,7 @@ def test_speculation(file: Path, lm: ingot.LanguageModel) -> None:
 
 def test_adapters_and_grammars(file: Path, tmp_path: Path) -> None:
     """Adapters with a scale, at generate and at compile; a regular expression and a grammar."""
-    rng = np.random.default_rng(0)
-    name = "blk.0.attn_output.weight.lora_"
-    arrays = {
-        f"{name}{part}": rng.normal(size=shape).astype(np.float32) for part, shape in (("a", (4, 32)), ("b", (32, 4)))
-    }
-    kinds = {"general.type": "adapter", "adapter.type": "lora"}
-    keys = [key(k, STRING, text(v)) for k, v in kinds.items()] + [key("adapter.lora.alpha", F32, scalar(F32, 8.0))]
-    adapter = tmp_path / "a=b.gguf"
-    adapter.write_bytes(of_tensors({k: ("F32", a.shape, a) for k, a in arrays.items()}, keys))
+    adapter = write_adapter(tmp_path / "a=b.gguf")
     expected = ingot.LanguageModel(file, adapters={adapter: 0.5}, threads=1).generate("Hello", max_tokens=8, seed=1)
     options = ("--adapter", f"{adapter}=0.5", "--threads", 1)
     result = call("generate", file, "Hello", *ENDS, *options)
@@ -170,8 +160,8 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_bench_explain_and_compare(file: Path) -> None:
     told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
-    assert {"joules_of_token_read", "joules_of_token_written"} <= told.keys()
-    assert told["read"] > 0 and told["written"] > 0 and told["prompt"] == 128
+    assert {"joules_of_token_prefill", "joules_of_token_decode"} <= told.keys()
+    assert told["prefill_rate"] > 0 and told["decode_rate"] > 0 and told["prompt"] == 128
     result = call("compare", file, "--size", "tokens=5", "--threads", 1, "--json")
     assert json.loads(result.stdout)["ok"] is True
     assert "kernels" in call("explain", file, "--size", "tokens=4", "--threads", 1).stdout

@@ -27,7 +27,7 @@ def _thirds(x: Node) -> Node:
 
 def test_a_floor_of_what_rounding_decides_is_unsettled() -> None:
     exact = exactly(_graph(_thirds), [np.array([1, 2.5, 3, 7], np.float32)])
-    assert exact.settled[0].tolist() == [False, True, True, False]
+    assert exact.is_settled[0].tolist() == [False, True, True, False]
     right = np.array([1, 2, 3, 7], np.float32)
     other = np.array([0, 2, 3, 6], np.float32)
     assert exact.judge(0, right, other) == "unsettled"
@@ -38,9 +38,9 @@ def test_a_floor_of_what_rounding_decides_is_unsettled() -> None:
 
 def test_what_is_not_rounded_is_settled_and_sums_that_cancel_are_not() -> None:
     half = _graph(lambda x: ops.Floor()(ops.Mul()(x, const(np.full(4, 0.5, np.float32)))))
-    assert exactly(half, [np.array([1, 2, 3, 4], np.float32)]).settled[0].all()
+    assert exactly(half, [np.array([1, 2, 3, 4], np.float32)]).is_settled[0].all()
     total = exactly(_graph(lambda x: ops.Reduce("sum", (0,))(x)), [np.array([1e6, 0.1, 0.3, -1e6], np.float32)])
-    assert abs(total.values[0] - 0.4) < 1e-6 and not total.settled[0].any()
+    assert abs(total.values[0] - 0.4) < 1e-6 and not total.is_settled[0].any()
 
 
 def test_an_op_without_a_form_in_f64_runs_in_its_own_type() -> None:

@@ -88,4 +88,4 @@ def test_keras_runs_its_files(tmp_path: Path):
     path = tmp_path / "model.keras"
     keras.Model([a, b], [keras.layers.Dense(5, name="d")(keras.layers.Concatenate()([h, b])), h]).save(path)
     found = compare(open_source(path), sizes=[{"batch": 3, "frames_1": 7}], interpreter=False)
-    assert found.ok and {c.against for c in found.checks} == {"Keras"} and len(found.checks) == 2
+    assert found.ok and {c.reference for c in found.checks} == {"Keras"} and len(found.checks) == 2

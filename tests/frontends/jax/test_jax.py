@@ -328,6 +328,22 @@ def test_running_sums_of_open_size():
         _agree(g(x), f(x))
 
 
+def test_folds_of_windows_of_open_size():
+    """Of functions that are no sum or maximum, and of windows that are no running fold."""
+
+    def f(x: Any) -> Any:
+        half = (x.shape[0] // 2 + 1, 1)
+        return (
+            lax.cumlogsumexp(x, axis=1), lax.cumlogsumexp(x, axis=0, reverse=True),
+            lax.reduce_window(x, 0.0, lax.add, half, (1, 1), "VALID"),
+            lax.reduce_window(x, -jnp.inf, lax.max, (x.shape[0], 2), (1, 1), "SAME"),
+        )  # fmt: skip
+
+    g = _interpreted(f, _data(3, 4), dynamic={"x": {0: "b", 1: "n"}})
+    for x in (_data(3, 4), _data(1, 7) * 100, _data(8, 1), _data(5, 17) * 100):
+        _agree(g(x), f(x))
+
+
 def test_modules_that_set_their_variables():
     """Keys of random numbers and parameters may be set; statistics are not lost silently."""
     nnx = pytest.importorskip("flax.nnx")

@@ -125,7 +125,7 @@ def test_a_loop_in_a_loop() -> None:
 @pytest.mark.parametrize("kind", ["rows", "by the values", "filtered"])
 def test_more_turns_than_there_is_room_for_are_refused(kind: str) -> None:
     """By the call, which writes nothing outside of its buffers until then."""
-    limits = ingot.Limits(turns=4, sizes=6)
+    limits = ingot.Limits(iterations=4, sizes=6)
     compiled = ingot.compile(_loop(_LOOPS[kind]), threads=1, cache=False, limits=limits)
     x = np.ones((1, 2), np.float32)
     assert compiled(x, np.asarray(4), np.asarray(True)).shape[0] <= 6

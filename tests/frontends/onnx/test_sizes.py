@@ -27,6 +27,28 @@ def test_a_slice_to_a_large_end_is_the_rest(end: int) -> None:
     assert types(m) == ["f32[n]", "f32[n]"]
 
 
+def test_a_slice_that_ends_before_it_starts_is_empty() -> None:
+    """No size of the axis makes it longer, and none is required."""
+    for start, end in ((3, 2), (3, 3), (-2, -3)):
+        m = model(one("Slice", "x", "a", "b"), [("x", F, ["n"])], initializers=[("a", [start]), ("b", [end])])
+        compiled = ingot.compile(m, threads=1, cache=False)
+        for n in (1, 5):
+            assert compiled(np.ones(n, np.float32)).shape == (0,)
+
+
+def test_a_reshape_of_a_size_that_the_run_finds() -> None:
+    """Of what the run finds no multiple can be assumed: the reshape is checked there."""
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["r"], mode="linear"),
+        helper.make_node("Reshape", ["r", "rows"], ["z"]),
+    ]
+    scales = np.array([1, 0.6], np.float32)
+    m = model(nodes, [("x", F, ["h", "w"])], initializers=[("rows", [4, -1]), ("scales", scales)])
+    compiled = ingot.compile(m, threads=1, cache=False)
+    for h, w in ((4, 5), (8, 7), (2, 10)):
+        assert compiled(np.ones((h, w), np.float32)).shape == (4, h * int(w * np.float32(0.6)) // 4)
+
+
 def test_sizes_without_a_name_are_each_their_own() -> None:
     m = model(one("Identity", "x"), [("x", F, ["?", "?", None, "a.b"])])
     assert types(m)[0] == "f32[x_0,x_1,x_2,a_b]"

@@ -14,7 +14,7 @@ from ingot.frontends.tensorflow import import_tensorflow
 from ingot.frontends.tensorflow.bundle import Bundle, unsnappy
 from ingot.support.errors import ImportModelError, IngotError
 from ingot.support.limits import Limits, limited
-from tests.frontends.tensorflow.fixtures import fixture
+from tests.frontends.tensorflow.fixtures import field, fixture, node
 
 SOURCE = Source("TensorFlow", "a block", "somewhere")
 
@@ -89,3 +89,10 @@ def test_snappy(packed: bytes, plain: bytes):
 def test_snappy_refuses(packed: bytes):
     with pytest.raises(ImportModelError):
         unsnappy(memoryview(packed), SOURCE)
+
+
+def test_a_node_without_a_name_is_no_argument(tmp_path: Path):
+    path = tmp_path / "graph.pb"
+    path.write_bytes(node("", "Const") + node("y", "Identity", [":0"], {"T": field(6, 1)}))
+    with pytest.raises(ImportModelError, match="nothing computes"):
+        import_tensorflow(path, outputs=["y"])

@@ -11,6 +11,7 @@ import numpy as np
 
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.cuda.driver import KernelParams
+from ingot.runtime.cuda.memory import Workspace
 from ingot.support.cubins import MatrixCode
 
 Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
@@ -58,6 +59,7 @@ class FakeDriver:
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
+        self.workspaces: dict[int, Workspace] = {}
         self._blocks: dict[int, ctypes.Array] = {}
         self._functions: dict[int, str] = {}
         self._graphs: dict[int, list[int]] = {}
@@ -65,7 +67,9 @@ class FakeDriver:
         self.before: dict[int, tuple[int, ...]] = {}  # of the nodes that run graphs
         self.pinned: set[int] = set()
         self._executables: dict[int, Executable] = {}
-        self.capturing: set[int] = set()  # streams
+        self.capturing: set[int] = set()  # streams of the caller's
+        self._capture_graphs: dict[int, int] = {}  # what they make, by the streams
+        self._capture_ends: dict[int, list[int]] = {}  # the nodes that later work comes after
         self._captured: dict[int, list[Callable[[], None]]] = {}  # what captured graphs do
         self._inner: dict[int, list[Callable[[], None]]] = {}  # by the nodes that run copies of them
         self.capture: list[Callable[[], None]] | None = None
@@ -104,12 +108,29 @@ class FakeDriver:
         ctypes.memmove(target, address, nbytes)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.log.append(("copy", nbytes))
-        ctypes.memmove(target, source, nbytes)
+        def act() -> None:
+            self.log.append(("copy", nbytes))
+            ctypes.memmove(target, source, nbytes)
+
+        self._enqueue(act, stream)
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        self.log.append(("fill", byte, nbytes))
-        ctypes.memset(address, byte, nbytes)
+        def act() -> None:
+            self.log.append(("fill", byte, nbytes))
+            ctypes.memset(address, byte, nbytes)
+
+        self._enqueue(act, stream)
+
+    def _enqueue(self, act: Callable[[], None], stream: int) -> None:
+        """Do it, or add it to the graph that a capture of the stream makes."""
+        if stream not in self.capturing:
+            act()
+            return
+        graph, before = self.captured_graph(stream)
+        handle = next(self._numbers)
+        self._inner[handle], self.before[handle] = [act], tuple(before)
+        self._graphs[graph].append(handle)
+        self.continue_capture(stream, [handle])
 
     def is_pinned(self, address: int) -> bool:
         return address in self.pinned
@@ -234,6 +255,24 @@ class FakeDriver:
         self._graphs[handle] = []
         return handle
 
+    def captured_graph(self, stream: int) -> tuple[int, list[int]]:
+        assert stream in self.capturing
+        if stream not in self._capture_graphs:
+            self._capture_graphs[stream] = next(self._numbers)
+            self._graphs[self._capture_graphs[stream]], self._capture_ends[stream] = [], []
+        return self._capture_graphs[stream], [*self._capture_ends[stream]]
+
+    def continue_capture(self, stream: int, nodes: list[int]) -> None:
+        assert all(n in self._graphs[self._capture_graphs[stream]] for n in nodes), "a node of another graph"
+        self._capture_ends[stream] = [*nodes]
+
+    def replay(self, stream: int) -> None:
+        """Run what was captured of a stream."""
+        graph = self._capture_graphs[stream]
+        self._launch(
+            graph, Executable(graph, {n: self.nodes[n].values for n in self._within(graph) if n in self.nodes})
+        )
+
     def add_graph(self, graph: int, before: list[int], inner: int) -> int:
         handle = next(self._numbers)
         assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
@@ -271,6 +310,7 @@ class FakeDriver:
             flag = self._flags.pop(node.condition)
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
+        assert stream not in self.capturing
         self._run(params, self._read(params))
 
     def encode(self, at: int, matrix: MatrixCode, address: int) -> None:

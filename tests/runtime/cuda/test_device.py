@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.runtime import describe
+from ingot.runtime import describe, tensors
+from ingot.runtime.cuda import context as contexts
 from ingot.runtime.cuda import device as cuda
-from ingot.runtime.cuda import graphs
+from ingot.runtime.cuda import graphs, runs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
 from ingot.runtime.program import Program
 from ingot.runtime.state import StateTensors
@@ -97,8 +98,8 @@ def test_a_call_like_the_last_one_is_a_launch_alone(fake: FakeDriver, monkeypatc
     monkeypatch.setattr(fake, "record", lambda event, stream: seen.append("event"))
     for name in ("update", "launch"):
         monkeypatch.setattr(fake, name, lambda *args, name=name: seen.append(name))
-    activate = context._activate
-    monkeypatch.setattr(context, "_activate", lambda *args: (seen.append("all"), activate(*args)))
+    through = context._through
+    monkeypatch.setattr(context, "_through", lambda *args: (seen.append("all"), through(*args))[1])
     for pointers in (places[:2], places[:2], [places[0], places[2]], [places[0], places[2]]):
         context.run(instance, pointers, BOTH)
     assert seen == ["all", "launch", "launch", "update", "launch", "launch"], "a node moves with its result"
@@ -200,7 +201,7 @@ def test_a_host_argument_beside_those_on_the_gpu(fake: FakeDriver) -> None:
 def test_a_context_goes_from_stream_to_stream_in_order(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, places = Loaded(twice()), [fake.allocate(16), fake.allocate(16)]
     context, streams = loaded.claim(), itertools.chain([7, 7], itertools.repeat(8))
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
+    monkeypatch.setattr(tensors, "current_stream", lambda: next(streams))
     for _ in range(3):
         context.run(context.bind(((4,),)), places, BOTH)
     assert [entry for entry in fake.log if entry[0] == "wait"] == [("wait", 8)]
@@ -216,31 +217,109 @@ class Scratch:
         return self._address
 
 
-def test_capture_launches_kernels_in_memory_of_the_callers_graph(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
-    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
-    loaded, branching, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
+def values(address: int, count: int = 4) -> np.ndarray:
+    """Numbers of a fake driver's memory."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def test_capture_adds_nodes_in_memory_of_the_callers_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the edges of our own graphs, behind what was captured before; nothing runs until the graph does."""
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    scratch: list[Scratch] = []  # of the caller's pool
+
+    def taken(nbytes: int) -> Scratch:
+        scratch.append(Scratch(fake, nbytes))
+        return scratch[-1]
+
+    monkeypatch.setattr(contexts, "_scratch", taken)
+    loaded, x = Loaded(branches()), np.arange(4, dtype=np.float32)
     places = [fake.allocate(16), fake.allocate(32) + 4]
-    ctypes.memmove(places[0], x.ctypes.data, 16)
-    context, live = loaded.claim(), {"graph", "executable"}
-    instance = context.bind(((4,),))
+    context = loaded.claim()
+    instance, before = context.bind(((4,),)), {*fake.live}
     fake.capturing.add(7)
     fake.log.clear()
+    fake.copy(places[0], places[0], 16, 7)  # the caller's
+    (_, first), known = fake.captured_graph(7), {*fake.nodes}
     context.run(instance, places, BOTH)
-    assert [entry[0] for entry in fake.log] == ["launch", "launch", "copy"]
-    assert not live & {kind for kind, _ in fake.live}, "no graph inside a graph"
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    fake.copy(places[1], places[1], 16, 7)
+    assert not fake.log and {kind for kind, _ in fake.live - before} == {"memory"} and len(scratch) == 1
+    a, b, c, d = sorted(fake.nodes.keys() - known)
+    assert [fake.nodes[n].before for n in (a, b, c, d)] == [tuple(first), tuple(first), (a,), (b,)]
+    assert [fake.nodes[n].awaits for n in (a, b, c, d)] == [False, False, True, True]
+    for shift in (0, 3):
+        values(places[0])[:] = x + shift
+        fake.replay(7)
+        np.testing.assert_array_equal(values(places[1]), 4 * (x + shift))
     with pytest.raises(DeviceError, match="values on the GPU"):
         context.run(instance, [x.ctypes.data, places[1]], [False, True])
-    jumps = branching.claim()
-    with pytest.raises(DeviceError, match="loops or branches"):
-        jumps.run(jumps.bind(((4,),)), [places[0], places[0]], BOTH)
     fake.capturing.clear()  # the model goes on as before
-    ctypes.memset(places[1], 0, 16)
+    values(places[1])[:] = 0
     context.run(instance, places, BOTH)
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    np.testing.assert_array_equal(values(places[1]), 4 * (x + 3))
+
+
+def test_loops_are_captured_unless_the_host_decides(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    places = [fake.allocate(16) for _ in range(2)]
+    for version, stream in ((12080, 7), (12030, 8)):
+        fake.version = version
+        monkeypatch.setattr(tensors, "current_stream", lambda stream=stream: stream)
+        loaded = Loaded(until_100())
+        context = loaded.claim()
+        instance = context.bind(((4,),))
+        fake.capturing.add(stream)
+        if version < 12040:
+            with pytest.raises(DeviceError, match="loops or branches that the host decides"):
+                context.run(instance, places, BOTH)
+            continue
+        context.run(instance, places, BOTH)
+        for start, end in ((3, 192), (101, 202)):
+            values(places[0])[:] = start
+            fake.replay(7)
+            np.testing.assert_array_equal(values(places[1]), np.full(4, end))
+        fake.capturing.clear()
+
+
+def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halos of one geometry are filled once. What grows moves, and the graphs with it; the last model frees it."""
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    models, places = [Loaded(made()) for made in (twice, twice, twice_of_halo, twice_of_halo)], [fake.allocate(512)]
+    places.append(fake.allocate(512))
+    before = len(fake.live)
+    contexts_of = [model.claim() for model in models]
+    for count in (4, 100, 4):
+        values(places[0], count)[:] = np.arange(count)
+        for number, context in enumerate(contexts_of):
+            context.run(context.bind(((count,),)), places, BOTH)
+            want = 4 * np.arange(count) if number < 2 else np.full(count, 2 * HALO)
+            np.testing.assert_allclose(values(places[1], count), want, rtol=1e-6)
+    assert [entry for entry in fake.log if entry[0] == "fill"] == [("fill", 0x3F, 64), ("fill", 0x3F, 448)]
+    own = len(fake.live) - before
+    assert sum(kind == "memory" for kind, _ in fake.live) == 2 + 4 + 3, "arguments, weights, an arena and two halos"
+    assert own > 3 and [*fake.workspaces] == [7]
+    del models, contexts_of, context
+    gc.collect()
+    assert {kind for kind, _ in fake.live} == {"memory"} and len(fake.live) == 2 and not fake.workspaces
+
+
+def test_large_arenas_are_temporary_tensors(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call at addresses that were used before is a launch; an arena elsewhere moves the nodes."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    monkeypatch.setattr(contexts, "TEMPORARY_BYTES", 16)
+    arenas = [Scratch(fake, 64) for _ in range(2)]
+    turns = iter([0, 0, 1, 0, 1, 1])
+    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: arenas[next(turns)])
+    loaded, places = Loaded(twice()), [fake.allocate(16), fake.allocate(16)]
+    context, seen = loaded.claim(), list[int]()
+    for number in range(6):
+        values(places[0])[:] = number
+        fake.log.clear()
+        context.run(context.bind(((4,),)), places, BOTH)
+        np.testing.assert_array_equal(values(places[1]), np.full(4, 4 * number))
+        seen.append(sum(entry == ("update",) for entry in fake.log))
+    assert seen == [0, 0, 2, 0, 0, 0], "the second copy is made for places that come again"
 
 
 def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
@@ -348,19 +427,20 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
     result = fake.allocate(12)
     given = fake.allocate(12)
     ctypes.memmove(given, x.ctypes.data, 12)
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
-    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: Scratch(fake, nbytes))
     fake.capturing.add(7)
     context = loaded.claim()
     context.run(context.bind(((3,),)), [given, result], BOTH)
     context.release()
-    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 3).from_address(result)), 32 * x)
+    fake.replay(7)
+    np.testing.assert_array_equal(values(result, 3), 32 * x)
     readings = np.zeros(9, np.int64)
     loaded.set_profile(readings)
     run(loaded, x)
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [3, 0, 0, 0, 0, 12, 0, 0])
     monkeypatch.setattr(
-        graphs, "MAX_UNROLLED_KERNELS", 5
+        runs, "MAX_UNROLLED_KERNELS", 5
     )  # the outer loop's six kernels are more, the inner one's two are not
     fake.capturing.clear()
     capped, x = Loaded(made), np.array([1, 2, 3, 4], np.float32)
@@ -394,7 +474,7 @@ def test_state_stays_on_the_gpu(fake: FakeDriver, copied: str) -> None:
 @pytest.mark.parametrize("made", [twice, until_100])
 def test_all_is_given_back_with_the_model(fake: FakeDriver, made: Callable[[], Program]) -> None:
     loaded = Loaded(made())
-    for n in range(1, 2 * cuda.MAX_SHAPE_SETS):  # some graphs are dropped on the way
+    for n in range(1, 2 * contexts.MAX_SHAPE_SETS):  # some graphs are dropped on the way
         run(loaded, np.ones(n, np.float32))
     beside = [loaded.claim(), loaded.claim()]
     while beside:
@@ -445,10 +525,10 @@ def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch
 def test_graphs_of_the_latest_sizes_are_kept(fake: FakeDriver) -> None:
     """A bound on how many; those that were dropped are made anew."""
     loaded = Loaded(twice())
-    for n in [*range(1, 3 * cuda.MAX_SHAPE_SETS), 1, 2]:
+    for n in [*range(1, 3 * contexts.MAX_SHAPE_SETS), 1, 2]:
         x = np.full(n, n, np.float32)
         np.testing.assert_array_equal(run(loaded, x), 4 * x)
-        assert sum(kind == "executable" for kind, _ in fake.live) <= cuda.MAX_SHAPE_SETS
+        assert sum(kind == "executable" for kind, _ in fake.live) <= contexts.MAX_SHAPE_SETS
     made = {*fake.live}
     run(loaded, np.ones(2, np.float32))
     assert made == {*fake.live}
@@ -546,7 +626,7 @@ def test_what_would_break_a_capture_is_refused(fake: FakeDriver, monkeypatch: py
     loaded = Loaded(counting(""))
     store = loaded.store(64)
     value = np.zeros(64, np.uint8)
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     fake.capturing.add(7)
     before, calls = [*fake.log], set(fake.live)
     for refused in (lambda: Loaded(twice()), lambda: store.write(0, value.ctypes.data, 64), lambda: store.read(0, 64)):
@@ -555,6 +635,19 @@ def test_what_would_break_a_capture_is_refused(fake: FakeDriver, monkeypatch: py
     assert (fake.log, fake.live) == (before, calls)
     fake.capturing.clear()
     store.write(0, value.ctypes.data, 64)
+
+
+def test_a_captured_seed_is_written_by_each_replay(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Loaded(counting(""))
+    store, seed = loaded.store(16), fake.allocate(16)
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    fake.capturing.add(7)
+    store.write(0, seed, 16, True)
+    fake.capturing.clear()
+    for number in (3, 5):
+        values(seed)[:] = number
+        fake.replay(7)
+        np.testing.assert_array_equal(values(store.address), np.full(4, number))
 
 
 def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
@@ -593,7 +686,7 @@ def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(
     run(first, x)
     run(second, x)
     own = {*fake.live}
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     fake.capturing.add(7)
     fake.log.clear()
     del first
@@ -617,7 +710,7 @@ def test_new_values_of_the_state_are_written_behind_the_last_call(
     loaded, places = Loaded(counting("")), [fake.allocate(16) for _ in range(2)]
     held = StateTensors(loaded._program.state, loaded.store)
     streams = iter([7, 8, 8, then])  # of a call; of a write, which asks twice; of a call
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
+    monkeypatch.setattr(tensors, "current_stream", lambda: next(streams))
     context = loaded.claim()
     instance = context.bind(((4,), *held.shapes))
     pointers, resident = [places[0], *held.pointers, places[1]], [True] * 4
@@ -626,5 +719,5 @@ def test_new_values_of_the_state_are_written_behind_the_last_call(
     held.write({"s": np.full(4, 3, np.float32)})
     context.run(instance, pointers, resident)
     assert [e for e in fake.log if e[0] in ("wait", "synchronize", "synchronize_all")] == [("wait", 8), ("wait", then)]
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: then)
+    monkeypatch.setattr(tensors, "current_stream", lambda: then)
     np.testing.assert_array_equal(held.read()["s"], np.full(4, 6))

@@ -16,14 +16,15 @@ Function = Callable[..., int]
 
 
 class Library:
-    """Functions that say yes; `given` ones do as they like. asked: the names in order."""
+    """Functions that say yes; `given` ones do as they like. asked: the names in order. missing: those it lacks."""
 
     def __init__(self, **given: Function) -> None:
         self.given: dict[str, Function] = {"cuDriverGetVersion": gives(12080), "cuGetErrorString": words, **given}
         self.asked: list[str] = []
+        self.missing: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
+        if not name.startswith("cu") or name in self.missing:
             raise AttributeError(name)
 
         def function(*args: object) -> int:
@@ -164,3 +165,30 @@ def test_conditional_nodes_have_the_layout_of_cuda_h() -> None:
     assert driver.add_conditional(1, [41], 7, 1, loop=True) == (50, [51])
     # node type and reserved ones, handle, type and size of the array, the array, the context
     assert seen == [(1, 41, True, 13, 0, 7, 2 << 32, 0, 9, False), (1, 41, True, 13, 0, 7, 1 | 1 << 32, 0, 9, False)]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_nodes_are_added_to_a_graph_that_is_captured(is_new: bool) -> None:
+    """CUDA 12.3 and later tell of edges, too."""
+    ends, seen = (ctypes.c_void_p * 2)(41, 42), list[tuple[Any, ...]]()
+
+    def info(stream: Any, status: Any, number: Any, graph: Any, nodes: Any, *rest: Any) -> int:
+        put(graph, 40)
+        nodes._obj.contents = ctypes.cast(ends, ctypes.POINTER(ctypes.c_void_p)).contents
+        put(rest[-1], 2)
+        seen.append((stream.value, len(rest)))
+        return 0
+
+    def update(stream: Any, nodes: Any, *rest: Any) -> int:
+        seen.append((stream.value, [*nodes], rest[:-2], rest[-2].value, rest[-1].value))
+        return 0
+
+    names = {"cuStreamGetCaptureInfo_v3": info, "cuStreamUpdateCaptureDependencies_v2": update}
+    if not is_new:
+        names = {"cuStreamGetCaptureInfo_v2": info, "cuStreamUpdateCaptureDependencies": update}
+    driver, library = made(**names)
+    if not is_new:
+        library.missing = {"cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2"}
+    assert driver.captured_graph(7) == (40, [41, 42])
+    driver.continue_capture(7, [43])
+    assert seen == [(7, 2 if is_new else 1), (7, [43], (None,) if is_new else (), 1, 1)]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.runtime import tensors
+from ingot.runtime.cuda import context as contexts
 from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda import nccl
 from ingot.runtime.cuda.device import Loaded
@@ -158,9 +160,9 @@ def test_a_captured_call_begins_its_sums_on_the_stream(
     driver, library = fake
     torch = pytest.importorskip("torch")
     loaded, x, y = Loaded(summed((0,))), np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 77)
+    monkeypatch.setattr(tensors, "current_stream", lambda: 77)
     memory = torch.zeros(1 << 12, dtype=torch.uint8)
-    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: memory)
+    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: memory)
     driver.capturing.add(77)
     context = loaded.claim()
     context.run(context.bind((x.shape,)), [x.ctypes.data, y.ctypes.data], BOTH)

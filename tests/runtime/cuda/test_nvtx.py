@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.runtime.cuda import device as cuda
-from ingot.runtime.cuda import nvtx
+from ingot.runtime.cuda import profile
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
@@ -26,7 +26,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         push_range=lambda text: driver.log.append(("push", text)), pop_range=lambda: driver.log.append(("pop",))
     )
     monkeypatch.setitem(sys.modules, "nvtx", library)
-    monkeypatch.setattr(nvtx.importlib.util, "find_spec", lambda name: object() if name == "nvtx" else None)
+    monkeypatch.setattr(profile.importlib.util, "find_spec", lambda name: object() if name == "nvtx" else None)
     monkeypatch.setenv("INGOT_NVTX", "1")
     return driver
 
@@ -75,7 +75,7 @@ def test_without_the_flag_there_is_a_graph(fake: FakeDriver, monkeypatch: pytest
 
 
 def test_a_missing_library_is_an_error(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvtx.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(nvtx, "_LIBRARY", "libnothing.so.1")
+    monkeypatch.setattr(profile.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(profile, "_LIBRARY", "libnothing.so.1")
     with pytest.raises(DeviceError, match="pip install nvtx"):
         Loaded(twice())

@@ -164,7 +164,7 @@ def test_calls_that_templates_leave_in_the_content(mark: str, end: str):
     template = Template(LISTED + "</s>{% endfor %}", {})
     form = call_form(lambda messages, tools, **_: template.render(messages, tools=tools), tokenizer(mark))
     given = [("add", {"a": 1}), ("sub", {"a": "x"})]
-    call = form.written(given)
+    call = form.calls_text(given)
     assert form.in_content and call.startswith(f"{mark}[") and call.endswith(end)
     content, calls = joined(CallReader(form, TOOLS), cut(f"Well {call}", 3))
     assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == given
@@ -201,7 +201,7 @@ def test_calls_of_known_templates():
         known += 1
         for values in LOOKS:
             if form.in_content:
-                text = form.written([("look", values)])
+                text = form.calls_text([("look", values)])
             else:
                 function = {"name": "look", "arguments": json.dumps(values) if form.takes_text else values}
                 call = {"id": "abcdefgh9", "type": "function", "function": function}
@@ -389,6 +389,42 @@ def test_marks_of_thoughts_are_learned_from_the_template():
     assert Reasoning("<think>", "</think>").is_begun("<assistant><think>\n")
 
 
+NAMED = Reasoning(
+    "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+)
+NAMED_ANSWERS = {
+    "thought": ("Is it?<|close|>think<|sep|><|open|>response<|sep|>It is.<|close|>response<|sep|>", "Is it?", "It is."),
+    "call": ("<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|><|open|>tools", "", "<|open|>tools"),
+    "cut": ("Hm<|close|>think<|sep|><|open|>response<|sep|>It <|close|>resp", "Hm", "It <|close|>resp"),
+    "no answer's mark": ("Hm<|close|>think<|sep|>It is.", "Hm", "It is."),
+    "second end": (
+        "<|close|>think<|sep|>a<|close|>response<|sep|>b<|close|>response<|sep|>", "", "ab<|close|>response<|sep|>"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED_ANSWERS)
+@pytest.mark.parametrize("width", [1, 3, 1000])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_answers_with_marks_of_their_own(case: str, width: int, is_begun: bool):
+    text, thought, answer = NAMED_ANSWERS[case]
+    reader = ReasoningReader(NAMED, is_begun=is_begun)
+    parts = [reader.push(piece) for piece in cut(text if is_begun else NAMED.begin + text, width)] + [reader.finish()]
+    assert ("".join(own for own, _ in parts), "".join(own for _, own in parts)) == (thought, answer)
+    alone = ReasoningReader(NAMED, is_begun=False)
+    parts = [alone.push(piece) for piece in cut("<|open|>response<|sep|>Yes.<|close|>response<|sep|>", width)]
+    assert "".join(own for _, own in [*parts, alone.finish()]) == "Yes."
+
+
+def test_named_marks_are_learned_from_the_template():
+    parts = "{{ part('think', m.reasoning_content) }}{{ part('response', m.content) }}"
+    macro = "{% macro part(n, t) %}<|open|>{{ n }}<|sep|>{{ t }}<|close|>{{ n }}<|sep|>{% endmacro %}"
+    source = macro + "{% for m in messages %}<|open|>message<|sep|>" + parts + "<|end|>{% endfor %}"
+    template = Template(source, {})
+    learned = reasoning_of(lambda m, tools, **values: template.render(m, tools=tools, **values), source)
+    assert learned == NAMED and NAMED.is_begun("<|open|>message<|sep|><|open|>think<|sep|>")
+
+
 def tokenizer(special: str | None) -> Tokenizer:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(byte_tokens())}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -476,5 +512,11 @@ def test_grammars_let_models_think_first():
     begun = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form, is_thinking=True)
     assert begun is not None and is_answer(words, begun, f"Add?</think>{hermes(ADD)}")
     assert not is_answer(words, begun, hermes(ADD))
+    named = thoughtful_grammar(NAMED, PARAMETERS, words)
+    assert is_answer(words, named, f'Hm{NAMED.end}{NAMED.answer_begin}{{"a": 3}}{NAMED.answer_end}')
+    assert not is_answer(words, named, f'Hm{NAMED.end}{{"a": 3}}')
+    called = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=NAMED, is_thinking=True)
+    assert called is not None and is_answer(words, called, f"Add?{NAMED.end}{hermes(ADD)}")
+    assert is_answer(words, called, f"Add?{NAMED.end}{NAMED.answer_begin}{NAMED.answer_end}{hermes(ADD)}")
     schema = thoughtful_grammar(form, PARAMETERS, words)
     assert is_answer(words, schema, 'Hm</think>\n{"a": 3}') and not is_answer(words, schema, '{"a": 3}')

@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_a_counter_for_root_alone(tmp_path: Path) -> None:
     path = Machine(tmp_path).zone("intel-rapl:0", "package-0")
     path.chmod(0)
-    assert find_counters(None, tmp_path, without_nvml).reasons == (f"{path} is readable by root alone",)
+    assert find_counters(None, tmp_path, without_nvml).reasons == (f"{path} is readable only by root",)
 
 
 def test_a_counter_that_stands_still_is_left_out(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_what_wins_is_stored_and_compiled_in(tmp_path: Path, monkeypatch: pytest
     g, path = adapted(), tmp_path / "own.jsonl"
     feeds = {"x": RANDOM.standard_normal((64, 128)).astype(np.float32)}
     report = find_rewrites(g, feeds, threads=1, budget=30, database=path, fast_math=True)
-    assert report.rewrites and report.gain == 2.0 and not report.withdrawn
+    assert report.rewrites and report.gain == 2.0 and not report.withdrawn_count
     assert any("dot_general(x0, add(c0, dot_general(c1, c2)))" in text for text in report.rewrites)
     assert all(row.state != "wrong" for row in report.rows)
 
@@ -78,7 +78,7 @@ def test_what_makes_calls_slower_is_withdrawn(tmp_path: Path, monkeypatch: pytes
     feeds = {"x": np.zeros((64, 128), np.float32)}
     path = tmp_path / "own.jsonl"
     report = find_rewrites(adapted(), feeds, threads=1, budget=30, database=path, fast_math=True)
-    assert report.withdrawn and not report.rewrites and not tuning.read(path)
+    assert report.withdrawn_count and not report.rewrites and not tuning.read(path)
 
 
 def test_a_form_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

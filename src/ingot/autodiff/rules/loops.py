@@ -47,10 +47,10 @@ def _pull_back_body(body: Graph, seeded: Sequence[int], floats: Sequence[int]) -
         seeds = tuple(Input(f"cotangent {j}", body.inputs[j].type)() for j in active)
         pairs = [(body.results[j], seed) for j, seed in zip(active, seeds, strict=True)]
         gradients = dict(zip(floats, pull_back_cotangents(pairs, [body.inputs[j] for j in floats]), strict=True))
-        reached = tuple(j for j in floats if gradients[j] is not None or j in active)
-        if reached == active:
+        new_active = tuple(j for j in floats if gradients[j] is not None or j in active)
+        if new_active == active:
             break
-        active = reached
+        active = new_active
     gradients_of_active = tuple(_or_zeros(gradients[j], body.inputs[j]) for j in active)
     return _BodyPullback(active, seeds, gradients_of_active)
 
@@ -213,10 +213,10 @@ def _active_floats(body: Graph, is_wanted: Sequence[bool]) -> list[int]:
     order = topological(body.results, differentiable_operands)
     while True:
         depends = dependents(order, [body.inputs[j] for j in active])
-        reached = [j for j in floats if j in active or body.results[j] in depends]
-        if reached == active:
+        new_active = [j for j in floats if j in active or body.results[j] in depends]
+        if new_active == active:
             return active
-        active = reached
+        active = new_active
 
 
 @selective(ops.While)

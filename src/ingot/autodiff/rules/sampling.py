@@ -34,8 +34,8 @@ MAX_NESTED = 3  # axes whose pieces are joined at once: three pieces of each mak
 
 @dataclass(frozen=True)
 class Run:
-    """`count` results from `first` on that copy the sources low ... high - 1: in order (step 1), reversed (-1), or one
-    source repeated (0)."""
+    """`count` results, from number `first` on, that copy the sources low ... high - 1: in order (step 1), reversed
+    (-1), or one source repeatedly (0)."""
 
     first: int
     count: int
@@ -43,7 +43,7 @@ class Run:
     low: int
     high: int
 
-    def added(self, g: Term, axis: int, begin: int, end: int) -> Term:
+    def contribution(self, g: Term, axis: int, begin: int, end: int) -> Term:
         """The run's contribution to the cotangent of the elements begin ... end - 1, which include a source."""
         low, high, first = max(begin, self.low), min(end, self.high), self.first
         if self.step == 0:
@@ -63,7 +63,7 @@ def _sum_elements(x: Term, axis: int, count: int) -> Term:
 
 
 @dataclass(frozen=True)
-class AxisMap:
+class AxisTaps:
     """A map along an axis of `size` elements: result results[n] gets weights[n] times element sources[n]."""
 
     size: int
@@ -130,21 +130,21 @@ def _sums_of_runs(g: Term, axis: int, runs: Sequence[Run], size: int) -> list[Te
     longest = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
     pieces: list[Term] = []
     for begin, end in pairwise(sorted({0, *longest, size})):
-        parts = [r.added(g, axis, begin, end) for r in runs if r.low < end and begin < r.high]
+        parts = [r.contribution(g, axis, begin, end) for r in runs if r.low < end and begin < r.high]
         zeros = t.full((*g.shape[:axis], end - begin, *g.shape[axis + 1 :]), 0, g.dtype)
         pieces.append(reduce(Term.__add__, parts) if parts else zeros)
     return pieces
 
 
-def _transposed(g: Term, maps: Sequence[tuple[int, AxisMap]]) -> Term:
-    """The cotangent of what maps along several axes read. Each piece along an axis goes through the other maps by
-    itself, so that the pieces of all axes are joined in one pass: concat(concat(a, slice(g), b), ...)."""
+def _pull_back(g: Term, maps: Sequence[tuple[int, AxisTaps]]) -> Term:
+    """The cotangent of the operand of maps along several axes. Each piece along an axis goes through the other maps
+    separately, so that the pieces of all axes are joined in one pass: concat(concat(a, slice(g), b), ...)."""
     if not maps:
         return g
     (axis, first), *others = maps
     if len(maps) > MAX_NESTED:
-        return _transposed(first.transposed(g, axis), others)
-    pieces = [_transposed(piece, others) for piece in first.pieces(g, axis)]
+        return _pull_back(first.transposed(g, axis), others)
+    pieces = [_pull_back(piece, others) for piece in first.pieces(g, axis)]
     return pieces[0] if len(pieces) == 1 else t.concat(pieces, axis)
 
 
@@ -178,8 +178,8 @@ def _pad_mode(node: Node, g: Node) -> list[Node | None]:
     if not all(is_static((x.shape[d], node.shape[d])) for d in axes):
         return _through_lowering(op.lower(x), x, g)
     sources = {d: np.asarray(op.sources(x.shape[d], op.low[d], node.shape[d])) for d in axes}
-    maps = [(d, _axis_map(int(x.shape[d]), [(s, np.ones(len(s)))])) for d, s in sources.items()]
-    return [_transposed(t.widen_narrow(g), maps).cast(g.dtype).node]
+    maps = [(d, _taps_of_reads(int(x.shape[d]), [(s, np.ones(len(s)))])) for d, s in sources.items()]
+    return [_pull_back(t.widen_narrow(g), maps).cast(g.dtype).node]
 
 
 @reverse(ops.Resize)
@@ -193,9 +193,8 @@ def _resize(node: Node, g: Node) -> list[Node | None]:
     cotangent = t.widen_narrow(g)
     for i, d in changed:
         reads = op.reads(i, x.shape[d], f64 if x.dtype == f64 else f32)
-        cotangent = _axis_map(int(x.shape[d]), [(np.asarray(at), np.asarray(w)) for at, w in reads]).transposed(
-            cotangent, d
-        )
+        taps = _taps_of_reads(int(x.shape[d]), [(np.asarray(indices), np.asarray(w)) for indices, w in reads])
+        cotangent = taps.transposed(cotangent, d)
     return [cotangent.cast(g.dtype).node]
 
 
@@ -216,22 +215,22 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     return [cotangent.cast(g.dtype).node]
 
 
-def _span_means(spans: Sequence[tuple[int, int]]) -> AxisMap:
-    """The map to the mean of each span, where the spans cover the axis."""
+def _span_means(spans: Sequence[tuple[int, int]]) -> AxisTaps:
+    """The map to the mean of each span; the spans cover the axis."""
     counts = [end - begin for begin, end in spans]
     results = np.repeat(np.arange(len(spans)), counts)
     sources = np.concatenate([np.arange(*span) for span in spans]) if spans else results
-    return AxisMap(spans[-1][1] if spans else 0, results, sources, np.repeat(np.divide(1, counts), counts))
+    return AxisTaps(spans[-1][1] if spans else 0, results, sources, np.repeat(np.divide(1, counts), counts))
 
 
-def _axis_map(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> AxisMap:
+def _taps_of_reads(size: int, reads: Sequence[tuple[np.ndarray, np.ndarray]]) -> AxisTaps:
     """The map along an axis of `size` elements. reads: per tap the indices and weights, vectors over the results."""
-    results = np.concatenate([np.arange(len(at)) for at, _ in reads])
-    sources = np.concatenate([at for at, _ in reads]).astype(np.int64)
+    results = np.concatenate([np.arange(len(indices)) for indices, _ in reads])
+    sources = np.concatenate([indices for indices, _ in reads]).astype(np.int64)
     weights = np.concatenate([w for _, w in reads]).astype(np.float64)
     if len(reads) > 1:  # merge taps of one result that read the same element
         pairs, pair_numbers = np.unique(sources * (results.max(initial=0) + 1) + results, return_inverse=True)
         weights = np.bincount(pair_numbers, weights, len(pairs))
         sources, results = np.divmod(pairs, results.max(initial=0) + 1)
     is_read = weights != 0
-    return AxisMap(size, results[is_read], sources[is_read], weights[is_read])
+    return AxisTaps(size, results[is_read], sources[is_read], weights[is_read])

@@ -85,15 +85,15 @@ def attribute(
         progress.report("attribute")
         values = program(**feeds, target=indices, baseline=_baselines(program, baseline or []))
         named = dict(zip(program.wrt, values if isinstance(values, tuple) else (values,), strict=True))
-        found = _attributions(source, method, program, named, feeds, _result(plain, feeds, output), indices)
+        attributions = _attributions(source, method, program, named, feeds, _result(plain, feeds, output), indices)
         if output_dir is not None:
             _write(output_dir, named)
         if html is not None:
-            atomic_write(html, [page(found, None if tokenizer is None else _token_texts(tokenizer)).encode()])
+            atomic_write(html, [page(attributions, None if tokenizer is None else _token_texts(tokenizer)).encode()])
     if as_json:
-        print_json(found.facts(top))
+        print_json(attributions.facts(top))
         return
-    _print(found, top)
+    _print(attributions, top)
 
 
 def _feeds(model: CompiledModel, texts: Sequence[str], mean: list[float], std: list[float]) -> Feeds:

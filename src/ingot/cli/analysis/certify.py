@@ -55,22 +55,24 @@ def certify(
             source.path, read_property(vnnlib), seconds=seconds, method=method, numerics=numerics,
             dynamic=source.dynamic, seed=seed, options=Options(threads=thread_count(threads), precision=precision),
         )  # fmt: skip
-        found = verdict.counterexample
-        if counterexample is not None and found is not None:
+        point = verdict.counterexample
+        if counterexample is not None and point is not None:
             content = io.BytesIO()
-            np.save(content, found[0])
+            np.save(content, point[0])
             atomic_write(counterexample, [content.getvalue()])
     if as_json:
-        shown = None if found is None else {"x": found[0].reshape(-1).tolist(), "y": found[1].reshape(-1).tolist()}
+        printed_point = (
+            None if point is None else {"x": point[0].reshape(-1).tolist(), "y": point[1].reshape(-1).tolist()}
+        )
         print_json(
             {"model": str(model), "property": str(vnnlib), "answer": verdict.answer, "numerics": numerics,
              "certified": verdict.answer == PROVED and numerics, "reason": verdict.reason, "boxes": verdict.boxes,
-             "seconds": verdict.seconds, "counterexample": shown}
+             "seconds": verdict.seconds, "counterexample": printed_point}
         )  # fmt: skip
     else:
         out.print(escape(str(verdict)), highlight=False)
-        if found is not None:
-            x, y = (np.array2string(v.reshape(-1), threshold=12, precision=6) for v in found)
+        if point is not None:
+            x, y = (np.array2string(v.reshape(-1), threshold=12, precision=6) for v in point)
             out.print(f"  x = {escape(x)}\n  y = {escape(y)}", highlight=False)
     if verdict.answer != PROVED:
         raise typer.Exit(MISMATCH)

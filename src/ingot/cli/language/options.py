@@ -88,12 +88,12 @@ class SamplingOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if self.schema is not None:
-            given["schema"] = _schema(self.schema)
+            options["schema"] = _schema(self.schema)
         if self.grammar is not None:
-            given["grammar"] = _text(self.grammar)
-        return given
+            options["grammar"] = _text(self.grammar)
+        return options
 
 
 def is_language_model(path: Path) -> bool:
@@ -112,9 +112,11 @@ def open_language_model(
     sequences: int | None = None,
     cache_bytes: int | None = None,
     adapters: Sequence[str] | None = None,
+    target: str = "native",
+    precision: str = "float32",
 ) -> LanguageModel:
-    """sequences, cache_bytes: None, or those of an engine. adapters: see `scaled_adapters`. Raises what `LanguageModel`
-    and `ingot.load` raise, and InputError for another model."""
+    """sequences, cache_bytes: None, or those of an engine. adapters: see `scaled_adapters`. target, precision: of
+    a model that is compiled now. Raises what `LanguageModel` and `ingot.load` raise, and InputError for another one."""
     progress.report("read")
     kind = file_kind(path)
     if kind == "artifact":
@@ -135,7 +137,7 @@ def open_language_model(
     elif kind in LANGUAGE:
         model = LanguageModel(
             path, context=context, cache=cache, activations=activations, threads=threads, sequences=sequences,
-            cache_bytes=cache_bytes, adapters=scaled_adapters(adapters),
+            cache_bytes=cache_bytes, adapters=scaled_adapters(adapters), target=target, precision=precision,
         )  # fmt: skip
     else:
         got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"

@@ -120,8 +120,8 @@ def bench(
         if price is not None and not energy:
             raise InputError("--price", expected="--energy, too", got="a price alone")
         if source.kind in LANGUAGE:
-            given = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
-            if refused := [name for name, value in given.items() if value is not None]:
+            options = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
+            if refused := [name for name, value in options.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
             if energy and streams > 1:
                 raise InputError("--energy", expected="--streams 1 for a language model", got=streams)
@@ -144,7 +144,7 @@ def bench(
         if csv is not None:
             atomic_write(csv, [_csv(results).encode()])
     # an engine that nobody asked for may be missing
-    failed = [r for r in results if r.failed and (against is not None or r.engine == "ingot")]
+    failed = [r for r in results if r.failure and (against is not None or r.engine == "ingot")]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         facts = {"model": str(model), "threads": compiled.threads, "streams": streams, "inputs": shapes}
@@ -180,7 +180,7 @@ def _bench_language(
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds) if streams == 1 else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
     energies = () if counters is None else energy_of_tokens(lm, PROMPT, TOKENS, counters)
-    named = list(zip(("read", "written"), energies, strict=False))
+    named = list(zip(("prefill", "decode"), energies, strict=False))
     if as_json:
         facts = {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds}
         of_tokens = {f"joules_of_token_{name}": e.joules for name, e in named} | {
@@ -189,8 +189,8 @@ def _bench_language(
         print_json(facts | asdict(result) | of_tokens)
         return
     out.print(f"{threads_text(lm.threads)}; started in {time_text(seconds)}", highlight=False)
-    out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
-    out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
+    out.print(f"reads  {result.prefill_rate:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
+    out.print(f"writes {result.decode_rate:8.1f} tokens a second, {result.tokens} of them", highlight=False)
     for name, energy in named:
         out.print(escape(f"{name} {energy}" if energy.counters else str(energy)), highlight=False)
         if price is not None and (cost := energy.cost_of_million(price)) is not None:
@@ -247,6 +247,6 @@ def _print_bench(
         table.add_row(r.engine, *times, f"{r.calls_per_second:.4g}", ratio, *starts, error)
     out.print(table)
     for r in results:
-        if r.failed:
+        if r.failure:
             style = "bold red" if r in failed else "dim"
-            err.print(f"[{style}]{r.engine}:[/] {escape(r.failed)}", highlight=False)
+            err.print(f"[{style}]{r.engine}:[/] {escape(r.failure)}", highlight=False)

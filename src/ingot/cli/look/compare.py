@@ -94,7 +94,7 @@ def _print_comparison(comparison: comparing.Comparison) -> None:
         a = c.agreement
         verdict = f"{'[green]ok[/]' if a.ok else '[bold red]differs[/]'} {escape(a.words)}".strip()
         sizes = ", ".join(f"{name}={size}" for name, size in c.sizes.items()) or "fixed"
-        table.add_row(sizes, escape(c.against), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
+        table.add_row(sizes, escape(c.reference), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
     out.print(table)
     if hidden:
         out.print(f"[dim]and {len(hidden)} that agree better (--json has all)[/]")

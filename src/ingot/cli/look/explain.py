@@ -138,7 +138,7 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
     rows = sorted(e.rows, key=lambda r: -r.seconds)[:top] if top else e.rows
     heads = ("#", "kernel", "time", "share", "peak", "memory", "chunks", "MFLOP", "bytes", "why")
     table = plain_table(*heads, left=("kernel",))
-    reasons = {text: f"({n})" for n, text in enumerate(dict.fromkeys(r.apart for r in rows), 1)}
+    reasons = {text: f"({n})" for n, text in enumerate(dict.fromkeys(r.unfused_reason for r in rows), 1)}
     for r in rows:
         table.add_row(
             str(r.index),
@@ -150,7 +150,7 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
             str(r.chunks),
             f"{r.flops / 1e6:.3g}" if r.flops else "",
             bytes_text(r.bytes),
-            reasons[r.apart],
+            reasons[r.unfused_reason],
         )
     out.print(table)
     out.print("[dim]why a kernel is not fused with the one that reads its result:[/]")

@@ -46,53 +46,60 @@ def inspect(
     with command_context(as_json, limit):
         source = open_source(model, about.words)
         check_writable([svg], [model])
-        found, graph = inspecting.inspect(source)
+        inspection, graph = inspecting.inspect(source)
         if svg is not None:
             if graph is None:
-                expected = f"one graph, as with {_choices(found)}" if found.deciders else "ops that are all supported"
-                raise InputError("--svg", expected=expected, got=found.deciders or len(found.unsupported))
+                expected = (
+                    f"one graph, as with {_choices(inspection)}"
+                    if inspection.deciders
+                    else "ops that are all supported"
+                )
+                raise InputError("--svg", expected=expected, got=inspection.deciders or len(inspection.unsupported))
             atomic_write(svg, [inspecting.picture(graph).encode()])
     if as_json:
-        facts = {"parameters": found.parameters, "parameter_bytes": found.nbytes}
-        unsupported = [str(op) for op in found.unsupported]
-        print_json({"model": str(model), **asdict(found), **facts, "unsupported": unsupported})
+        facts = {"parameters": inspection.parameters, "parameter_bytes": inspection.nbytes}
+        unsupported = [str(op) for op in inspection.unsupported]
+        print_json({"model": str(model), **asdict(inspection), **facts, "unsupported": unsupported})
     else:
-        _print(found, top)
-    if found.unsupported:
+        _print(inspection, top)
+    if inspection.unsupported:
         raise typer.Exit(UNSUPPORTED)
 
 
-def _print(found: inspecting.Inspection, top: int) -> None:
-    for name, lines in (("in", found.inputs), ("out", found.outputs)):
+def _print(inspection: inspecting.Inspection, top: int) -> None:
+    for name, lines in (("in", inspection.inputs), ("out", inspection.outputs)):
         for line in lines:
             out.print(f"[dim]{name:>3}[/]  {escape(line)}", highlight=False)
-    if found.file_ops:
-        out.print(f"{sum(found.file_ops.values())} nodes in the file: {_counts(found.file_ops)}", highlight=False)
-    if found.ops:
-        out.print(f"{sum(found.ops.values())} ops: {_counts(found.ops)}", highlight=False)
-        out.print(f"{found.parameters:,} parameters, {bytes_text(found.nbytes)}", highlight=False)
-    shown = found.layers[:top] if top else found.layers
-    table = plain_table("layer", "op", "parameters", "bytes", left=("layer", "op"))
-    for layer in shown:
-        table.add_row(escape(layer.name), layer.op, f"{layer.count:,}", bytes_text(layer.nbytes))
-    if shown:
-        out.print(table)
-    if len(shown) < len(found.layers):
-        out.print(f"[dim]and {len(found.layers) - len(shown)} smaller ones (--top 0)[/]")
-    if found.deciders:
+    if inspection.file_ops:
         out.print(
-            f"compiled for each call's {' and '.join(found.deciders)}, or once: {_choices(found)}", highlight=False
+            f"{sum(inspection.file_ops.values())} nodes in the file: {_counts(inspection.file_ops)}", highlight=False
         )
-    if found.unsupported:
-        err.print(f"[bold red]not supported:[/] {len(found.unsupported)} of the nodes", highlight=False)
-        for text in dict.fromkeys(str(op) for op in found.unsupported):
+    if inspection.ops:
+        out.print(f"{sum(inspection.ops.values())} ops: {_counts(inspection.ops)}", highlight=False)
+        out.print(f"{inspection.parameters:,} parameters, {bytes_text(inspection.nbytes)}", highlight=False)
+    layers = inspection.layers[:top] if top else inspection.layers
+    table = plain_table("layer", "op", "parameters", "bytes", left=("layer", "op"))
+    for layer in layers:
+        table.add_row(escape(layer.name), layer.op, f"{layer.count:,}", bytes_text(layer.nbytes))
+    if layers:
+        out.print(table)
+    if len(layers) < len(inspection.layers):
+        out.print(f"[dim]and {len(inspection.layers) - len(layers)} smaller ones (--top 0)[/]")
+    if inspection.deciders:
+        out.print(
+            f"compiled for each call's {' and '.join(inspection.deciders)}, or once: {_choices(inspection)}",
+            highlight=False,
+        )
+    if inspection.unsupported:
+        err.print(f"[bold red]not supported:[/] {len(inspection.unsupported)} of the nodes", highlight=False)
+        for text in dict.fromkeys(str(op) for op in inspection.unsupported):
             err.print(f"  {escape(text)}", highlight=False)
 
 
-def _choices(found: inspecting.Inspection) -> str:
+def _choices(inspection: inspecting.Inspection) -> str:
     """The options with which a model that calls decide is one program."""
-    values = [f"--constant {name}=VALUE" for name in found.deciders if name != "sizes"]
-    return " and ".join([*values, *(["--dim NAME=SIZE"] if "sizes" in found.deciders else [])])
+    values = [f"--constant {name}=VALUE" for name in inspection.deciders if name != "sizes"]
+    return " and ".join([*values, *(["--dim NAME=SIZE"] if "sizes" in inspection.deciders else [])])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

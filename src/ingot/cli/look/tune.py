@@ -87,7 +87,7 @@ def tune(
             "sizes": one_size(plan.program, size),
         }  # fmt: skip
         try:
-            found = run_tuning(
+            report = run_tuning(
                 graph, feeds, budget=budget, database=path, again=again, workers=measurers, task=task, watch=watch,
                 **{**vars(settings), "threads": plan.threads},
             )  # fmt: skip
@@ -95,14 +95,14 @@ def tune(
             for worker in measurers:
                 worker.close()
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(report))
     else:
-        _print_report(found)
-    for text in found.wrong:
+        _print_report(report)
+    for text in report.wrong_results:
         err.print(f"[bold red]please report: a candidate computes something else:[/] {escape(text)}", highlight=False)
-    for text in found.lost:
+    for text in report.failures:
         err.print(f"left out: {escape(text)}", highlight=False)
-    if found.wrong:
+    if report.wrong_results:
         raise typer.Exit(FAILED)
 
 
@@ -117,15 +117,15 @@ def _tune_rewrites(
     def watch(text: str, seconds: float) -> None:
         progress.report(_status_text(text, budget - seconds), round(seconds), round(budget))
 
-    found = find_rewrites(
+    report = find_rewrites(
         graph, feeds, threads=threads, budget=budget, database=path, fast_math=settings.fast_math,
         precision=settings.precision, watch=watch,
     )  # fmt: skip
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(report))
     else:
-        _print_rewrites(found)
-    wrong = [row.text for row in found.rows if row.state == "wrong"]
+        _print_rewrites(report)
+    wrong = [row.text for row in report.rows if row.state == "wrong"]
     for text in wrong:
         err.print(f"[bold red]please report: a form computes something else:[/] {escape(text)}", highlight=False)
     if wrong:
@@ -143,8 +143,8 @@ def _print_rewrites(r: RewritesReport) -> None:
     if len(rest) < len(r.rows):
         out.print(table)
     out.print(f"{len(rest)} other subgraphs have no cheaper form", highlight=False)
-    if r.withdrawn:
-        out.print(f"calls became slower: {r.withdrawn} results of this search were withdrawn", highlight=False)
+    if r.withdrawn_count:
+        out.print(f"calls became slower: {r.withdrawn_count} results of this search were withdrawn", highlight=False)
     out.print(f"{len(r.rewrites)} kept; a call: {r.gain:.3f}x; {escape(r.database)}", highlight=False)
 
 
@@ -159,16 +159,16 @@ def _print_report(r: Report) -> None:
     out.print(f"[bold]{escape(r.machine)}[/]", highlight=False)
     table = plain_table("kernel", "result", "launches", "share", "untuned", "tuned", "gain", "", left=("kernel", ""))
     for row in r.rows:
-        moved = row.state == "tuned"
+        is_tuned = row.state == "tuned"
         table.add_row(
             escape(row.kernel),
             row.result,
             str(row.count),
             f"{row.share:.1%}",
             time_text(row.untuned_seconds),
-            time_text(row.seconds) if moved else "",
-            f"[green]{row.gain:.2f}x[/]" if moved else "",
-            escape(row.choice) if moved else f"[dim]{_STATES.get(row.state, row.state)}[/]",
+            time_text(row.seconds) if is_tuned else "",
+            f"[green]{row.gain:.2f}x[/]" if is_tuned else "",
+            escape(row.choice) if is_tuned else f"[dim]{_STATES.get(row.state, row.state)}[/]",
         )
     out.print(table)
     out.print(
@@ -180,5 +180,5 @@ def _print_report(r: Report) -> None:
         out.print(
             f"[bold]next:[/] {left} of {len(r.rows)} kernels have more to try: a larger --budget", highlight=False
         )
-    if r.withdrawn:
-        out.print(f"calls became slower: the {r.withdrawn} results of this search were withdrawn")
+    if r.withdrawn_count:
+        out.print(f"calls became slower: the {r.withdrawn_count} results of this search were withdrawn")

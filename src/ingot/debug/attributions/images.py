@@ -72,7 +72,7 @@ def read_image(path: Path, spec: TensorSpec, mean: Sequence[float] = (), std: Se
         with open_regular(path) as file, library.open(file, formats=_FORMATS) as image:
             sides = spec.shape[2:] if axes.first else spec.shape[1:3]
             own_sides = zip(sides, image.size[::-1], strict=True)
-            height, width = (side if isinstance(side, int) else own for side, own in own_sides)
+            height, width = (side if isinstance(side, int) else image_side for side, image_side in own_sides)
             pixels = np.asarray(image.convert(_CHANNELS[axes.channels]).resize((width, height)))
     except library.DecompressionBombError as error:
         raise InputError(f"the image {path}", expected="an honest size", got=str(error)) from error

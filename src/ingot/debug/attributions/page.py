@@ -56,12 +56,16 @@ def largest(a: np.ndarray, top: int) -> list[tuple[int, ...]]:
 
 def page(a: Attributions, token_text: TokenText | None = None) -> str:
     """The page. Its data are in a script element of type application/json with the id `data`."""
-    shown = min(len(a.scores), _MAX_EXAMPLES)
-    more = f"<p><small>and {len(a.scores) - shown} more examples</small></p>" if len(a.scores) > shown else ""
-    examples = "".join(_example(a, n, token_text) for n in range(shown))
+    example_count = min(len(a.scores), _MAX_EXAMPLES)
+    rest_note = (
+        f"<p><small>and {len(a.scores) - example_count} more examples</small></p>"
+        if len(a.scores) > example_count
+        else ""
+    )
+    examples = "".join(_example(a, n, token_text) for n in range(example_count))
     signs = '<span class="positive">raises the score</span> · <span class="negative">lowers it</span>'
     about = f"{escape(a.method.replace('_', ' '))} · {signs}"
-    return html_page(a.model, "attribute", about, examples + more, _without_nan(a.facts(_MAX_BARS)), _OWN_STYLE)
+    return html_page(a.model, "attribute", about, examples + rest_note, _without_nan(a.facts(_MAX_BARS)), _OWN_STYLE)
 
 
 def _without_nan(value: object) -> object:
@@ -138,6 +142,6 @@ def _bars(x: np.ndarray, values: np.ndarray) -> str:
             f'style="left:{left:.2f}%;width:{50 * abs(strength):.2f}%"></span></td></tr>'
         )
     rest = values.size - len(rows)
-    more = f"<small>and {rest} smaller ones</small>" if rest else ""
+    rest_note = f"<small>and {rest} smaller ones</small>" if rest else ""
     heads = "<thead><tr><th>element</th><th>value</th><th>attribution</th><th></th></tr></thead>"
-    return f'<div class="card"><table class="bars">{heads}<tbody>{"".join(rows)}</tbody></table>{more}</div>'
+    return f'<div class="card"><table class="bars">{heads}<tbody>{"".join(rows)}</tbody></table>{rest_note}</div>'

@@ -32,7 +32,7 @@ class Check:
     """One output, at one choice of sizes, against one reference."""
 
     sizes: dict[str, int]
-    against: str
+    reference: str
     output: str
     agreement: Agreement
 
@@ -102,7 +102,7 @@ def compare(
     failing_feeds: dict[bool, Feeds] = {}  # the first inputs that show a fault, by whether it is one of compiling
     file_feeds = read_feeds(model, feed)
     file_sizes = axis_sizes(model.program, file_feeds)
-    requested = [{**file_sizes, **given} for given in sizes or [{}]] if file_feeds else sizes
+    requested = [{**file_sizes, **requested_sizes} for requested_sizes in sizes or [{}]] if file_feeds else sizes
     size_choices = cases(model.program, requested)
     for sizes_of_case in size_choices:
         feeds = random_feeds(model.program, sizes_of_case, limits, seed) | file_feeds
@@ -114,14 +114,14 @@ def compare(
             continue
         checks += case_checks
         values = values or results
-        if failed := {c.against for c in case_checks if not c.agreement.ok and c.agreement.size != "rounding"}:
+        if failed := {c.reference for c in case_checks if not c.agreement.ok and c.agreement.size != "rounding"}:
             failing_feeds.setdefault("interpreter" in failed, feeds)
     if len(refused) == len(size_choices):
         raise refused[0]
     blame = find_blame(source, built, failing_feeds[max(failing_feeds)], other, tolerance) if failing_feeds else None
     if program is not None and blame is not None and blame.stage == "unknown":
-        made = "this file is quantized, of another model, or made with other options or by another version"
-        text = f"{source.path}, compiled now, is right; {made}"
+        causes = "this file is quantized, of another model, or made with other options or by another version"
+        text = f"{source.path}, compiled now, is right; {causes}"
         blame = Blame("program", str(program), "", "", text)
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)), values)
 
@@ -163,8 +163,10 @@ def _check(
     checks: list[Check] = []
     values = {spec.name: np.asarray(result) for spec, result in zip(model.outputs, results, strict=True)}
     judge = Judge(built.graph, list(feeds.values()), tolerance)
-    for name, wants in expected.items():
-        for i, (spec, got, want) in enumerate(zip(model.outputs, map(np.asarray, results), wants, strict=True)):
+    for name, expected_arrays in expected.items():
+        for i, (spec, got, want) in enumerate(
+            zip(model.outputs, map(np.asarray, results), expected_arrays, strict=True)
+        ):
             checks.append(Check(sizes, name, spec.name, judge.difference(i, got, want)))
             values[f"{spec.name} ({name})"] = want
     return checks, values

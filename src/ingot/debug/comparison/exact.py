@@ -138,10 +138,10 @@ def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.nd
 
 @dataclass(frozen=True)
 class Exact:
-    """values: the results in f64. settled: bool, the elements that rounding does not decide."""
+    """values: the results in f64. is_settled: bool, the elements that rounding does not decide."""
 
     values: tuple[np.ndarray, ...]
-    settled: tuple[np.ndarray, ...]
+    is_settled: tuple[np.ndarray, ...]
 
     def judge(self, i: int, got: np.ndarray, want: np.ndarray, tolerance: float | None = None) -> Verdict:
         """Whether Ingot or the other program is right about result i."""
@@ -154,7 +154,7 @@ class Exact:
         """`difference` of result i from another program's, or the agreement that rounding alone decides it."""
         if self.judge(i, got, want, tolerance) != "unsettled":
             return difference
-        loose = int((~self.settled[i]).sum())
+        loose = int((~self.is_settled[i]).sum())
         return replace(difference, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({difference})")
 
     def compare(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
@@ -162,8 +162,8 @@ class Exact:
         with np.errstate(over="ignore"):
             exact = self.values[i].astype(got.dtype)
         if got.shape != exact.shape:
-            return agree(got, exact) if self.settled[i].any() else agree(exact, exact)  # of a size that data gives
-        return agree(np.where(self.settled[i], got, exact), exact, tolerance)
+            return agree(got, exact) if self.is_settled[i].any() else agree(exact, exact)  # of a size that data gives
+        return agree(np.where(self.is_settled[i], got, exact), exact, tolerance)
 
 
 def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:

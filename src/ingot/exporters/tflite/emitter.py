@@ -55,13 +55,13 @@ def emit(graph: Graph) -> Model:
 
 
 class Emitter:
-    """model: the records so far. tensors: the tensors of each node, by order. several: the tensors of nodes with
+    """model: the records so far. tensors: the tensors of each node, by order. result_tensors: of nodes with
     several results. subgraphs: the loops and branches of the whole model."""
 
     def __init__(self, subgraphs: list[Model]) -> None:
         self.model = Model()
         self.tensors: dict[Node, dict[str, int]] = {}
-        self.several: dict[Node, list[int]] = {}
+        self.result_tensors: dict[Node, list[int]] = {}
         self.refused: list[UnsupportedOp] = []
         self.subgraphs = subgraphs
 
@@ -121,7 +121,7 @@ class Emitter:
         type_ = node.types[0]
         i = self.model.add(Tensor("", str(type_.dtype), tuple(int(str(d)) for d in type_.shape)))
         self.tensors[node] = {PLAIN: i, CHANNELS_LAST: i}
-        self.several[node] = [i] * len(node.types)
+        self.result_tensors[node] = [i] * len(node.types)
 
     def _emit_all(self, node: Node) -> None:
         """Emit a node that a row created, with its operands."""
@@ -193,7 +193,7 @@ class Emitter:
 
     def results(self, node: Node) -> list[int]:
         """The tensors of a node with several results."""
-        return self.several[node]
+        return self.result_tensors[node]
 
     def subgraph(self, graph: Graph) -> int:
         """Add the subgraph of a loop or a branch. Returns its number."""
@@ -215,7 +215,7 @@ class Emitter:
             for k, (t, shape) in enumerate(zip(node.types, shapes, strict=True))
         ]
         self.model.operators.append(Operator(name, list(inputs), outputs, table, dict(options)))
-        self.several[node] = outputs
+        self.result_tensors[node] = outputs
         return outputs[0]
 
     def add(

@@ -38,8 +38,8 @@ def to_given_levels(model: Model) -> None:
 
 
 class _QuantizedConversion(Conversion):
-    """exact: the grids of float tensors whose elements lie on one. wanted: the grids of float tensors that all readers
-    quantize to the same one. signed: for each integer tensor of levels, the tensor with these levels as i8 or i16."""
+    """exact: the grids of float tensors whose elements lie on one. requested: the grids to which all readers of a
+    float tensor quantize it. signed: for each integer tensor of levels, the tensor with these levels as i8 or i16."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
@@ -50,7 +50,7 @@ class _QuantizedConversion(Conversion):
         for i in model.outputs:
             self.readers.setdefault(i, []).append(None)
         self.exact: dict[int, Grid] = {}
-        self.wanted: dict[int, Grid] = {}
+        self.requested: dict[int, Grid] = {}
         self.signed: dict[int, int] = {}
 
     def run(self) -> None:
@@ -111,11 +111,11 @@ class _QuantizedConversion(Conversion):
         x, result = op.inputs[0], op.outputs[0]
         grid = self._grid_of(self.model.tensors[result]) if op.name == "QUANTIZE" else None
         if op.name in (*_VIEWS, "PAD") and result not in self.exact:
-            grid = self.wanted.get(result)
+            grid = self.requested.get(result)
         if grid is None or x in self.exact:
             return
         if all(r is op or (op.name == "QUANTIZE" and self._rounds(r, grid)) for r in self.readers[x]):
-            self.wanted[x] = grid
+            self.requested[x] = grid
 
     def _rounds(self, op: Operator | None, grid: Grid) -> bool:
         if op is None or op.name != "QUANTIZE":
@@ -146,7 +146,7 @@ class _QuantizedConversion(Conversion):
         return op.name not in WEIGHTED or self._has_weights(op)
 
     def _grid_or_none(self, i: int) -> Grid | None:
-        return self.wanted.get(i) or self._exact(i)
+        return self.requested.get(i) or self._exact(i)
 
     def _has_grid(self, i: int, dtype: str) -> bool:
         t, grid = self.model.tensors[i], self._grid_or_none(i)

@@ -27,7 +27,7 @@ class Tensor:
 
 @dataclass
 class Operator:
-    """name: of a builtin operator. table: of its options, "" for none. inputs: -1 stands for an omitted one."""
+    """name: of a builtin operator. table: of its options, "" for none. inputs: tensors, -1 for an omitted one."""
 
     name: str
     inputs: list[int]
@@ -55,14 +55,14 @@ class Model:
 
     def constant(self, value: np.ndarray, name: str = "", levels: Quantization | None = None) -> int:
         """Add a constant. levels: the quantization of float elements that lie on levels."""
-        from_dtype = {"float": "f", "int": "i", "uint": "u"}
+        prefixes = {"float": "f", "int": "i", "uint": "u"}
         kind = value.dtype.name.rstrip("0123456789")
-        dtype = "bool" if kind == "bool" else f"{from_dtype[kind]}{8 * value.itemsize}"
+        dtype = "bool" if kind == "bool" else f"{prefixes[kind]}{8 * value.itemsize}"
         data = np.ascontiguousarray(value).reshape(value.shape)
         return self.add(Tensor(name or f"constant_{len(self.tensors)}", dtype, value.shape, data, levels))
 
     def uses(self) -> dict[int, int]:
-        """The number of readers of each tensor; an output of the model counts as one more."""
+        """The number of readers of each tensor; an output of the model counts as a reader."""
         counts: dict[int, int] = {}
         for i in (*(i for op in self.operators for i in op.inputs), *self.outputs):
             counts[i] = counts.get(i, 0) + 1

@@ -358,7 +358,7 @@ def _folded(n: Node) -> Node:
 # --- images
 
 
-def _same(size: int, window: int, stride: int) -> tuple[int, int]:
+def _same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
     total = max((-(-size // stride) - 1) * stride + window - size, 0)
     return total // 2, total - total // 2
 
@@ -372,7 +372,7 @@ def _windows(
     i = e.get(x, CHANNELS_LAST)
     if all(p == (0, 0) for p in padding):
         return i, VALID_PADDING
-    if all(_same(s, w, t) == p for s, w, t, p in zip(sizes, windows, strides, padding, strict=True)):
+    if all(_same_padding(s, w, t) == p for s, w, t, p in zip(sizes, windows, strides, padding, strict=True)):
         return i, SAME_PADDING
     if min(min(p) for p in padding) < 0:
         raise Unsupported("padding below 0")
@@ -488,7 +488,7 @@ def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
     if not isinstance(op, ops.AvgPool) or not is_plain:
         return is_plain
     sizes = zip(shape_of(n.inputs[0])[2:], op.kernel, op.strides, op.padding, strict=True)
-    is_same = all(_same(s, k, t) == p for s, k, t, p in sizes)
+    is_same = all(_same_padding(s, k, t) == p for s, k, t, p in sizes)
     is_unpadded = all(p == (0, 0) for p in op.padding)
     return op.divisor is None and (is_unpadded or (is_same and not op.count_include_pad))
 

@@ -82,8 +82,8 @@ def _levels(tensor: Tensor, factors_of: Callable[[Tensor], Factors]) -> Node:
     per_row = prod(blocks[1:])
 
     def rows(start: int, stop: int) -> np.ndarray:
-        own = format.decode_levels(tensor.data[start * per_row : stop * per_row])
-        return own.reshape(stop - start, *blocks[1:], *groups, format.group)
+        levels = format.decode_levels(tensor.data[start * per_row : stop * per_row])
+        return levels.reshape(stop - start, *blocks[1:], *groups, format.group)
 
     def levels() -> np.ndarray:
         return rows(0, blocks[0])
@@ -95,7 +95,7 @@ def _levels(tensor: Tensor, factors_of: Callable[[Tensor], Factors]) -> Node:
         return deferred_const(TensorType(dtype, shape), lambda: factors_of(tensor)[part][i].reshape(shape), tensor.name)
 
     first = format.scales(tensor.data[:1])
-    factors = [factor(part, i) for part, own in enumerate(first) for i in range(len(own))]
+    factors = [factor(part, i) for part, levels in enumerate(first) for i in range(len(levels))]
     like = TensorType(format.levels, (*blocks, *groups, format.group))
     form = ops.DequantizeBlocks(format.zero, format.bits, len(first[0]))
     return form(deferred_const(like, levels, tensor.name, rows), *factors, loc=tensor.name)

@@ -20,7 +20,7 @@ from jax import export, tree_util
 
 from ingot.frontends.shared.dynamic import Bound
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
-from ingot.frontends.stablehlo.model import text_apart, text_of
+from ingot.frontends.stablehlo.model import text_in_subprocess, text_of
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
@@ -303,8 +303,8 @@ def _specs(
     if unknown := [k for k in axes if k not in used]:
         raise InputError("dynamic", expected=f"arguments of {[path for path, _ in arrays]}", got=unknown)
     words = frozenset(w for t in texts if t is not None for w in re.findall(r"[A-Za-z_]\w*", t)) - {"max", "min", "mod"}
-    given = {name: dynamic.get(name) for name in sorted(words)}  # a mapping is an argument's axes
-    scope = scope_of({name: _bounds(name, None if isinstance(b, Mapping) else b) for name, b in given.items()})
+    requested = {name: dynamic.get(name) for name in sorted(words)}  # a mapping is an argument's axes
+    scope = scope_of({name: _bounds(name, None if isinstance(b, Mapping) else b) for name, b in requested.items()})
     specs = [
         jax.ShapeDtypeStruct(leaf.shape if t is None else export.symbolic_shape(t, scope=scope), leaf.dtype)
         for t, (_, leaf) in zip(texts, arrays, strict=True)
@@ -362,7 +362,7 @@ def _file(path: Path, weights: Any, dynamic: Mapping[str, Any] | None) -> Import
     with open_regular(path) as file:
         data = bytearray(file.read())
     try:
-        return _exported(export.deserialize(data), weights, dynamic, partial(text_apart, where=str(path)))
+        return _exported(export.deserialize(data), weights, dynamic, partial(text_in_subprocess, where=str(path)))
     except IngotError:
         raise
     except Exception as e:  # damaged offsets may raise anything

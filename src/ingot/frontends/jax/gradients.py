@@ -63,28 +63,30 @@ def _with_own(primitive: Any) -> Any:
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
         silent = _without_slope(primitive, params)
 
-        def whole(*xs: Any) -> list[Any]:
+        def with_nested_arguments(*xs: Any) -> list[Any]:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
                 remaining = iter(parts)
-                operands_ = (x if i in silent else _joined(x, remaining) for i, x in enumerate(xs))
+                operands_ = (x if i in silent else _from_parts(x, remaining) for i, x in enumerate(xs))
                 ys = _bind(primitive, operands_, params)
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
             operands = _parts([x for i, x in enumerate(xs) if i not in silent])
-            others = [_unknown.bind(x) for x in _parts([xs[i] for i in silent])]
+            others = [_unknown_gradient.bind(x) for x in _parts([xs[i] for i in silent])]
             ys_with_cotangents, pull, ys = jax.vjp(function, *operands, has_aux=True)
             if not ys_with_cotangents or not (operands or others):
                 return ys
             cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(ys_with_cotangents)]
             slopes = [*pull(cotangents), *map(jnp.zeros_like, others)]
             results = iter(
-                _own.bind(*ys_with_cotangents, *cotangents, *operands, *others, *slopes, count=len(ys_with_cotangents))
+                _own_gradient.bind(
+                    *ys_with_cotangents, *cotangents, *operands, *others, *slopes, count=len(ys_with_cotangents)
+                )
             )
-            return [_joined(y, results) for y in ys]
+            return [_from_parts(y, results) for y in ys]
 
         def plain(*xs: Any) -> list[Any]:
-            traced = jax.make_jaxpr(whole)(*xs)
+            traced = jax.make_jaxpr(with_nested_arguments)(*xs)
             if any(isinstance(value, core.Tracer) for value in traced.consts):
                 got = "a rule that closes over a value of the traced function"
                 fix = "give that value as an argument, with its gradient or zeros for it"
@@ -158,7 +160,7 @@ def _parts(values: Sequence[Any]) -> list[Any]:
     return [y for x in floats for y in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))]
 
 
-def _joined(x: Any, parts: Iterator[Any]) -> Any:
+def _from_parts(x: Any, parts: Iterator[Any]) -> Any:
     """x, rebuilt from the next parts if it is a float or complex."""
     if jnp.iscomplexobj(x):
         return lax.complex(next(parts), next(parts))
@@ -176,11 +178,11 @@ def _value(primitive: Any) -> Any:
 _VALUES = {p: _value(p) for p in _WITHOUT_GRADIENTS}
 _cotangent = Primitive("ingot_cotangent")
 _cotangent.def_abstract_eval(lambda y, *, number: y)
-_unknown = Primitive("ingot_unknown_gradient")
-_unknown.def_abstract_eval(lambda x: x)
-_own = Primitive("ingot_own_gradient")
-_own.multiple_results = True
-_own.def_abstract_eval(lambda *operands, count: list(operands[:count]))
+_unknown_gradient = Primitive("ingot_unknown_gradient")
+_unknown_gradient.def_abstract_eval(lambda x: x)
+_own_gradient = Primitive("ingot_own_gradient")
+_own_gradient.multiple_results = True
+_own_gradient.def_abstract_eval(lambda *operands, count: list(operands[:count]))
 
 
 def _call(target: str, number: str) -> Any:
@@ -193,7 +195,7 @@ def _call(target: str, number: str) -> Any:
 
 
 mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
-mlir.register_lowering(_unknown, _marked(UNKNOWN_GRADIENT))
-mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
+mlir.register_lowering(_unknown_gradient, _marked(UNKNOWN_GRADIENT))
+mlir.register_lowering(_own_gradient, _call(OWN_GRADIENT, "count"))
 
 __all__ = ["gradient_marks"]

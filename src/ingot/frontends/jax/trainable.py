@@ -49,7 +49,7 @@ def import_trainable(
     trained = {n for n in names if floats[n]} if patterns is None else {*select_trainable(patterns, floats)}
     learned = [i for i, n in enumerate(names) if n in trained]
 
-    def joined(values: Sequence[Any]) -> Any:
+    def with_all_leaves(values: Sequence[Any]) -> Any:
         full = list(leaves)
         for i, value in zip(learned, values, strict=True):
             full[i] = value
@@ -57,7 +57,7 @@ def import_trainable(
 
     def stepped(learned: Sequence[Any], *rest: Any) -> Any:
         count = len(rest) - len(read)
-        results = fn(joined(learned), *rest[:count])
+        results = fn(with_all_leaves(learned), *rest[:count])
         if loss is None:
             return results
         value = loss(results, *rest[count:])
@@ -79,7 +79,7 @@ def import_trainable(
         return [arrays[i] for i in own_inputs]
 
     def restore(values: Mapping[str, np.ndarray]) -> Any:
-        return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
+        return with_all_leaves([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
 
     # JAX's types of them, not those of numpy's and Python's numbers
     parameters = {n: (np.array(a), x) for (n, x), a in zip(inputs.items(), first, strict=True) if x is not None}

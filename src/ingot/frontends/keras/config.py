@@ -152,8 +152,8 @@ def modernized(config: dict[str, Any], layers: Any, path: str) -> None:
         policy = inner.get("dtype")
         if isinstance(policy, Mapping) and policy.get("class_name") == "Policy" and "module" not in policy:
             inner["dtype"] = policy.get("config", {}).get("name", "float32")
-        known = {name for base in cls.__mro__ for name in _parameters(base)} | _COMMON_LAYER_KEYS
-        for name in [n for n, v in inner.items() if n not in known and _is_neutral(v)]:
+        known_keys = {name for base in cls.__mro__ for name in _parameters(base)} | _COMMON_LAYER_KEYS
+        for name in [n for n, v in inner.items() if n not in known_keys and _is_neutral(v)]:
             del inner[name]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ingot.frontends.gguf import GGUFFile
 from ingot.frontends.huggingface.folder import read_json
 from ingot.language.architecture import Architecture
-from ingot.language.lora import Adapter, Added, Change, LowRank, Trained
+from ingot.language.lora import Adapter, Added, Change, LowRank, Trained, TrainedRows
 from ingot.language.metadata import PAIRED, SHIFTED_NORMS
 from ingot.language.names import GGUF, TABLES, roles_of
 from ingot.language.settings import Settings
@@ -25,9 +25,8 @@ _MAX_CONFIG_BYTES = 4 << 20
 _PREFIX = "base_model.model."  # of PEFT's names
 # PEFT options that change weights in other ways -> the value that disables them; any other `use_...`, too
 _OFF_VALUES: dict[str, Any] = {
-    "layer_replication": None, "trainable_token_indices": None, "target_parameters": None, "kasa_config": None,
-    "alora_invocation_tokens": None, "ensure_weight_tying": False, "arrow_config": None, "monteclora_config": None,
-    "velora_config": None,
+    "layer_replication": None, "target_parameters": None, "kasa_config": None, "alora_invocation_tokens": None,
+    "arrow_config": None, "monteclora_config": None, "velora_config": None,
 }  # fmt: skip
 _MERGED_USES = ("use_dora", "use_rslora")
 # what PEFT begins with and leaves the model's own weights as they are
@@ -41,6 +40,7 @@ _PARTS = {  # the end of a name -> the part of a change
     ".lora_magnitude_vector.weight": "magnitude",
     ".lora_B.bias": "added",
 }
+_TOKENS = ".token_adapter.trainable_tokens_delta"  # the end of a name: new rows, in spite of it
 _GGUF_TABLE = dict(GGUF)["embedding"]
 _MAX_MATCHES = 1 << 21  # of patterns with modules
 _MAX_NAME_LENGTH = 1 << 10
@@ -131,10 +131,16 @@ def _of_folder(path: Path, scale: float) -> Adapter:
         raise ImportModelError("the adapter", expected=file.name, got="adapter_model.bin", where=str(path), fix=fix)
     groups: dict[str, dict[str, np.ndarray]] = {}
     tensors: dict[str, np.ndarray] = {}
-    for name, array in safetensors.read(file).items():
+    changes: dict[str, list[Change]] = {}
+    arrays = safetensors.read(file)
+    names = [*arrays]
+    for name, array in arrays.items():
         own_name = name.removeprefix(_PREFIX)
         ending = next((ending for ending in _PARTS if own_name.endswith(ending)), None)
-        if ending is not None:
+        if own_name.endswith(_TOKENS):
+            module = own_name.removesuffix(_TOKENS)
+            changes[f"{module}.weight"] = [TrainedRows(array, scale, _token_indices(s, module, array))]
+        elif ending is not None:
             groups.setdefault(own_name.removesuffix(ending), {})[_PARTS[ending]] = array.astype(np.float32)
         elif ".lora_" in own_name:
             raise ImportModelError("the adapter", expected="pairs lora_A and lora_B", got=name, where=str(path))
@@ -143,7 +149,10 @@ def _of_folder(path: Path, scale: float) -> Adapter:
     if len(alphas) * len(groups) > _MAX_MATCHES or max(map(len, groups), default=0) > _MAX_NAME_LENGTH:
         expected = f"at most {_MAX_MATCHES} matches with names of {_MAX_NAME_LENGTH} characters"
         raise s.error("alpha_pattern", expected, f"{len(alphas)} patterns, {len(groups)} modules")
-    changes: dict[str, list[Change]] = {name: [Trained(array, scale)] for name, array in tensors.items()}
+    for name, array in tensors.items():
+        changes.setdefault(name, []).insert(0, Trained(array, scale))
+    if s.get("trainable_token_indices") and not any(name.endswith(_TOKENS) for name in names):
+        raise s.error("trainable_token_indices", f"a tensor {_TOKENS.removeprefix('.')}", "none")
     for module, group in groups.items():
         module_alpha = next((value for pattern, value in alphas if pattern.match(module)), alpha)
 
@@ -157,6 +166,19 @@ def _of_folder(path: Path, scale: float) -> Adapter:
         if (bias := group.get("added")) is not None:
             changes.setdefault(f"{module}.bias", []).append(Added(bias, part.scale))
     return changes
+
+
+def _token_indices(s: Settings, module: str, rows: np.ndarray) -> np.ndarray:
+    """The rows of a table that were trained: those of the whole adapter, or of the modules by the ends of their
+    names."""
+    key = "trainable_token_indices"
+    given = s.get(key)
+    if isinstance(given, Mapping):
+        given = next((v for name, v in given.items() if module == name or module.endswith(f".{name}")), None)
+    is_list = isinstance(given, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in given)
+    if not is_list or rows.ndim != 2 or len(given) != len(rows):
+        raise s.error(key, f"a row for each of {list(rows.shape)} of {module}", s.get(key))
+    return np.array(given, np.int64)
 
 
 def _patterns(s: Settings, key: str) -> list[tuple[re.Pattern[str], float]]:

@@ -18,8 +18,8 @@ from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8
 from ingot.language.architecture import Architecture
 from ingot.language.cache import CacheForm
 from ingot.language.config import from_config
-from ingot.language.engine.paging import Steps
-from ingot.language.engine.program import pool, step
+from ingot.language.engine.paging import FEW_ROWS, Steps
+from ingot.language.engine.program import MAX_PAGED_SAMPLES, paged_step, pool, step
 from ingot.language.generate import generate
 from ingot.language.layers import Network
 from ingot.language.lora import merged
@@ -48,13 +48,13 @@ class LanguageFile:
     text: Mapping[str, Any]
     pooling: str
 
-    def network(self, context: int | None) -> Network:
-        """context: the most tokens of a sequence; None: a usual number."""
+    def network(self, context: int | None, *, launches_cost: bool = False) -> Network:
+        """context: the most tokens of a sequence; None: a usual number. launches_cost: see `Network`."""
         if context is None:
             context = min(CONTEXT, self.architecture.context)
         if isinstance(context, bool) or not isinstance(context, int) or context < 1:
             raise InputError("context", expected="a number of tokens", got=repr(context))
-        return Network(self.architecture, self.weights, context)
+        return Network(self.architecture, self.weights, context, launches_cost=launches_cost)
 
 
 def open_language(
@@ -96,13 +96,15 @@ def language_graph(
     context: int | None,
     cache: str,
     adapters: Sequence[tuple[Path, float]] = (),
+    *,
+    has_paged_attention: bool = False,
 ) -> tuple[Graph, Mapping[str, Any]]:
     """(the graph of "generate", "embed", "score" or steps, the metadata of its program); an encoder has only
-    "embed"."""
+    "embed". has_paged_attention: of the target, see `pipeline.target.Target`."""
     if cache not in CACHES:
         raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
     file = open_language(path, kind, adapters=adapters)
-    network = file.network(context)
+    network = file.network(context, launches_cost=has_paged_attention)
     what = what if file.architecture.causal else "embed"
     # convolutions store only their last tokens, so a sequence cannot be rewound
     rewinds = not any(layer.convolution for layer in file.architecture.layers)
@@ -111,6 +113,9 @@ def language_graph(
     if isinstance(what, Steps):
         form = pool(what, file.architecture, network.context, CACHES[cache])
         pool_facts = {"kind": "steps", "cache_bytes": form.nbytes, "pages": form.pages, "sequences": what.sequences}
+        if has_paged_attention and rewinds:
+            samples = min(max(what.sequences, FEW_ROWS), MAX_PAGED_SAMPLES)
+            return paged_step(network, form, samples), {**pool_facts, **facts}
         return step(network, form), {**pool_facts, **facts}
     form = CacheForm.of(file.architecture, 1, network.context, CACHES[cache])
     match what:
@@ -119,7 +124,7 @@ def language_graph(
         case "score":
             graph = score(network, form)
         case _:
-            graph = generate(network, form, _TOKENS_PER_CALL)
+            graph = generate(network, form, _TOKENS_PER_CALL, has_lengths=has_paged_attention)
     return graph, {"kind": what, **facts}
 
 

@@ -52,7 +52,7 @@ _MAX_WINDOW_OFFSET = 1 << 31
 class Value:
     """One ONNX value: a node, a symbolic value, or both; each is built from the other on demand."""
 
-    __slots__ = ("_known", "_load", "_node", "_sym")
+    __slots__ = ("_is_sym_known", "_load", "_node", "_sym")
 
     def __init__(
         self, node: Node | None = None, sym: Sym | None = None, load: Callable[[], np.ndarray] | None = None
@@ -60,7 +60,7 @@ class Value:
         self._node = node
         self._sym = sym
         self._load = load
-        self._known = sym is not None
+        self._is_sym_known = sym is not None
 
     @property
     def node(self) -> Node:
@@ -72,8 +72,8 @@ class Value:
     @property
     def sym(self) -> Sym | None:
         """The known elements: those that were tracked, or those of a small constant; else None."""
-        if not self._known:
-            self._known = True
+        if not self._is_sym_known:
+            self._is_sym_known = True
             op = self.node.op
             if isinstance(op, Const) and op.value.size <= MAX_ELEMENTS:
                 self._sym = Sym.of_array(op.value)

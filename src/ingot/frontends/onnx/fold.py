@@ -170,7 +170,7 @@ def _where(c: Call, xs: Sequence[Sym]) -> Sym:
 
 
 @_rule(*MOVEMENTS)
-def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
+def _moved_elements(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     """The first operand's elements, or those of all, moved as numbers say."""
     kind = c.proto.op_type
     count = len(xs) if kind == "Concat" else 1
@@ -185,8 +185,8 @@ def _moved(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     if math.prod(shape) > MAX_ELEMENTS:
         raise UnknownSize
     arrays = iter([*(x.items for x in xs[:count]), *numbers])
-    moved = MOVEMENTS[kind](c, *(None if v is None else next(arrays) for v in c.inputs))
-    return [Sym.of(xs[0].dtype, part) for part in (moved if isinstance(moved, tuple) else (moved,))]
+    results = MOVEMENTS[kind](c, *(None if v is None else next(arrays) for v in c.inputs))
+    return [Sym.of(xs[0].dtype, part) for part in (results if isinstance(results, tuple) else (results,))]
 
 
 @_rule("ConstantOfShape")

@@ -102,9 +102,9 @@ def _quotient(v: Element) -> Quotient:
 
 
 def _element(q: Quotient) -> Element:
-    if isinstance(q.of, int) and isinstance(q.by, int):
-        return q.of / q.by
-    return q.of if q.by == 1 else q
+    if isinstance(q.numerator, int) and isinstance(q.denominator, int):
+        return q.numerator / q.denominator
+    return q.numerator if q.denominator == 1 else q
 
 
 def _is_number(v: Element) -> TypeGuard[float]:
@@ -174,7 +174,7 @@ def compared(direction: str, a: Element, b: Element) -> bool:
     if _is_number(a) and _is_number(b):
         return COMPARISONS[direction](a, b)
     x, y = _quotient(a), _quotient(b)
-    result = decided(direction, x.of * y.by - y.of * x.by)
+    result = decided(direction, x.numerator * y.denominator - y.numerator * x.denominator)
     if result is None:
         raise UnknownSize
     return result
@@ -182,13 +182,13 @@ def compared(direction: str, a: Element, b: Element) -> bool:
 
 def _floor(v: Element) -> Element:
     if isinstance(v, Quotient):
-        return floordiv(v.of, v.by)
+        return floordiv(v.numerator, v.denominator)
     return float(math.floor(v)) if isinstance(v, float) else v
 
 
 def _ceil(v: Element) -> Element:
     if isinstance(v, Quotient):
-        return ceildiv(v.of, v.by)
+        return ceildiv(v.numerator, v.denominator)
     return float(math.ceil(v)) if isinstance(v, float) else v
 
 
@@ -262,7 +262,7 @@ def cast(value: Sym, dtype: DType) -> Sym:
         if dtype.is_float:
             return v if isinstance(v, Dim | Quotient) else float(v)
         if isinstance(v, Quotient):
-            return towards_zero(v.of, v.by)
+            return towards_zero(v.numerator, v.denominator)
         if isinstance(v, float):
             if not math.isfinite(v):
                 raise UnknownSize

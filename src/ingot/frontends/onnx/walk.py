@@ -40,7 +40,7 @@ from ingot.frontends.onnx.protos import (
 )
 from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
-from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
+from ingot.frontends.onnx.wishes import Wishes, element_symbols, sizes_of_test
 from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.computed_sizes import Sizes as InnerSizes
@@ -225,7 +225,7 @@ class Walk:
             # sizes determined by data fit only some data: the values must then be known, one program for each
             values = [v for v in inputs if isinstance(v, Value)]
             sizes = [d for v in values for d in (*v.type.shape, *(v.sym.items.flat if v.sym else ()))]
-            sized = [ops.DimValue(d)() for d in sizes if isinstance(d, Dim) and told_symbols(d)]
+            sized = [ops.DimValue(d)() for d in sizes if isinstance(d, Dim) and element_symbols(d)]
             if [self.wishes.add(node, exact=True) for node in sized]:
                 self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
                 scope.values.update((name, Missing()) for name in proto.output if name)
@@ -281,7 +281,7 @@ class Walk:
         """The operands with one of the two sizes of `e` replaced by the other. Raises Equation where they can be solved
         for a symbol of the inputs, and `e` where they are never equal or an input's data determines them."""
         sizes = tuple(d for d in e.sizes or () if isinstance(d, int | Dim))
-        if len(sizes) != 2 or any(map(told_symbols, sizes)):
+        if len(sizes) != 2 or any(map(element_symbols, sizes)):
             raise e
         _equal_for_multiples(e)
         kept_size, other = sizes
@@ -296,7 +296,7 @@ class Walk:
         except Unsupported:
             raise e from None
         rewritten = tuple(
-            Value(_written(v.node, other, kept_size)) if isinstance(v, Value) and other in v.type.shape else v
+            Value(_with_equal_sizes(v.node, other, kept_size)) if isinstance(v, Value) and other in v.type.shape else v
             for v in inputs
         )
         changed = [a for a, b in zip(rewritten, inputs, strict=True) if a is not b]
@@ -364,7 +364,7 @@ class Walk:
     def assume(self, size: DimLike) -> bool:
         """Require `size` >= 0 by a bound of its symbol; returns whether such a bound exists. There is none for sizes
         that data determines or that are found at run time: nothing must be assumed of them."""
-        if told_symbols(size) or any(map(is_computed, symbols_of(size))):
+        if element_symbols(size) or any(map(is_computed, symbols_of(size))):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
         narrowed_bounds = narrow_bounds(size, self.limits)
@@ -420,14 +420,14 @@ class Walk:
         it, every call checks it. Raises Unsupported where an example, or the values of inputs, would decide it; but
         where the row can do without, of inputs only scalars are asked for."""
         if not self.wishes.comes_from_sizes(node):
-            if self.wishes.add(node, exact=True, most=MAX_ELEMENTS if is_needed else 1):
+            if self.wishes.add(node, exact=True, max_elements=MAX_ELEMENTS if is_needed else 1):
                 raise Unsupported(what)
             return None
         if self.example is None:
             self.wishes.sizes = True
             raise Unsupported(what)
         (value,) = interpret(Graph((), (node,)).substitute(self.example), [])
-        for size in tested(node, bool(value), self.example):
+        for size in sizes_of_test(node, bool(value), self.example):
             if isinstance(size, Dim):
                 self.conditions[size] = None
         return bool(value)
@@ -468,7 +468,7 @@ def _is_adopted(proto: NodeProto, domain: str) -> bool:
     return all(a.name in attributes for a in proto.attribute)
 
 
-def _written(x: Node, old: DimLike, new: DimLike) -> Node:
+def _with_equal_sizes(x: Node, old: DimLike, new: DimLike) -> Node:
     """`x` with sizes `old` rewritten as the equal size `new`."""
     return with_shape(x, tuple(new if d == old else d for d in x.shape))
 

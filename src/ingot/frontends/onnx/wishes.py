@@ -18,7 +18,7 @@ from ingot.ir.verify import attribute_dims
 from ingot.support.dataclass import dataclass
 
 
-def told_symbols(size: DimLike) -> frozenset[str]:
+def element_symbols(size: DimLike) -> frozenset[str]:
     """The symbols of a size that are elements of an input."""
     return frozenset(name for name in symbols_of(size) if "." in name)
 
@@ -34,17 +34,19 @@ class Wishes:
     elements: set[str] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
 
-    def add(self, node: Node, exact: bool, most: int = MAX_ELEMENTS) -> bool:
-        """Wish for the inputs that `node` is computed from, if all of them have at most so many elements, or are
+    def add(self, node: Node, exact: bool, max_elements: int = MAX_ELEMENTS) -> bool:
+        """Wish for the inputs that `node` is computed from, if all of them have at most `max_elements` elements, or are
         vectors of open size; returns whether they do. A few sizes computed from such a vector are left to the run."""
         roots = self._roots(node)
         has_open = any(not isinstance(n.type.size, int) for n in roots)
         if not exact and has_open and isinstance(node.type.size, int):
             return False
-        if not roots or not all(_is_small(n, most) for n in roots):
+        if not roots or not all(_is_small(n, max_elements) for n in roots):
             return False
-        symbols_do = not exact and all(map(_may_tell, roots))
-        (self.elements if symbols_do else self.values).update(n.op.label for n in roots if isinstance(n.op, Input))
+        are_symbols_enough = not exact and all(map(_can_be_symbols, roots))
+        (self.elements if are_symbols_enough else self.values).update(
+            n.op.label for n in roots if isinstance(n.op, Input)
+        )
         return True
 
     def comes_from_sizes(self, node: Node) -> bool:
@@ -57,15 +59,15 @@ class Wishes:
 
     def _roots(self, node: Node) -> set[Node]:
         """The graph's inputs that a value is computed from; none where a loop changes it."""
-        tellers = {s: n for n in self.inputs.values() for d in size_elements(n) for s in symbols_of(d)}
+        sources = {s: n for n in self.inputs.values() for d in size_elements(n) for s in symbols_of(d)}
         roots: set[Node] = set()
         stack, visited = [node], {node}
         while stack:
             n = stack.pop()
-            symbols = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
-            if not tellers.keys() >= set(symbols):
+            symbols = [s for d in attribute_dims(n.op) for s in element_symbols(d)]
+            if not sources.keys() >= set(symbols):
                 return set()  # known only at run time
-            needs = [*n.inputs, *(tellers[s] for s in symbols)]
+            needs = [*n.inputs, *(sources[s] for s in symbols)]
             if isinstance(n.op, Input):
                 needs = [self.captured[n]] if n in self.captured else []
                 if not needs and self.inputs.get(n.op.label) is not n:
@@ -76,24 +78,24 @@ class Wishes:
         return roots
 
 
-def _is_small(node: Node, most: int) -> bool:
+def _is_small(node: Node, max_elements: int) -> bool:
     size = node.type.size
-    return len(node.shape) <= 1 < most if not isinstance(size, int) else size <= most
+    return len(node.shape) <= 1 < max_elements if not isinstance(size, int) else size <= max_elements
 
 
-def _may_tell(node: Node) -> bool:
+def _can_be_symbols(node: Node) -> bool:
     """Whether symbols for the elements are possible, and not yet tried."""
     return node.dtype.is_integer and isinstance(node.type.size, int) and not size_elements(node)
 
 
-def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLike]:
+def sizes_of_test(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLike]:
     """Sizes that are not negative exactly where a test of sizes has this outcome: from a comparison's operands; for
     other tests, sizes that fix all symbols to the example's."""
     op = node.op
     if isinstance(op, ops.Not):
-        return tested(node.inputs[0], not outcome, example)
+        return sizes_of_test(node.inputs[0], not outcome, example)
     if isinstance(op, ops.Reshape):
-        return tested(node.inputs[0], outcome, example)
+        return sizes_of_test(node.inputs[0], outcome, example)
     a, b = (_size(n) for n in node.inputs) if isinstance(op, ops.Compare) else (None, None)
     if a is None or b is None or not isinstance(op, ops.Compare):
         names = {s for n in topological((node,)) for d in attribute_dims(n.op) for s in symbols_of(d)}

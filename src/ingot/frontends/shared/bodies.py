@@ -20,7 +20,7 @@ from ingot.ir.dims import Dim, DimLike, bounds, dim_max, substitute, symbol, sym
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.dataclass import dataclass
-from ingot.support.limits import max_turns
+from ingot.support.limits import max_run_time_iterations, max_run_time_size
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
 Place = tuple[int, int]  # the index of a value, and one of its axes
@@ -181,9 +181,11 @@ class _Loop:
         max_size = outcome.max_size(outcome.outputs[k].shape[a], carried)
         if not symbols_of(max_size) & carried:
             return dim_max(start, max_size)
-        growth = max_size - before
+        growth: DimLike | None = max_size - before
         if symbols_of(growth) & carried:
-            raise Unsupported(f"a loop in which the size {before} becomes {max_size}")
+            growth = bounds(growth)[1]
+        if growth is None:  # no sum of numbers, such as twice the size: the run checks it
+            return dim_max(start, max_run_time_size())
         return start + dim_max(growth, 0) * self.max_iterations
 
 
@@ -196,7 +198,7 @@ def loop(
     outer: outer values that the bodies read, by the input that stands for each inside.
     max_iterations: an upper bound where one is known; else the configured limit, for values whose sizes grow.
     """
-    state = _Loop(computed_sizes, starts, max_turns() if max_iterations is None else max_iterations, loc)
+    state = _Loop(computed_sizes, starts, max_run_time_iterations() if max_iterations is None else max_iterations, loc)
     state.settle(body)
     inputs = state.inputs()
     test = state.outcome(lambda values: (cond(values),), inputs)

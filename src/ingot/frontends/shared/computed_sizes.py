@@ -40,13 +40,13 @@ class ComputedSizes:
         """The size whose value at run time is `count`. Equal nodes give one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
-                return self._known(name)
+                return self._equal_size(name)
         name = f"{COMPUTED_PREFIX}{what}{self._count}"
         self._count += 1
         self.sizes[name] = count, max_size
-        return self._known(name)
+        return self._equal_size(name)
 
-    def _known(self, name: str) -> DimLike:
+    def _equal_size(self, name: str) -> DimLike:
         size = self._equal.get(name)
         if size is None or self._depth or is_negative(self.sizes[name][1] - size):
             return symbol(name)

@@ -23,21 +23,22 @@ _MAX_BOUNDS = 4
 
 @dataclass(frozen=True)
 class Quotient:
-    """of / by, where `by` is positive for all sizes."""
+    """numerator / denominator, which is positive for all sizes."""
 
-    of: DimLike
-    by: DimLike = 1
+    numerator: DimLike
+    denominator: DimLike = 1
 
     @property
     def exact(self) -> bool:
         """Whether a float holds it exactly: integers below 2**24, and binary fractions of small ones. Rounding a
         quotient of two such numbers once does not take it to another integer."""
-        return isinstance(self.by, int) and self.by <= 1024 and self.by & (self.by - 1) == 0
+        n = self.denominator
+        return isinstance(n, int) and n <= 1024 and n & (n - 1) == 0
 
 
-def _reduced(of: DimLike, by: DimLike) -> Quotient:
-    quotient = exact_quotient(of, by)
-    return Quotient(of, by) if quotient is None else Quotient(quotient)
+def _reduced(numerator: DimLike, denominator: DimLike) -> Quotient:
+    quotient = exact_quotient(numerator, denominator)
+    return Quotient(numerator, denominator) if quotient is None else Quotient(quotient)
 
 
 def require_positive(by: DimLike) -> None:
@@ -62,28 +63,28 @@ def check_signs(a: DimLike, b: DimLike) -> None:
 
 
 def add(a: Quotient, b: Quotient) -> Quotient:
-    return _reduced(a.of * b.by + b.of * a.by, a.by * b.by)
+    return _reduced(a.numerator * b.denominator + b.numerator * a.denominator, a.denominator * b.denominator)
 
 
 def sub(a: Quotient, b: Quotient) -> Quotient:
-    return _reduced(a.of * b.by - b.of * a.by, a.by * b.by)
+    return _reduced(a.numerator * b.denominator - b.numerator * a.denominator, a.denominator * b.denominator)
 
 
 def mul(a: Quotient, b: Quotient) -> Quotient:
-    return _reduced(a.of * b.of, a.by * b.by)
+    return _reduced(a.numerator * b.numerator, a.denominator * b.denominator)
 
 
 def div(a: Quotient, b: Quotient) -> Quotient:
-    require_positive(b.of)
-    return _reduced(a.of * b.by, a.by * b.of)
+    require_positive(b.numerator)
+    return _reduced(a.numerator * b.denominator, a.denominator * b.numerator)
 
 
 def least(a: Quotient, b: Quotient) -> Quotient:
-    return _reduced(dim_min(a.of * b.by, b.of * a.by), a.by * b.by)
+    return _reduced(dim_min(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 
 def greatest(a: Quotient, b: Quotient) -> Quotient:
-    return _reduced(dim_max(a.of * b.by, b.of * a.by), a.by * b.by)
+    return _reduced(dim_max(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 
 _ARITHMETIC: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
@@ -97,14 +98,14 @@ def computed(node: Node, operands: Iterable[object]) -> object:
     values = [v if isinstance(v, Quotient) else _of_number(v) for v in operands]
     if isinstance(node.op, ops.Convert) and node.dtype.is_integer:
         (x,) = values
-        return towards_zero(x.of, x.by)
+        return towards_zero(x.numerator, x.denominator)
     if isinstance(node.op, ops.Convert) and values[0].exact:
         return values[0]
     if isinstance(node.op, ops.Floor):
-        return Quotient(floordiv(values[0].of, values[0].by))
+        return Quotient(floordiv(values[0].numerator, values[0].denominator))
     if isinstance(node.op, ops.Ceil):
-        return Quotient(ceildiv(values[0].of, values[0].by))
-    if isinstance(node.op, ops.RoundEven | ops.RoundAway) and values[0].by == 1:
+        return Quotient(ceildiv(values[0].numerator, values[0].denominator))
+    if isinstance(node.op, ops.RoundEven | ops.RoundAway) and values[0].denominator == 1:
         return values[0]
     rule = _ARITHMETIC.get(type(node.op))
     if rule is None or not all(v.exact for v in values):
@@ -127,7 +128,7 @@ _BoundPair = tuple[list[Quotient], list[Quotient]]  # lower bounds and upper bou
 def upper_bound(elements: Elements, node: Node) -> DimLike | None:
     """The upper bound of an element, None if unknown: a number where there is one, else an expression."""
     upper_bounds = [
-        floordiv(q.of, q.by) + 1 for q in _bounds_of(elements, node, 0)[1]
+        floordiv(q.numerator, q.denominator) + 1 for q in _bounds_of(elements, node, 0)[1]
     ]  # + 1: for intermediate roundings
     return min(
         (bound for bound in upper_bounds if isinstance(bound, int)), default=upper_bounds[0] if upper_bounds else None
@@ -138,7 +139,7 @@ def _bounds_of(elements: Elements, node: Node, depth: int) -> _BoundPair:
     try:
         (value,) = elements(node).reshape(-1)
         q = Quotient(value) if isinstance(value, Dim) else value if isinstance(value, Quotient) else _of_number(value)
-        low = bounds(q.of)[0]
+        low = bounds(q.numerator)[0]
         return ([q], [q]) if low is not None and low >= 0 else ([], [])
     except Unsupported:
         if depth > _MAX_DEPTH or any(i.type.size != 1 for i in node.inputs):
@@ -173,6 +174,6 @@ def _pairs(
 ) -> list[Quotient]:  # fmt: skip
     quotients: list[Quotient] = []
     for x, y in product(a, b):
-        if rule is not div or (bounds(y.of)[0] or 0) >= 1:
+        if rule is not div or (bounds(y.numerator)[0] or 0) >= 1:
             quotients.append(rule(x, y))
     return quotients[:_MAX_BOUNDS]

@@ -38,11 +38,11 @@ def run_in_subprocess(
     return completed.stdout
 
 
-def limit_resources(seconds: int, memory: int, written: int | None = None) -> None:
+def limit_resources(seconds: int, memory: int, file_bytes: int | None = None) -> None:
     """Limit this process: seconds of processor time, bytes of address space, bytes of a file that it writes."""
     import resource
 
-    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}
+    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: file_bytes}
     for what, limit in limits.items():
         _, hard = resource.getrlimit(what)
         if limit is not None:

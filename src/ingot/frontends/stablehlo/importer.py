@@ -12,6 +12,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.composites.complex import partwise
 from ingot.frontends.shared.composites.movement import with_shape
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import MALFORMED_ERRORS, Unsupported, located, malformed
 from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
@@ -84,7 +85,9 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
         raise ImportModelError("a module", expected="a function @main", got=", ".join(module.functions), where=where)
 
     def attempt(known: Known) -> tuple[Importer, dict[str, Node], Sequence[AnyValue]]:
-        importer = Importer(module, rows, where, frozenset(a.name for a in arguments))
+        importer = Importer(
+            module, rows, where, frozenset(a.name for a in arguments), ComputedSizes(known.computed_sizes)
+        )
         inputs, values = _inputs(main, arguments, known)
         values = _annotated(values, main.argument_attributes)
         return importer, inputs, _annotated(importer.function(main, values), main.result_attributes)
@@ -96,6 +99,7 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
     outputs = [_output(v, n) for v, n in zip(results, names, strict=True)]
     inputs_taken = [a for a in arguments if a.name in inputs]
     graph = Graph(tuple(inputs[a.name] for a in inputs_taken), tuple(n for n, _ in outputs), tuple(names))
+    graph = importer.computed_sizes.added(graph)
     types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
     leaves = tuple(_leaf(a.name, types[a.name]) for a in inputs_taken)
     return Imported(graph, leaves, tuple(leaf for _, leaf in outputs))
@@ -189,6 +193,7 @@ class Importer:
     rows: Rows
     where: str = ""
     inputs: frozenset[str] = frozenset()
+    computed_sizes: ComputedSizes = field(default_factory=ComputedSizes)
     refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
     count: int = 0
     depth: int = 0
@@ -298,13 +303,13 @@ def _checked(value: AnyValue, type: Tensor | None, what: str) -> AnyValue:
     if type is None or not isinstance(value, Node | Complex | Quantized):
         return value
     nodes = parts(value)
-    fitted = tuple(_fit(n, type, what) for n in nodes)
+    fitted = tuple(_fit_type(n, type, what) for n in nodes)
     if fitted == nodes:
         return value
     return Complex(*fitted) if isinstance(value, Complex) else fitted[0] if isinstance(value, Node) else value
 
 
-def _fit(node: Node, type: Tensor, what: str) -> Node:
+def _fit_type(node: Node, type: Tensor, what: str) -> Node:
     if node.dtype != type.dtype or len(node.shape) != len(type.shape):
         declared = show(type.dtype, [d for d in type.shape])
         raise ImportModelError(f"{what}: another type than its operands give", expected=node.type, got=declared)

@@ -121,22 +121,22 @@ def dense(array: np.ndarray, type: str) -> Dense:
         flat = array.reshape(-1)
         if flat.all() or not flat.any():
             return Dense("true" if flat[0] else "false", type)
-        return Dense(_written(array, lambda v: "true" if v else "false"), type)
+        return Dense(_nested_text(array, lambda v: "true" if v else "false"), type)
     if array.dtype.name in ("int4", "uint4"):
-        return Dense(_written(array, lambda v: str(int(v))), type)
+        return Dense(_nested_text(array, lambda v: str(int(v))), type)
     if array.size <= _MAX_INLINE_ELEMENTS and array.dtype.kind in "iu":
-        return Dense(_written(array, lambda v: str(int(v))), type)
+        return Dense(_nested_text(array, lambda v: str(int(v))), type)
     raw = np.asarray(array, order="C")
     if raw.dtype.byteorder == ">":
         raw = raw.astype(raw.dtype.newbyteorder("<"))
     if array.size <= _MAX_INLINE_ELEMENTS:
         width = 2 * raw.itemsize
         bits = raw.view(f"u{raw.itemsize}")
-        return Dense(_written(bits, lambda v: f"0x{int(v):0{width}X}"), type)
+        return Dense(_nested_text(bits, lambda v: f"0x{int(v):0{width}X}"), type)
     return Dense(f'"0x{raw.tobytes().hex().upper()}"', type)
 
 
-def _written(array: np.ndarray, one: Callable[[Any], str]) -> str:
+def _nested_text(array: np.ndarray, one: Callable[[Any], str]) -> str:
     if array.ndim == 0:
         return one(array[()])
-    return f"[{', '.join(_written(a, one) for a in array)}]"
+    return f"[{', '.join(_nested_text(a, one) for a in array)}]"

@@ -136,7 +136,7 @@ def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tupl
         except OSError as e:
             raise ImportModelError(f"cannot read the model: {e.strerror}", where=where) from e
     if data.startswith(BYTECODE):
-        return parse(text_apart(data, where), where), where
+        return parse(text_in_subprocess(data, where), where), where
     try:
         return parse(data.decode(), where), where
     except UnicodeDecodeError as e:
@@ -155,7 +155,7 @@ def text_of(bytecode: bytes) -> str:
         return str(module.operation.get_asm(enable_debug_info=True))
 
 
-def text_apart(bytecode: bytes, where: str) -> str:
+def text_in_subprocess(bytecode: bytes, where: str) -> str:
     """Untrusted bytecode as text. Raises ImportModelError without jaxlib, and for bytecode that it cannot read."""
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"

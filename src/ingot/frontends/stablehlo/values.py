@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.frontends.shared import rows
 from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.computed_sizes import ComputedSizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.stablehlo import literals, parser
@@ -139,6 +140,7 @@ class Context(Protocol):
     module: Module
     rows: Rows
     sizes: Sizes
+    computed_sizes: ComputedSizes
     rank: Node | None  # of the device, inside a per-device computation
 
     def random_key(self) -> Node: ...

@@ -112,7 +112,7 @@ class _Rewriter:
             if branches is None or (merges and branches.pred != merges[0][1].pred):
                 continue
             is_independent = all(
-                m.name not in self._above(branches.switches) and merge.name not in self._above(b.switches)
+                m.name not in self._ancestors(branches.switches) and merge.name not in self._ancestors(b.switches)
                 for m, b in merges
             )
             if is_independent:
@@ -150,7 +150,7 @@ class _Rewriter:
         no, yes = (merge.data_inputs[i] for i in order)
         return _Branches(preds.pop(), no, yes, tuple(switches.values()))
 
-    def _above(self, nodes: Iterable[NodeDef]) -> set[str]:
+    def _ancestors(self, nodes: Iterable[NodeDef]) -> set[str]:
         """Names of all ancestors of these nodes."""
         visited: set[str] = set()
         stack = [_name(t) for n in nodes for t in n.data_inputs]

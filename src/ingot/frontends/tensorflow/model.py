@@ -108,7 +108,7 @@ def import_tensorflow(
     program = cut(program, inputs, outputs)
     restored = dict(program.variables) | _restored(program)
     requested = requests(dynamic, {i.name: i.shape for i in program.inputs})
-    written: set[str] = set()
+    written_keys: set[str] = set()
 
     def attempt(known: Known) -> ImportedModel:
         while True:
@@ -116,14 +116,14 @@ def import_tensorflow(
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
             walk = Walk(program.graph.functions, values, Sizes(labels), program.bundle, dict(restored))
             walk.computed_sizes = ComputedSizes(known.computed_sizes)
-            for key in sorted(written):
+            for key in sorted(written_keys):
                 walk.as_state(key)
             try:
                 frame = Frame(program.graph.nodes, effects=True)
                 results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
                 return _imported_model(program, walk, nodes, results, requested, restored)
             except WrittenVariable as e:
-                written.add(e.key)
+                written_keys.add(e.key)
 
     return with_retries(attempt, {}, program.where)
 
@@ -208,11 +208,11 @@ def graph_program(graph: GraphDef, where: str) -> Program:
     read = {i.lstrip("^").split(":")[0] for n in graph.nodes.values() for i in n.inputs}
     ends = [n for n in graph.nodes.values() if n.name not in read and n.op not in _SINKS]
     outputs = [Endpoint(n.name, f"{n.name}:0") for n in ends]
-    needed = _ancestors(graph, ends)
+    needed_names = _ancestors(graph, ends)
     inputs = [
         Endpoint(n.name, f"{n.name}:0", n.attributes["dtype"].int(6), _declared(n))
         for n in graph.nodes.values()
-        if n.name in needed and n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
+        if n.name in needed_names and n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
     ]
     return Program(functional(graph), tuple(inputs), tuple(outputs), where)
 

@@ -52,8 +52,8 @@ class Message:
 
     def message(self, number: int) -> Message:
         """The last message of a field; an empty one if the field is absent."""
-        all_ = self.messages(number)
-        return all_[-1] if all_ else Message(self.data, self.end, self.end, self.source, self.depth + 1)
+        messages = self.messages(number)
+        return messages[-1] if messages else Message(self.data, self.end, self.end, self.source, self.depth + 1)
 
     def messages(self, number: int) -> list[Message]:
         if self.depth > _MAX_DEPTH:

@@ -53,13 +53,13 @@ class WrittenVariable(Exception):
 class Walk:
     """The state of one import.
 
-    given: tensors by their places, `name:0`, in the place of what computes them. variables: what is in them now. state:
+    overrides: tensors by their places, `name:0`, instead of what computes them. variables: what is in them now. state:
     keys of those that the model writes, with the inputs that they are at first. refused: whether or not an output needs
     it. has_lost_writes: whether something that was refused is written to a variable. upper_bounds: of the counters of
     loops. appends: counters of loops with the lists whose lengths they are."""
 
     functions: Mapping[str, FunctionDef]
-    given: Mapping[str, Value]
+    overrides: Mapping[str, Value]
     sizes: Sizes
     bundle: Bundle | None = None
     variables: dict[str, Node] = field(default_factory=dict[str, Node])
@@ -100,7 +100,7 @@ class Walk:
         return values[index]
 
     def _given_value(self, frame: Frame, name: str, index: int) -> Value | None:
-        return self.given.get(f"{frame.prefix}{name}:{index}")
+        return self.overrides.get(f"{frame.prefix}{name}:{index}")
 
     def _place(self, frame: Frame, tensor: str) -> tuple[str, int]:
         """The node and which of its results; no name for an argument of the function."""
@@ -114,7 +114,7 @@ class Walk:
         else:
             name, number = parts[0], parts[-1] if len(parts) > 2 else "0"
         node = frame.nodes.get(name)
-        if node is None or not number.isdecimal():
+        if node is None or not name or not number.isdecimal():
             raise ImportModelError(f"a node reads {tensor!r}, which nothing computes", where=frame.prefix or None)
         first = 0
         if frame.arguments is not None and len(parts) > 1:
@@ -259,6 +259,11 @@ class Walk:
             raise Unsupported(what)
         if isinstance(size, Dim) and (low is None or low < 0):
             self.conditions[size] = None
+
+    def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Require that two sizes are equal; as `require`."""
+        self.require(a - b, what)
+        self.require(b - a, what)
 
     def may_find(self, nodes: Sequence[Node]) -> bool:
         """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each

@@ -73,10 +73,10 @@ def high_product(a: Node, b: Node) -> Node:
     return _shifted(ops.add(ops.mul(a, b), 1 << 30), [31])
 
 
-def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
+def multiplied(x: Node, by: Multiplier, is_rounded_once: bool = False) -> Node:
     """x * scale, rounded twice, or once; x: integers of i32's range; the result is i32."""
     wide = ops.cast(x, T.i64)
-    if once:
+    if is_rounded_once:
         total = [31 - s for s in by.shift]
         product = ops.mul(wide, _wide(by.m))
         return ops.cast(_shifted(ops.add(product, _wide([1 << (t - 1) for t in total])), total), T.i32)

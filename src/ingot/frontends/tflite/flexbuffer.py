@@ -35,22 +35,22 @@ def _options(data: bytes) -> dict[str, Option]:
     width, packed = data[-1], data[-2]
     if packed >> 2 != _MAP or width not in (1, 2, 4, 8):
         raise ValueError
-    values = _behind(data, len(data) - 2 - width, width)
+    values = _offset_target(data, len(data) - 2 - width, width)
     width = 1 << (packed & 3)
     count = _unsigned(data, values - width, width)
     key_width = _unsigned(data, values - 2 * width, width)
-    keys = _behind(data, values - 3 * width, width)
+    keys = _offset_target(data, values - 3 * width, width)
     if count > len(data) or key_width not in (1, 2, 4, 8):
         raise ValueError
     options_: dict[str, Option] = {}
     for i in range(count):
-        start = _behind(data, keys + i * key_width, key_width)
+        start = _offset_target(data, keys + i * key_width, key_width)
         name = data[start : data.index(0, start)].decode()
         kind, at, size = data[values + count * width + i], values + i * width, width
         if kind >> 2 in _INDIRECT:
-            at, size, kind = _behind(data, at, width), 1 << (kind & 3), kind - 5 * 4
+            at, size, kind = _offset_target(data, at, width), 1 << (kind & 3), kind - 5 * 4
         elif kind >> 2 in _VECTORS:
-            options_[name] = _vector(data, _behind(data, at, width), kind)
+            options_[name] = _vector(data, _offset_target(data, at, width), kind)
             continue
         code = _CODES.get(kind >> 2, "    ")[size.bit_length() - 1]
         if code != " ":
@@ -76,6 +76,6 @@ def _unsigned(data: bytes, at: int, width: int) -> int:
     return struct.unpack_from("<" + "BHIQ"[width.bit_length() - 1], data, _inside(at))[0]
 
 
-def _behind(data: bytes, at: int, width: int) -> int:
+def _offset_target(data: bytes, at: int, width: int) -> int:
     """The position to which the (backward) offset at `at` points."""
     return _inside(at - _unsigned(data, at, width))

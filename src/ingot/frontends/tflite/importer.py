@@ -149,7 +149,7 @@ class Importer:
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
-            results = _moved(row.fn, call) if row.is_movement else _results(row.fn(call))
+            results = _moved_parts(row.fn, call) if row.is_movement else _results(row.fn(call))
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
             locate((n for r in results for n in _nodes(r)), first, loc)
@@ -230,7 +230,7 @@ def _results(result: Result) -> tuple[Value, ...]:
     return (result,) if isinstance(result, Node | Complex | Resource | Missing) else tuple(result)
 
 
-def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
+def _moved_parts(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
     """The results of a row that moves elements; it is applied to each part of complex operands."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))

@@ -39,9 +39,9 @@ def inverse_root(n: Node) -> tuple[Node, Node]:
     return ops.where(small, ops.full(n.shape, _MAX_I32, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
 
 
-def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
-    """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` with run-time scales."""
-    total = ops.add(shift, more)
+def multiplied_by(x: Node, m: Node, shift: Node, extra_shift: int) -> Node:
+    """x * m * 2^(shift + extra_shift - 31), rounded twice, i32: `fixed_point.multiplied` with run-time scales."""
+    total = ops.add(shift, extra_shift)
     shifted_left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
     upper = high_product(ops.cast(ops.cast(shifted_left, T.i32), T.i64), m)
     shift_right = ops.maximum(ops.Neg()(total), 0)

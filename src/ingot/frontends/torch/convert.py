@@ -52,7 +52,7 @@ _UNBITS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot has not (complex, quantized)."""
+    """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot lacks (complex, quantized)."""
     ir_dtype = DTYPE_OF.get(dtype)
     if ir_dtype is None:
         raise ImportModelError(f"dtype {dtype}", expected=f"one of {', '.join(map(str, DTYPE_OF))}")
@@ -135,11 +135,11 @@ class Sizes:
         self._among = dict(among or {})
         self._equal = {**(assumed or {}), **(equal or {})}
         self._reads = dict(reads or {})
-        self._known: dict[sympy.Basic, DimLike] = {}
+        self._dims: dict[sympy.Basic, DimLike] = {}
         self.required: list[Dim] = []
         self.values: dict[str, tuple[Node, DimLike]] = {}
         self._spans: dict[str, ValueRanges] = {}
-        self._more = 0
+        self._computed_count = 0
 
     def progression(self, symbol_name: str) -> Progression:
         return self._among.get(symbol_name, Progression(1, 0))
@@ -162,8 +162,8 @@ class Sizes:
         terms = like.terms if isinstance(like, Dim) else ()
         name = str(like)
         if len(terms) != 1 or not is_computed(name) or not _NAME.fullmatch(name) or name in self.values:
-            self._more += 1
-            name = f"{COMPUTED_PREFIX}size{self._more}"
+            self._computed_count += 1
+            name = f"{COMPUTED_PREFIX}size{self._computed_count}"
             if like is not None:
                 self.require_equal(symbol(name), like)
         high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
@@ -218,9 +218,9 @@ class Sizes:
         return node.constant if isinstance(node.constant, int) else self.expression(node.expr)
 
     def expression(self, e: sympy.Basic) -> DimLike:
-        size = self._known.get(e)
+        size = self._dims.get(e)
         if size is None:
-            size = self._known[e] = self._convert(self._equal.get(e, e))
+            size = self._dims[e] = self._convert(self._equal.get(e, e))
         return size
 
     def type(self, value: torch.Tensor) -> TensorType:
@@ -257,10 +257,10 @@ class Sizes:
         """
         exact = self._quotient(e)
         if exact is not None:
-            return divided(exact.of, exact.by)
+            return divided(exact.numerator, exact.denominator)
         match type(e).__name__, e.args:
             case "Mul", (sympy.Number() as factor, product) if type(product).__name__ == "ToFloat" and factor > 0:
-                ratio = _ratio(float(factor), up=divided is ceildiv)
+                ratio = _ratio(float(factor), rounds_up=divided is ceildiv)
                 if ratio is None:
                     return None
                 size = self.expression(product.args[0])
@@ -277,16 +277,16 @@ class Sizes:
             case "ToFloat", (size,):
                 return Quotient(self.expression(size))
             case "IntTrueDiv", (size, by):
-                return self._over(Quotient(self.expression(size)), by)
+                return self._divided(Quotient(self.expression(size)), by)
             case "FloatTrueDiv", (x, by):
-                return self._over(self._quotient(x), by)
+                return self._divided(self._quotient(x), by)
             case "Add" | "Mul" as name, parts:
                 values = [q for part in parts if (q := self._quotient(part)) is not None]
                 combine = quotients.add if name == "Add" else quotients.mul
                 return reduce(combine, values) if len(values) == len(parts) else None
         return None
 
-    def _over(self, x: Quotient | None, by: sympy.Basic) -> Quotient | None:
+    def _divided(self, x: Quotient | None, by: sympy.Basic) -> Quotient | None:
         number = _fraction(by)
         if x is None or number is None or number <= 0:
             return None
@@ -311,12 +311,12 @@ _MAX_DENOMINATOR = 1 << 8  # of a float's factors and terms, so that numerators 
 _MAX_SIZE_TRIED = 1 << 16  # a ratio is tested at all sizes up to this one
 
 
-def _ratio(factor: float, up: bool) -> Fraction | None:
+def _ratio(factor: float, rounds_up: bool) -> Fraction | None:
     """The ratio that, times n and rounded, equals n * `factor` rounded for n up to _MAX_SIZE_TRIED; else None."""
     ratio = Fraction(factor).limit_denominator(1000)
     n = np.arange(_MAX_SIZE_TRIED + 1)
-    rounded = np.ceil(factor * n) if up else np.floor(factor * n)
-    remainder_bound = ratio.denominator - 1 if up else 0
+    rounded = np.ceil(factor * n) if rounds_up else np.floor(factor * n)
+    remainder_bound = ratio.denominator - 1 if rounds_up else 0
     return ratio if np.array_equal(rounded, (n * ratio.numerator + remainder_bound) // ratio.denominator) else None
 
 

@@ -61,8 +61,8 @@ def export_module(
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
     if not isinstance(net, nn.Module):
-        known = "a path, a ModelProto, an nn.Module or an ExportedProgram"
-        raise InputError("model", expected=known, got=type(net).__name__)
+        model_kinds = "a path, a ModelProto, an nn.Module or an ExportedProgram"
+        raise InputError("model", expected=model_kinds, got=type(net).__name__)
     if isinstance(net, torch.jit.ScriptModule):
         raise InputError("model", expected="an nn.Module", got="TorchScript", fix="compile the module it was made of")
     if example_inputs is None:

@@ -21,7 +21,7 @@ from ingot.frontends.torch.custom import registered_handler
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.slopes import has_slope, with_slope
-from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written
+from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written_argument
 from ingot.frontends.torch.tracing.layouts import dense_order, source_of
 from ingot.frontends.torch.values import Complex, Context, Memory, Number, cast, f64, i64, with_shape
 from ingot.ir.node import Input, Node, const
@@ -212,7 +212,7 @@ class Importer:
             return self._refuse(node, str(target), str(e))
         except (ShapeError, ImportModelError) as e:
             raise _located(e, str(target), loc) from e
-        destination = written(node)
+        destination = written_argument(node)
         if destination is not None:
             result = self._rebound(result, destination, env)
         result = self._settled(result, node, loc)

@@ -73,9 +73,9 @@ def import_exported(
     equal = solved(guards)
     among, names = progressions(guards), _names(program)
     if zeros:
-        known = Sizes(names, among, equal)
-        named = [s for s in program.range_constraints if s not in equal and known.name(str(s)) in zeros]
-        equal = equal | {s: sympy.Integer(known.progression(str(s)).start) for s in named}
+        initial_sizes = Sizes(names, among, equal)
+        named = [s for s in program.range_constraints if s not in equal and initial_sizes.name(str(s)) in zeros]
+        equal = equal | {s: sympy.Integer(initial_sizes.progression(str(s)).start) for s in named}
     numbers = {size: value for size, value in equations(guards).items() if isinstance(value, sympy.Integer)}
     sizes = Sizes(names, among, equal, data_reads(program.graph), numbers)
     sizes.begin(program.range_constraints)
@@ -151,7 +151,7 @@ def _imported(
     program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], ranges: Mapping[sympy.Symbol, ValueRanges],
     called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, is_final: bool,
 ) -> ImportedModel:  # fmt: skip
-    state_names = [target for target in _written(program) if target not in parameters]
+    state_names = [target for target in _written_names(program) if target not in parameters]
     constants: dict[str, Node] = {}
     input_of_tensor: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
@@ -195,10 +195,10 @@ def _imported(
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
     changed = _changed(program)
-    first = [*_written(program), *changed]
+    first = [*_written_names(program), *changed]
     adapter, results = output_adapter(outputs[len(first) :], out_spec)
     _, state_adapter = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
-    renewed = [target for target in _written(program) if target in parameters]
+    renewed = [target for target in _written_names(program) if target in parameters]
     places = [*state_names, *renewed, *changed]
     state_adapter = [state_adapter[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
@@ -222,14 +222,14 @@ def _signature(program: ExportedProgram) -> inspect.Signature | None:
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
 
 
-def _written(program: ExportedProgram) -> list[str]:
+def _written_names(program: ExportedProgram) -> list[str]:
     """Names of the buffers and parameters whose new values are the first outputs."""
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
     return [str(spec.target) for spec in program.graph_signature.output_specs if spec.kind in kinds]
 
 
 def _changed(program: ExportedProgram) -> list[str]:
-    """The user's inputs whose new values are the outputs after those of `_written`."""
+    """The user's inputs whose new values are the outputs after those of `_written_names`."""
     specs = program.graph_signature.output_specs
     return [str(spec.target) for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
 

@@ -59,8 +59,8 @@ _QUIET = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_pr
 @cache
 def ignored(what: str, is_missed: bool = False) -> None:
     """Log once that an option is ignored. is_missed: as a warning."""
-    tell = _log.warning if is_missed else _log.info
-    tell("%s has no meaning for a compiled program, and is ignored", what)
+    log = _log.warning if is_missed else _log.info
+    log("%s has no meaning for a compiled program, and is ignored", what)
 
 
 class SessionOptions:

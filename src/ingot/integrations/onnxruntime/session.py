@@ -38,7 +38,7 @@ class FeedError(InputError, ValueError):
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output. type: "tensor(float)". shape: sizes, names of open ones, None for those without a name."""
+    """An input or output. type: such as "tensor(float)". shape: sizes; of open ones the names, or None."""
 
     name: str
     type: str
@@ -87,8 +87,8 @@ class InferenceSession:
         if proto is not None:
             initial = {tensor.name for tensor in proto.graph.initializer}
             inputs = [info for info in proto.graph.input if info.name not in initial]
-            self._inputs = _declared(inputs, self._inputs)
-            self._outputs = _declared(proto.graph.output, self._outputs)
+            self._inputs = _declared_args(inputs, self._inputs)
+            self._outputs = _declared_args(proto.graph.output, self._outputs)
             self._metadata = _metadata(proto)
         self._specs = {spec.name: spec for spec in self._model.inputs}
         self._positions = {spec.name: index for index, spec in enumerate(self._model.outputs)}
@@ -109,7 +109,7 @@ class InferenceSession:
         return self._outputs
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: initializers are constants of the program."""
+        """An empty list: initializers are constants of the program."""
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
@@ -128,11 +128,11 @@ class InferenceSession:
         settings(None, providers)
 
     def end_profiling(self) -> str:
-        """The file that was written: none. `ingot explain` and `model.profile` measure kernels."""
+        """The path of the profile: "", as none is written. `ingot explain` and `model.profile` measure kernels."""
         return ""
 
     def disable_fallback(self) -> None:
-        """Nothing: there is no fallback."""
+        """No effect: there is no fallback."""
 
     def enable_fallback(self) -> None:
         ignored("a fallback to other providers")
@@ -245,7 +245,7 @@ def _open(
     """The model, and its description if it is ONNX."""
     if isinstance(source, bytes | bytearray | memoryview):
         if bytes(source[: len(artifact.MAGIC)]) == artifact.MAGIC:
-            return _loaded(artifact.read(memoryview(source), "the bytes of a model"), options), None
+            return _load_saved(artifact.read(memoryview(source), "the bytes of a model"), options), None
         from ingot.frontends.onnx.importer import parse_model
 
         proto = parse_model(bytes(source), "the bytes of a model")
@@ -257,13 +257,13 @@ def _open(
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if head == artifact.MAGIC:
-        return _loaded(artifact.load(path), options), None
+        return _load_saved(artifact.load(path), options), None
     from ingot.frontends.onnx.importer import read_model
 
     return compile(path, **options), read_model(path)[0]
 
 
-def _loaded(program: Any, options: Mapping[str, Any]) -> CompiledModel:
+def _load_saved(program: Any, options: Mapping[str, Any]) -> CompiledModel:
     if rejected := [name for name, value in options.items() if name != "threads" and value is not None]:
         raise InputError(
             "a saved program", expected="no options but threads", got=rejected, fix="compile the model again"
@@ -276,30 +276,30 @@ def _node_arg(spec: TensorSpec) -> NodeArg:
         shape: list[int | str | None] = [dim if isinstance(dim, int) else show(dim) for dim in spec.shape]
     except InputError:  # only a call knows its rank
         shape = []
-    text, _ = ELEMENTS.get(spec.dtype, (spec.dtype, 0))
-    return NodeArg(spec.name, f"tensor({text})", shape)
+    type_name, _ = ELEMENTS.get(spec.dtype, (spec.dtype, 0))
+    return NodeArg(spec.name, f"tensor({type_name})", shape)
 
 
-def _declared(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
+def _declared_args(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
     """The specs that the model declares, completed by those that the compiler inferred."""
     compiled_by_name = {arg.name: arg for arg in compiled}
     return [_declaration(info.name, info.type, compiled_by_name.get(info.name)) for info in infos]
 
 
-def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
-    kind = declared.WhichOneof("value")
+def _declaration(name: str, type_proto: Any, compiled: NodeArg | None) -> NodeArg:
+    kind = type_proto.WhichOneof("value")
     if kind in ("sequence_type", "optional_type"):
-        inner = _declaration(name, getattr(declared, kind).elem_type, None)
+        inner = _declaration(name, getattr(type_proto, kind).elem_type, None)
         return NodeArg(name, f"{'seq' if kind == 'sequence_type' else 'optional'}({inner.type})", [])
     if kind != "tensor_type":
         return compiled or NodeArg(name, kind or "", [])
-    tensor = declared.tensor_type
-    text = next((text for text, number in ELEMENTS.values() if number == tensor.elem_type), None)
-    if text is None and compiled is not None:
+    tensor = type_proto.tensor_type
+    type_name = next((type_name for type_name, number in ELEMENTS.values() if number == tensor.elem_type), None)
+    if type_name is None and compiled is not None:
         return compiled
     inferred = compiled.shape if compiled is not None else []
     if not tensor.HasField("shape"):
-        return NodeArg(name, f"tensor({text})", inferred)
+        return NodeArg(name, f"tensor({type_name})", inferred)
     shape: list[int | str | None] = [
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
         for dim in tensor.shape.dim
@@ -309,7 +309,7 @@ def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
             inferred_size if isinstance(inferred_size, int) else size
             for inferred_size, size in zip(inferred, shape, strict=True)
         ]
-    return NodeArg(name, f"tensor({text})", shape)
+    return NodeArg(name, f"tensor({type_name})", shape)
 
 
 def _metadata(proto: ModelProto) -> ModelMetadata:

@@ -288,10 +288,10 @@ def _extreme(fn: str, operands: Sequence[Mapping[Monomial, int]]) -> dict[Monomi
     factor = gcd(*coefficients)
     if all(c <= 0 for c in coefficients):
         fn, factor = _OPPOSITE[fn], -factor
-    first, *more, last = sorted(
+    first, *middle, last = sorted(
         (_from_terms({m: c // factor for m, c in side.items()}) for side in remainders), key=str
     )
-    for d in reversed(more):
+    for d in reversed(middle):
         last = extreme(fn, d, last)
     mono: Monomial = (Apply(fn, *sorted((first, last), key=str)),)
     out[mono] = out.get(mono, 0) + factor
@@ -385,14 +385,14 @@ def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
         return exact
     if isinstance(b, int) and isinstance(a, Dim):
         # (8*s + 3) // 4 = 2*s + 0: the terms that b divides leave the floor
-        whole = {m: c // b for m, c in a.terms if m and c % b == 0}
+        quotients = {m: c // b for m, c in a.terms if m and c % b == 0}
         rest = {m: c for m, c in a.terms if not (m and c % b == 0)}
         const = rest.get((), 0)
         if const // b:
-            whole[()] = const // b
+            quotients[()] = const // b
             rest[()] = const % b
-        if whole:
-            return _from_terms(whole) + floordiv(_from_terms(rest), b)
+        if quotients:
+            return _from_terms(quotients) + floordiv(_from_terms(rest), b)
         common = gcd(b, *(c for _, c in a.terms))
         if common > 1:
             return floordiv(_from_terms({m: c // common for m, c in a.terms}), b // common)

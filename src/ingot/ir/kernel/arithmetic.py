@@ -102,9 +102,9 @@ def _shift(fn: Callable[[int, int, int], int]) -> Callable[[np.ndarray, np.ndarr
 
 def _ldexp(a: np.ndarray, n: np.ndarray) -> np.ndarray:
     limit = 2 * (-np.finfo(a.dtype).minexp)
-    fits = np.isnan(a) | ((np.abs(n) <= limit) & (np.fmod(n, 2) == 0))
-    if not np.all(fits):
-        raise VerifyError("ldexp", expected=f"even exponents within +-{limit}", got=n[~fits].tolist())
+    is_in_range = np.isnan(a) | ((np.abs(n) <= limit) & (np.fmod(n, 2) == 0))
+    if not np.all(is_in_range):
+        raise VerifyError("ldexp", expected=f"even exponents within +-{limit}", got=n[~is_in_range].tolist())
     return np.where(np.isnan(a), a, np.ldexp(a, np.nan_to_num(n).astype(np.int32)))
 
 

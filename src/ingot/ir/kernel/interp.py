@@ -278,8 +278,8 @@ def _record_write(m: Machine, memory: Memory, indices: int | slice | np.ndarray)
 
 def _other_chunks(m: Machine, last_spans: np.ndarray, indices: int | slice | np.ndarray) -> list[int | str]:
     """The chunks that touched these elements in a span that has not certainly ended."""
-    seen = np.atleast_1d(last_spans[indices])
-    spans = set(seen[(seen != NO_SPAN) & (seen != m.span)].tolist()) - m.finished
+    spans_seen = np.atleast_1d(last_spans[indices])
+    spans = set(spans_seen[(spans_seen != NO_SPAN) & (spans_seen != m.span)].tolist()) - m.finished
     return [m.spans[s] if s != MANY_SPANS else "among others" for s in spans]
 
 

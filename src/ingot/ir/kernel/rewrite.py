@@ -30,11 +30,11 @@ from ingot.ir.kernel.verify import children
 class Rewriter:
     """Base of rewriters. A subclass overrides `variable`, `buffer` and `expr`, whose argument has new operands.
 
-    images: the new expression of each old one, by id. The old expressions must stay alive.
+    images: (an old expression, its new one), by the id of the old one, which stays alive so that no other gets its id.
     """
 
     def __init__(self) -> None:
-        self.images: dict[int, Expr] = {}
+        self.images: dict[int, tuple[Expr, Expr]] = {}
 
     def variable(self, v: Var) -> Var:
         return v
@@ -76,10 +76,10 @@ class Rewriter:
             return e
         if isinstance(e, Var):
             return self.variable(e)
-        image = self.images.get(id(e))
-        if image is None:
-            image = self.images[id(e)] = self.rebuilt(e)
-        return image
+        pair = self.images.get(id(e))
+        if pair is None:
+            pair = self.images[id(e)] = e, self.rebuilt(e)
+        return pair[1]
 
     def rebuilt(self, e: Expr) -> Expr:
         images: dict[int, Expr] = {}

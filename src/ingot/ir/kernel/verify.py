@@ -338,8 +338,8 @@ class _Checker:
         self.same_kinds("dot", e, e.c)
         self.require(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
         operands = _DOT_OPERANDS.get(e.dtype, ())
-        found = (e.a.dtype, e.b.dtype)
-        self.require(not operands or found in operands, "dot", f"operands {operands}", found)
+        dtypes = (e.a.dtype, e.b.dtype)
+        self.require(not operands or dtypes in operands, "dot", f"operands {operands}", dtypes)
         is_whole_vector = e.lanes == 1 and e.a.dtype.bits == 8 and e.a.lanes == e.b.lanes == 16
         for a in (e.a, e.b):
             lanes = e.lanes * 32 // a.dtype.bits

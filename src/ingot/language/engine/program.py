@@ -3,6 +3,9 @@
     x = network(ids of all rows);  logits = output(x of the sampled rows);  token = sample(logits), one by one
 
 Matrices are read once for all rows. The bits of a row do not depend on the other rows.
+
+`paged_step` is the same for targets whose attention reads pages and lengths by itself: all rows at once, with what the
+host rarely sets or reads kept on the device.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, boolean, f32, i32, i64
 from ingot.language.architecture import Architecture
-from ingot.language.attention import Rows, loop
+from ingot.language.attention import PagedRows, Rows, loop
 from ingot.language.cache import CacheForm
 from ingot.language.engine.paging import FEW_ROWS, Steps, page_count
 from ingot.language.layers import Network
 from ingot.language.sampler import SETTINGS, Sampler
 from ingot.support.errors import InputError
 
-ROWS, SAMPLES = symbol("rows"), symbol("samples")
+ROWS, SAMPLES, REPORTED = symbol("rows"), symbol("samples"), symbol("reported")
 _CACHE_BYTES = 1 << 30  # the default
+MAX_PAGED_SAMPLES = 64  # of a call: each has a bias and counts of the vocabulary on the device
 
 
 def pool(steps: Steps, architecture: Architecture, context: int, dtype: DType) -> CacheForm:
@@ -68,7 +72,15 @@ def step(network: Network, form: CacheForm) -> Graph:
     rows = Rows(positions, owners, slots, tables, singles, chunks, starts, lengths)
     x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
     logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
-    tokens = _sampled(logits, ops.add(ops.Take(0)(rows.positions, sampled), 1), is_weighed, bias, counts, settings)
+    tokens = _sampled(
+        logits,
+        ops.add(ops.Take(0)(rows.positions, sampled), 1),
+        is_weighed,
+        bias,
+        counts,
+        settings,
+        ops.scalar(SAMPLES, i64),
+    )
     row_inputs = (ids, positions, owners, slots)
     inputs = (
         *row_inputs,
@@ -93,6 +105,62 @@ def step(network: Network, form: CacheForm) -> Graph:
     )
 
 
+def paged_step(network: Network, form: CacheForm, samples: int) -> Graph:
+    """(ids, positions, sequences, slots: i64[rows]; tables: i64[sequences, pages]; sampled: i64[samples]; count: i64[];
+    is_weighed: bool[samples]; SETTINGS...: [samples]; reported: i64[reported]) -> (tokens: i64[samples], logits:
+    f32[reported, vocabulary]). State: the pools; bias: f32[samples, vocabulary], counts: i32[samples, 2, vocabulary].
+
+    count: the valid ones of `sampled`. reported: of which samples the logits are returned. The rest is as in `step`.
+    """
+    sequences, pages = form.batch, page_count(form.context)
+
+    def declare(name: str, dtype: DType, *shape: object) -> Node:
+        return Input(name, TensorType(dtype, shape))()  # type: ignore[arg-type]
+
+    ids, positions, owners, slots = (declare(name, i64, ROWS) for name in ("ids", "positions", "sequences", "slots"))
+    tables = declare("tables", i64, sequences, pages)
+    sampled, count = declare("sampled", i64, samples), declare("count", i64)
+    is_weighed = declare("is_weighed", boolean, samples)
+    settings = tuple(declare(name, dtype, samples) for name, (dtype, _) in SETTINGS.items())
+    reported = declare("reported", i64, REPORTED)
+    bias = declare("bias", f32, samples, network.vocabulary)
+    counts = declare("counts", i32, samples, 2, network.vocabulary)
+    caches = form.inputs()
+
+    rows = PagedRows(positions, slots, ops.Take(0)(tables, owners))
+    x, after = network.hidden(ops.expand_dims(ids, 0), rows, form, caches)
+    logits = network.logits(ops.Take(0)(ops.squeeze(x, 0), sampled))
+    next_positions = ops.add(ops.Take(0)(positions, sampled), 1)
+    operands = (logits, next_positions, is_weighed, bias, counts, *settings, count)
+    is_plain = ops.and_(ops.Not()(is_weighed), ops.compare("LE", settings[[*SETTINGS].index("temperature")], 0.0))
+    is_any_drawn = ops.cast(ops.Not()(ops.reduce("and", is_plain)), i64)
+    tokens = ops.Case((_largest(operands), _drawn(operands)))(is_any_drawn, *operands)
+    state = (*form.names, "bias", "counts")
+    inputs = (ids, positions, owners, slots, tables, sampled, count, is_weighed, *settings, reported)
+    return Graph(
+        (*inputs, *caches, bias, counts),
+        (*after, bias, counts, tokens, ops.Take(0)(logits, reported)),
+        (*(f"next {name}" for name in state), "tokens", "logits"),
+        bounds=(("rows", 1, None), ("reported", 1, samples)),
+        state=state,
+    )
+
+
+def _largest(operands: Sequence[Node]) -> Graph:
+    inputs = _branch_inputs(operands)
+    return Graph(inputs, (ops.arg_reduce("max", inputs[0], 1),))
+
+
+def _drawn(operands: Sequence[Node]) -> Graph:
+    inputs = _branch_inputs(operands)
+    logits, positions, is_weighed, bias, counts, *settings, count = inputs
+    return Graph(inputs, (_sampled(logits, positions, is_weighed, bias, counts, settings, count),))
+
+
+def _branch_inputs(operands: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+
+
 def _sampled(
     logits: Node,
     positions: Node,
@@ -100,8 +168,9 @@ def _sampled(
     bias: Node,
     counts: Node,
     settings: Sequence[Node],
+    count: Node,
 ) -> Node:
-    """The drawn tokens, i64[samples], of these positions."""
+    """The drawn tokens, i64[samples], of these positions, of which the first `count` are valid."""
 
     def body(
         i: Node, operand_nodes: Sequence[Node], values: Sequence[Node]
@@ -114,17 +183,17 @@ def _sampled(
         return (ops.DynamicUpdateSlice()(values[0], sampler.draw(scores, _scalar(position, i)), i),), ()
 
     shared = (logits, positions, is_weighed, bias, counts, *settings)
-    (tokens,) = loop(ops.scalar(SAMPLES, i64), shared, (ops.full((SAMPLES,), 0, i64),), body)
+    (tokens,) = loop(count, shared, (ops.full(positions.shape, 0, i64),), body)
     return tokens
 
 
 def _plain(operands: Sequence[Node]) -> Graph:
-    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    inputs = _branch_inputs(operands)
     return Graph(inputs, (inputs[0],))
 
 
 def _weighed(operands: Sequence[Node]) -> Graph:
-    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    inputs = _branch_inputs(operands)
     logits, bias, counts, sample, *settings = inputs
     return Graph(inputs, (Sampler(tuple(settings), _row(bias, sample), _row(counts, sample)).weighed(logits),))
 

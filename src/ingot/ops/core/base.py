@@ -139,7 +139,9 @@ def window_count(size: DimLike, window: DimLike, stride: int, dilation: int = 1)
 
     A static size smaller than the window gives 0. A symbolic size is assumed to hold at least one window.
     """
-    count = (size - ((window - 1) * dilation + 1)) // stride + 1
+    span = (window - 1) * dilation + 1
+    # without the detour where windows begin at each element: of windows of 1, the size itself
+    count = size - (span - 1) if stride == 1 else (size - span) // stride + 1
     return max(count, 0) if isinstance(count, int) else count
 
 

@@ -198,7 +198,7 @@ def _front(x: Node, axis: int, count: int) -> Node:
     return Transpose((axis, *rest))(split)
 
 
-def _back(x: Node, axis: int) -> Node:
+def _join_front(x: Node, axis: int) -> Node:
     """[count, .., d, ..] -> [.., count * d, ..]: the opposite of `_front`; `axis` is that of the result."""
     count, *shape = x.shape
     transposed = Transpose((*range(1, axis + 1), 0, *range(axis + 1, len(x.shape))))(x)
@@ -224,7 +224,7 @@ class AllGather(Collective):
         if self.axis == 0:
             return None  # the parts are in memory one after another
         (x,) = inputs
-        return _back(AllGather(self.groups)(Reshape((1, *x.shape))(x)), self.axis)
+        return _join_front(AllGather(self.groups)(Reshape((1, *x.shape))(x)), self.axis)
 
     @classmethod
     def group_samples(cls, groups: Groups) -> Samples:
@@ -287,7 +287,7 @@ class AllToAll(Collective):
         (x,) = inputs
         if self.split_axis == self.concat_axis == 0:
             return None
-        return _back(AllToAll(self.groups)(_front(x, self.split_axis, self.size)), self.concat_axis)
+        return _join_front(AllToAll(self.groups)(_front(x, self.split_axis, self.size)), self.concat_axis)
 
     @classmethod
     def group_samples(cls, groups: Groups) -> Samples:

@@ -75,10 +75,12 @@ def _factor_panel(x: Term, first: Term, n_columns: Term) -> Term:
         pivot = m.dynamic_slice(m.dynamic_slice(x, 2, j), 1, first + j)
         root = m.where(pivot > 0.0, pivot, float("nan")).map(Sqrt())
         row, column_index = m.row_of(x), m.column_of(x)
-        below = m.where(row >= first + j, m.dynamic_slice(x, 2, j) / root, 0.0)
+        factor_column = m.where(row >= first + j, m.dynamic_slice(x, 2, j) / root, 0.0)
         # the rows of the column that belong to the panel, as a row
-        panel_row = m.transpose(m.dynamic_slice(below, 1, first, x.shape[2]))
-        return [m.where(column_index.equals(j), below, m.where(column_index > j, x - below * panel_row, x))]
+        panel_row = m.transpose(m.dynamic_slice(factor_column, 1, first, x.shape[2]))
+        return [
+            m.where(column_index.equals(j), factor_column, m.where(column_index > j, x - factor_column * panel_row, x))
+        ]
 
     (out,) = m.for_loop(n_columns, [x], column, [first])
     return out

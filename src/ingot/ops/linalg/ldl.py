@@ -55,9 +55,9 @@ class LDL(Op):
                     a[k:, [last, pivot_row]] = a[k:, [pivot_row, last]]
                     pivots[b, k : last + 1] = pivot_row + 1 if size == 1 else -pivot_row - 1
                     if not is_zero:
-                        below = a[last + 1 :, k : last + 1]
-                        factor = below @ np.linalg.inv(a[k : last + 1, k : last + 1])
-                        a[last + 1 :, last + 1 :] -= factor @ below.T
+                        columns_below = a[last + 1 :, k : last + 1]
+                        factor = columns_below @ np.linalg.inv(a[k : last + 1, k : last + 1])
+                        a[last + 1 :, last + 1 :] -= factor @ columns_below.T
                         a[last + 1 :, k : last + 1] = factor
                     k = last + 1
         return (
@@ -137,8 +137,8 @@ def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) 
         m.dynamic_slice(x, 2, j),
         m.dynamic_slice(x, 2, j + 1),
     )  # for the last column this is the column itself
-    below = row > last
-    u, v = (m.where(below, part, 0.0) for part in (first_column, next_column))
+    is_below = row > last
+    u, v = (m.where(is_below, part, 0.0) for part in (first_column, next_column))
     head, corner, tail = (
         m.dynamic_slice(first_column, 1, j),
         _element_below(first_column, j),
@@ -152,9 +152,9 @@ def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) 
     reduced = (
         x - m.matmul(first_factor, m.transpose(u)) - m.matmul(second_factor, m.transpose(m.where(is_single, 0.0, v)))
     )
-    reduced = m.where(below & (column > last), reduced, x)
-    reduced = m.where(below & column.equals(j), first_factor, reduced)
-    reduced = m.where(below & column.equals(last) & (column > j), second_factor, reduced)
+    reduced = m.where(is_below & (column > last), reduced, x)
+    reduced = m.where(is_below & column.equals(j), first_factor, reduced)
+    reduced = m.where(is_below & column.equals(last) & (column > j), second_factor, reduced)
 
     position = t.iota((1, pivots.shape[1]), 1)
     flat = (v.shape[0], 1)

@@ -80,9 +80,9 @@ class LU(Op):
             upper = Term(
                 solve(m.dynamic_slice(panel_values, 1, first, width).node, m.dynamic_slice(x, 1, first, width).node)
             )
-            below = m.where(m.row_of(panel_values) >= first + width, panel_values, 0.0)
+            panel_below = m.where(m.row_of(panel_values) >= first + width, panel_values, 0.0)
             solved = m.dynamic_update(x, upper, 1, first)
-            updated = m.where(row >= first + width, x - m.matmul(below, upper), solved)
+            updated = m.where(row >= first + width, x - m.matmul(panel_below, upper), solved)
             x = m.where(column >= first + width, updated, x)
             return [m.dynamic_update(x, panel_values, 2, first), pivots, order]
 

@@ -147,8 +147,8 @@ class Reflect(Op):
         rng = np.random.default_rng(0)
         for dtype, (*batch, rows, k, n) in ((np.float32, (2, 5, 3, 4)), (np.float64, (4, 4, 1))):
             v = rng.normal(size=(*batch, rows, k))
-            below = np.where(np.arange(rows)[:, None] > np.arange(k), v, 0.0)
-            tau = 2 / (1 + (below**2).sum(-2))
+            subdiagonal = np.where(np.arange(rows)[:, None] > np.arange(k), v, 0.0)
+            tau = 2 / (1 + (subdiagonal**2).sum(-2))
             c = rng.normal(size=(*batch, rows, n))
             yield cls(rows != 4), (v.astype(dtype), tau.astype(dtype), c.astype(dtype))
 
@@ -161,13 +161,13 @@ def _reduce_panel(x: Term, first: Term, n_columns: Term) -> tuple[Term, Term]:
         row, column_index = m.row_of(x), m.column_of(x)
         values = m.dynamic_slice(x, 2, j)
         head = m.dynamic_slice(values, 1, pivot_row)
-        below = m.where(row > pivot_row, values, 0.0)
-        rest_square = (below * below).sum((1,))
+        values_below = m.where(row > pivot_row, values, 0.0)
+        rest_square = (values_below * values_below).sum((1,))
         length = (head * head + rest_square).map(Sqrt())
         beta = m.where(head < 0.0, length, -length)
         is_reduced = rest_square.equals(0.0)
         factor = m.where(is_reduced, 0.0, (beta - head) / beta)
-        v = m.where(row.equals(pivot_row), 1.0, m.where(is_reduced, 0.0, below / (head - beta)))
+        v = m.where(row.equals(pivot_row), 1.0, m.where(is_reduced, 0.0, values_below / (head - beta)))
         v = m.where(row >= pivot_row, v, 0.0)
         reduced = x - v * (m.matmul(m.transpose(v), x) * factor)
         stored = m.where(row > pivot_row, v, m.where(row.equals(pivot_row), m.where(is_reduced, head, beta), values))
@@ -182,8 +182,8 @@ def _reduce_panel(x: Term, first: Term, n_columns: Term) -> tuple[Term, Term]:
 def _vectors(packed: Term, first: Term, n_columns: Term) -> Term:
     """The vectors of a panel's reflections, as columns."""
     row, column = m.row_of(packed), m.column_of(packed)
-    below = m.where(row > column + first, packed, 0.0)
-    return m.where(column < n_columns, m.where(row.equals(column + first), 1.0, below), 0.0)
+    values_below = m.where(row > column + first, packed, 0.0)
+    return m.where(column < n_columns, m.where(row.equals(column + first), 1.0, values_below), 0.0)
 
 
 def _apply_block_reflector(c: Term, v: Term, tau: Term, adjoint: bool) -> Term:

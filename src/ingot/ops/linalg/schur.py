@@ -223,8 +223,8 @@ def _triangular_vectors(x: Pair) -> Pair:
         difference = values.map(lambda y: m.dynamic_slice(y, 2, index)) - values
         is_equal = difference.modulus() <= _epsilon(vr)
         difference = p.where(is_equal, p.real(t.full(values.re.shape, _epsilon(vr), vr.dtype)), difference)
-        above = p.where(column > index, x.map(lambda y: m.dynamic_slice(y, 1, index)), 0.0)
-        vector = -p.matmul(above, v).divide(difference)
+        values_above = p.where(column > index, x.map(lambda y: m.dynamic_slice(y, 1, index)), 0.0)
+        vector = -p.matmul(values_above, v).divide(difference)
         one = p.real(t.full(values.re.shape, 1.0, vr.dtype))
         vector = p.where(column > index, vector, p.where(column.equals(index), one, 0.0))
         v = Pair(*(m.dynamic_update(y, u, 1, index) for y, u in zip(v.parts, vector.parts, strict=True)))

@@ -200,8 +200,8 @@ class Einsum(Op):
         product, labels = _normalize_operand(Term(inputs[0]), equation.operands[0], sizes)
         for i in range(1, len(inputs)):
             operand, others = _normalize_operand(Term(inputs[i]), equation.operands[i], sizes)
-            needed = set(result) | set("".join(equation.operands[i + 1 :]))
-            product, labels = _product(product, labels, operand, others, needed)
+            needed_labels = set(result) | set("".join(equation.operands[i + 1 :]))
+            product, labels = _product(product, labels, operand, others, needed_labels)
         product, labels = _sum_out(product, labels, set(result))
         # labels of size 1 in all operands were dropped
         missing = [c for c in result if c not in labels]

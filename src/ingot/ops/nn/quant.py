@@ -44,8 +44,8 @@ class Dequantize(Op):
         is_quantized = x.dtype.is_integer and x.dtype.bits <= 32
         is_quantized = is_quantized or (x.dtype.is_float and x.dtype.bits <= 8 and bool(scale))
         self.expect(is_quantized, f"expected integers of at most 32 bits, or floats of at most 8 and a scale, got {x}")
-        zero_fits = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
-        self.expect(zero_fits, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
+        is_zero_valid = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
+        self.expect(is_zero_valid, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
         for p in (zero, *scale):
             self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
         if not scale:
@@ -92,8 +92,8 @@ class DequantizeBlocks(Op):
 
     Operands: x, then `factors` factors of the scale, then either as many of the minimum or none. x: integers of 4 or 8
     bits. A scale and a minimum are the products of their factors in f32. Factors: integers of 8 bits or floats, which
-    broadcast to x. bits: how many bits of their type the levels use: a signed level lies within -2^(bits - 1) and
-    2^(bits - 1) - 1. Products keep weights in this form (`passes/core/block_quantized.py`).
+    broadcast to x. bits: the bits of their type that the levels use: a signed level lies between -2^(bits - 1)
+    and 2^(bits - 1) - 1. Products keep weights in this form (`passes/core/block_quantized.py`).
     """
 
     name: ClassVar[str] = "dequantize_blocks"
@@ -150,9 +150,9 @@ class DequantizeBlocks(Op):
 class RoundToBytes(Op):
     """f32 values rounded to 8 bits in blocks: round_half_even(x / d) * d, where d is the largest |x| of a block / 127.
 
-    Operand: x. dims: the dimensions of a block: its levels share d. Levels are within -127 and 127. A block with a NaN
-    or an infinity is all NaN, one of zeros all zeros. The same as ggml's Q8_0 and Q8_K, but that d is not stored in 16
-    bits. Products with weights of levels that read it are computed in integers (`passes/core/block_quantized.py`).
+    Operand: x. dims: the dimensions of a block, whose levels share d. Levels are -127 to 127. A block with a NaN or an
+    infinity is all NaN, one of zeros all zeros. The same as ggml's Q8_0 and Q8_K, except that d is not stored in
+    16 bits. Products with weights of levels that read it are computed in integers (`passes/core/block_quantized.py`).
     """
 
     name: ClassVar[str] = "round_to_bytes"
@@ -198,8 +198,8 @@ class RoundToBytes(Op):
 class EmbeddingLookup(Op):
     """The rows `ids` of a table: [*ids.shape, *table.shape[1:]]. Ids beyond the table are the nearest within it.
 
-    Operands: table, ids. It is `Take(0)`, but a constant table is read in the form in which products store it: a table
-    that is the output, too, is in memory once.
+    Operands: table, ids. It computes `Take(0)`, but reads a constant table in the form in which products store it: a
+    table that is also the weight of the output layer is in memory once.
     """
 
     name: ClassVar[str] = "embedding_lookup"
@@ -214,12 +214,12 @@ class EmbeddingLookup(Op):
         return Take(0).reference(*inputs)
 
     def lower(self, *inputs: Node) -> Node:
-        """Of levels the rows are gathered first. Levels of 4 bits are kept in pairs."""
+        """Rows of levels are gathered before they are dequantized. Levels of 4 bits stay in pairs."""
         table, ids = inputs
         q, *parameters = table.inputs or (table,)
         shapes = [n.shape[:1] for n in table.inputs]
-        is_of_rows = isinstance(table.op, Dequantize | DequantizeBlocks) and q.constant is not None
-        if not is_of_rows or not all(s == () or s == table.shape[:1] for s in shapes):
+        has_row_parameters = isinstance(table.op, Dequantize | DequantizeBlocks) and q.constant is not None
+        if not has_row_parameters or not all(s == () or s == table.shape[:1] for s in shapes):
             return Take(0)(table, ids)
         levels = _gathered_levels(q, ids)
         gathered = [Take(0)(p, ids) if p.type.rank else p for p in parameters]

@@ -108,8 +108,8 @@ class OneHot(Op):
         index = wrap_index_node(indices.node, t.size(self.depth)).expand(self.axis)
         shape = (*inputs[0].shape[: self.axis], self.depth, *inputs[0].shape[self.axis :])
         matches = t.iota(shape, self.axis, index.dtype).equals(index)
-        off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
-        return t.term(t.where(matches, on, off)).node
+        off_value, on_value = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
+        return t.term(t.where(matches, on_value, off_value)).node
 
     @classmethod
     def samples(cls) -> Samples:

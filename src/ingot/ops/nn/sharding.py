@@ -112,10 +112,10 @@ class PerDevice(Op):
             first, counts = by_rank[0][i], dict(self.mesh)
             factors = [math.prod(counts[a] for a in split) for split in axes]
             shape = tuple(d * factor for d, factor in zip(first.shape, factors, strict=True))
-            whole = np.empty(shape, first.dtype)
+            result = np.empty(shape, first.dtype)
             for rank in range(self.count):
-                whole[self._cut(shape, axes, rank)] = by_rank[rank][i]
-            out.append(whole)
+                result[self._cut(shape, axes, rank)] = by_rank[rank][i]
+            out.append(result)
         return out[0] if len(out) == 1 else tuple(out)
 
     def _cut(self, shape: tuple[int, ...], axes: Axes, rank: int) -> tuple[slice, ...]:

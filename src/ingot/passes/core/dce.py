@@ -96,10 +96,10 @@ def _while(n: Node, live_results: set[int]) -> Pruned:
     cond, body = n.op.cond, n.op.body
     live = live_results | _needs(cond, [0])
     while True:
-        reached = live | _needs(body, sorted(live))
-        if reached == live:
+        new_live = live | _needs(body, sorted(live))
+        if new_live == live:
             break
-        live = reached
+        live = new_live
     if len(live) == len(body.inputs):
         return None
     positions = sorted(live)

@@ -79,13 +79,13 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Region:
-    """root: a reshape of an image. nodes: the arithmetic after it that can be done on the image. at_once: whether
+    """root: a reshape of an image. nodes: the arithmetic after it that can be done on the image. is_whole: whether
     reductions run over the box of parts."""
 
     root: Node
     cut: _Cut
     nodes: frozenset[Node]
-    at_once: bool
+    is_whole: bool
 
     @property
     def image(self) -> Shape:
@@ -107,7 +107,7 @@ class _Region:
 
 def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
     """Remove reshapes between images and their reductions (see module), if the graph has images that are stored
-    channels last: others are in the order of their dimensions. at_once: elements of the largest slice that is reduced
+    channels last: others are in the order of their dimensions. max_slice_elements: of the largest slice that is reduced
     in one pass."""
     if not has_images(graph):
         return graph
@@ -126,13 +126,13 @@ def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
         region = region_of.get(n)
         operand_region = next((region_of[i] for i in n.inputs if i in region_of), None)
         if region is not None:
-            if region.at_once:
+            if region.is_whole:
                 boxes[n] = _computed_inside(n, region, region_of, memo, boxes)
             return _computed_inside(n, region, region_of, memo)
         if operand_region is not None and isinstance(n.op, ops.Reduce):
             return (
                 _reduced_at_once(n, n.op, operand_region, boxes)
-                if operand_region.at_once
+                if operand_region.is_whole
                 else _reduced(n, n.op, operand_region, inputs[0])
             )
         return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
@@ -140,7 +140,7 @@ def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
     return graph.with_outputs(rebuild(graph.outputs, memo, unreshaped))
 
 
-def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:
+def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], max_elements: int) -> _Region | None:
     """The region of the reshape `root`; None if it is not supported, or if no reduction is across or within its
     dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
@@ -168,7 +168,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_on
                 return None
             inside.add(u)
             stack.append(u)
-    return _Region(root, cut, frozenset(inside), largest <= at_once) if gains else None
+    return _Region(root, cut, frozenset(inside), largest <= max_elements) if gains else None
 
 
 def _keeps_dim_order(node: Node, cut: _Cut) -> bool:

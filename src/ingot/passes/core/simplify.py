@@ -127,13 +127,15 @@ def _slice(n: Node) -> Node | None:
     assert isinstance(op, ops.Slice)
     if n.shape == x.shape and all(s == 1 for s in op.strides):
         return x
-    if isinstance(x.op, ops.Slice):
-        return _slice_of_slice(op, x, x.op)
-    if isinstance(x.op, ops.Concat):
-        return _slice_of_concat(op, x, x.op.dimension)
     if isinstance(x.op, ops.BroadcastInDim) and not x.op.dims:
         return ops.BroadcastInDim(n.shape, ())(x.inputs[0])
-    return None
+    merged = None
+    if isinstance(x.op, ops.Slice):
+        merged = _slice_of_slice(op, x, x.op)
+    elif isinstance(x.op, ops.Concat):
+        merged = _slice_of_concat(op, x, x.op.dimension)
+    # a sum of maxima may have several forms: a slice whose sizes would get other ones stays
+    return merged if merged is not None and merged.type == n.type else None
 
 
 def _slice_of_slice(outer: ops.Slice, x: Node, inner: ops.Slice) -> Node | None:

@@ -30,10 +30,10 @@ def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node
         if producer is None:
             continue
         members = readers.get(producer, [])
-        own = {producer, *producer.results}
+        results = {producer, *producer.results}
         size = sum(len(_body(m).nodes()) for m in (producer, *members, n))
         # operands of others are computed before the producer, so that they do not depend on it
-        if all(i in own or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
+        if all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
             readers.setdefault(producer, []).append(n)
     producers = {r: p for p, members in readers.items() for r in members}
     images: dict[Node, Node] = {}

@@ -284,13 +284,13 @@ class _Fusion:
         elif is_pointwise(node):
             can_join = self._accepts_pointwise(g, node, axes)
         elif g.anchor is not None and node in sibling_products(g.anchor, self.users, self.graph, self.policy):
-            can_join = self._is_aligned(g, node, moved=True)
+            can_join = self._is_aligned(g, node, allows_transposes=True)
             if can_join:
                 g.siblings.append(node)
                 self.in_memory.update(i for i in node.inputs if i is not g.panel)
         else:
             has_no_loop = g.anchor is None and not g.reductions and len(node.types) == 1
-            is_epilogue = node.op.takes_epilogue and self._is_aligned(g, node, moved=True)
+            is_epilogue = node.op.takes_epilogue and self._is_aligned(g, node, allows_transposes=True)
             can_join = has_no_loop and (
                 is_epilogue or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None
             )
@@ -314,10 +314,10 @@ class _Fusion:
             chain.append(next(u for u in self.users[chain[-1]] if u in g.members))
         layout = Layout.contiguous(g.root.shape)
         for operand, u in reversed([*pairwise(chain)]):
-            moved = pull_back(u, operand, layout) if is_free(u) else layout
-            if moved is None:  # only a part of the channels is innermost
+            source_layout = pull_back(u, operand, layout) if is_free(u) else layout
+            if source_layout is None:  # only a part of the channels is innermost
                 break
-            layout = moved
+            layout = source_layout
         return layout.strides[-1] != 1
 
     def _join_all(self, groups: list[OpenGroup], node: Node) -> bool:
@@ -369,7 +369,7 @@ class _Fusion:
         cheap |= repeats and self.policy.repeats_vectors and self._recomputes_cheaply([g], node)
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
-        return g.anchor is None or self._is_aligned(g, node, moved=True) or cheap
+        return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap
 
     def _depends_on_gathered_rows(self, node: Node, depth: int = 8) -> bool:
         """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
@@ -408,8 +408,8 @@ class _Fusion:
         box, reduced = node.inputs[0].shape, ops.reduced_dims(node)
         result_dims = tuple(d for d in range(len(box)) if d not in reduced)
         if g.reductions:
-            same = g.reductions[0].inputs[0].shape == box and ops.reduced_dims(g.reductions[0]) == reduced
-            can_join = same and follows(axes, result_dims, box)
+            is_same_reduction = g.reductions[0].inputs[0].shape == box and ops.reduced_dims(g.reductions[0]) == reduced
+            can_join = is_same_reduction and follows(axes, result_dims, box)
             if can_join:
                 g.reductions.append(node)
             return can_join
@@ -439,11 +439,11 @@ class _Fusion:
     def _add(self, g: OpenGroup, node: Node, axes: Axes | None) -> None:
         g.add(node, axes, self.readers.get(g, ()))
 
-    def _is_aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
+    def _is_aligned(self, g: OpenGroup, node: Node, allows_transposes: bool = False) -> bool:
         """Whether each element of `node` is needed for one element of the result only: the same in row-major order, or
-        with `moved` any, by transposes."""
+        with `allows_transposes` any, by transposes."""
         order = g.order_of(node, self.readers.get(g, ()))
-        return order == () or (moved and order is not None)
+        return order == () or (allows_transposes and order is not None)
 
     def _axes_in(self, g: OpenGroup, node: Node) -> Axes | None:
         """The axes of the box that the node's dimensions follow; None if its users in the group disagree."""
@@ -491,9 +491,9 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, updated = compute_updates(fused, policy)
     images = {n: updated.get(g, g) for n, g in images.items()} | updated
     fused, merged = join_results(fused, policy)
-    fused, joined = join_epilogues(fused, policy)
+    fused, joined_groups = join_epilogues(fused, policy)
     if reasons is not None:
         for n, text in fusion.reasons.items():
             group = merged.get(image := images.get(n, n), image)
-            reasons[joined.get(group, group)] = text
+            reasons[joined_groups.get(group, group)] = text
     return fused

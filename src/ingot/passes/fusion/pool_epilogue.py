@@ -29,14 +29,14 @@ def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     memo: dict[Node, Node] = {}
     replaced: dict[Node, Node] = {}
 
-    def joined(n: Node, inputs: Sequence[Node]) -> Node:
+    def join(n: Node, inputs: Sequence[Node]) -> Node:
         if n not in pools:
             return n.with_inputs(inputs)
         replaced[n] = _merged(n, pools[n], inputs)
         image, memo[pools[n]] = replaced[n].results
         return image
 
-    return graph.with_outputs(rebuild(graph.outputs, memo, joined)), replaced
+    return graph.with_outputs(rebuild(graph.outputs, memo, join)), replaced
 
 
 def _pooled(node: Node) -> Node | None:

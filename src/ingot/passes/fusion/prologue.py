@@ -281,8 +281,8 @@ def _pads_image(pad: Node) -> bool:
     assert isinstance(op, ops.Pad)
     zero = fill.constant is not None and not any(fill.constant.value.tobytes())
     ends = [op.low[0], op.high[0], op.low[3], op.high[3]]
-    around = all(isinstance(d, int) and d >= 0 for i in (1, 2) for d in (op.low[i], op.high[i]))
-    return zero and around and not any(op.interior) and all(d == 0 for d in ends)
+    is_static = all(isinstance(d, int) and d >= 0 for i in (1, 2) for d in (op.low[i], op.high[i]))
+    return zero and is_static and not any(op.interior) and all(d == 0 for d in ends)
 
 
 def _is_expansion(n: Node) -> bool:

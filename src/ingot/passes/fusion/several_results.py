@@ -47,8 +47,8 @@ def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, 
             continue
         members = [reader]
         for m in members:  # grows in the loop
-            taken = merged.keys() | members
-            members += [i for i in dict.fromkeys(m.inputs) if i not in taken and can_join(i, m)]
+            excluded = merged.keys() | members
+            members += [i for i in dict.fromkeys(m.inputs) if i not in excluded and can_join(i, m)]
         while len(members) > 1 and not _can_merge(members, depth, policy):
             members.remove(min(members[1:], key=depth.__getitem__))
         if len(members) > 1:

@@ -28,12 +28,12 @@ def share_kernels(graph: Graph) -> Graph:
         if scalars[group]:
             similar.setdefault((_without(group, scalars[group]), len(scalars[group])), []).append(group)
     images: dict[Op, tuple[Group, list[Node]]] = {}
-    for same in similar.values():
-        values = zip(*(scalars[group] for group in same), strict=True)
-        apart = [i for i, of_each in enumerate(values) if any(c.op != of_each[0].op for c in of_each)]
-        for group in same if apart else ():
-            found = [scalars[group][i] for i in apart]
-            images[group] = _without(group, found), found
+    for alike_groups in similar.values():
+        values = zip(*(scalars[group] for group in alike_groups), strict=True)
+        differing = [i for i, of_each in enumerate(values) if any(c.op != of_each[0].op for c in of_each)]
+        for group in alike_groups if differing else ():
+            operands = [scalars[group][i] for i in differing]
+            images[group] = _without(group, operands), operands
     if not images:
         return graph
 
@@ -68,9 +68,9 @@ def _plain(n: Node, body: Graph, users: Mapping[Node, Sequence[Node]]) -> bool:
 def _without(group: Group, constants: Sequence[Node]) -> Group:
     """The group with these constants replaced by additional operands."""
     body, first = group.body, len(group.body.inputs)
-    taken: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
-    inputs = (*body.inputs, *taken.values())
-    return replace(group, body=replace(body, inputs=inputs, outputs=rebuild(body.outputs, dict(taken))))
+    input_of: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
+    inputs = (*body.inputs, *input_of.values())
+    return replace(group, body=replace(body, inputs=inputs, outputs=rebuild(body.outputs, dict(input_of))))
 
 
 __all__ = ["share_kernels"]

@@ -268,12 +268,12 @@ def _unrepeat(x: Node) -> Node | None:
     assert isinstance(op, ops.BroadcastInDim)
     if wide.type.rank != 5 or x.type.rank != 4:
         return None
-    batch, own, _, length, depth = wide.shape
+    batch, heads, _, length, depth = wide.shape
     if x.shape[0] != batch or x.shape[2:] != (length, depth):
         return None
     (y,) = wide.inputs
     if op.dims == (0, 1, 3, 4):
-        return y if y.shape == (batch, own, length, depth) else None
-    if op.dims == (0, 1, 2, 3, 4) and y.shape == (batch, own, 1, length, depth):
-        return ops.Reshape((batch, own, length, depth))(y)
+        return y if y.shape == (batch, heads, length, depth) else None
+    if op.dims == (0, 1, 2, 3, 4) and y.shape == (batch, heads, 1, length, depth):
+        return ops.Reshape((batch, heads, length, depth))(y)
     return None

@@ -38,8 +38,8 @@ def order_linear(graph: Graph) -> Graph:
     memo: dict[Node, Node] = {}
 
     def ordered(n: Node, inputs: Sequence[Node]) -> Node:
-        moved = _convolve_last(n, memo, single_use, fuel) or _convolve_first(n, memo, single_use, fuel)
-        return moved or n.with_inputs(inputs)
+        reordered = _convolve_last(n, memo, single_use, fuel) or _convolve_first(n, memo, single_use, fuel)
+        return reordered or n.with_inputs(inputs)
 
     return graph.with_outputs(rebuild(graph.outputs, memo, ordered))
 
@@ -131,9 +131,9 @@ def _keeps_constants(op: Op) -> bool:
     return isinstance(op, ops.AdaptiveAvgPool)
 
 
-def _costs(op: Op, x: Node, moved: Node, conv: Node) -> tuple[int, int]:
-    """Multiply-adds per image with the convolution last, and with it first. moved: `op` of x."""
-    before, after = (estimate(product(n.shape[2:])) for n in (x, moved))
+def _costs(op: Op, x: Node, result: Node, conv: Node) -> tuple[int, int]:
+    """Multiply-adds per image with the convolution last, and with it first. result: `op` of x."""
+    before, after = (estimate(product(n.shape[2:])) for n in (x, result))
     reads = MULTIPLY_ADDS_PER_TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
     weights = estimate(product(conv.inputs[1].shape))
     channels, out = estimate(x.shape[1]), estimate(conv.shape[1])

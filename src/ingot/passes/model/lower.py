@@ -22,10 +22,10 @@ def lower_model_ops(
 
 @lru_cache(maxsize=64)
 def _rules(keep: frozenset[type[Op]], serves: Callable[[Node], bool] | None) -> RuleSet:
-    kept = tuple(keep)
+    kept_classes = tuple(keep)
 
     def lower(n: Node) -> Result | None:
-        stays = isinstance(n.op, kept) and (serves is None or serves(n))
-        return None if stays else n.op.lower(*n.inputs)
+        is_kept = isinstance(n.op, kept_classes) and (serves is None or serves(n))
+        return None if is_kept else n.op.lower(*n.inputs)
 
     return rules(Rule("lower", Op, lower))

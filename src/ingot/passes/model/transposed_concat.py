@@ -17,13 +17,13 @@ def transpose_parts(graph: Graph) -> Graph:
     the old order"""
     users, outputs, replacements = graph.uses(), set(graph.outputs), dict[Node, Node]()
     for n in graph.nodes():
-        joined = n.inputs[0] if isinstance(n.op, ops.Transpose) else n
-        if joined is n or not isinstance(joined.op, ops.Concat) or not isinstance(n.op, ops.Transpose):
+        concat = n.inputs[0] if isinstance(n.op, ops.Transpose) else n
+        if concat is n or not isinstance(concat.op, ops.Concat) or not isinstance(n.op, ops.Transpose):
             continue
-        if joined in outputs or any(u is not n for u in users[joined]):
+        if concat in outputs or any(u is not n for u in users[concat]):
             continue
-        axis = n.op.permutation.index(joined.op.dimension)
-        replacements[n] = ops.Concat(axis)(*(n.op(x, loc=joined.loc) for x in joined.inputs), loc=joined.loc)
+        axis = n.op.permutation.index(concat.op.dimension)
+        replacements[n] = ops.Concat(axis)(*(n.op(x, loc=concat.loc) for x in concat.inputs), loc=concat.loc)
     return replace_nodes(graph, replacements)
 
 

@@ -50,10 +50,10 @@ def board_of(features: Features) -> Board:
 def footprint(features: Features, plan: Plan, source: Path, separate_weights: bool) -> Footprint:
     """The footprint of the program in `source`, as printed from `plan`."""
     board = board_of(features)
-    held = 0 if separate_weights or not plan.weights else len(plan.weights)
+    code_weight_bytes = 0 if separate_weights or not plan.weights else len(plan.weights)
     code = _code_bytes(board, source)
     if code is not None:
-        code -= held + (len(plan.state) if any(plan.state) else 0)
+        code -= code_weight_bytes + (len(plan.state) if any(plan.state) else 0)
     arena = max(8, plan.arena_bytes + plan.scratch_bytes)
     return Footprint(code, f"{board.compiler[0]} -O2", len(plan.weights), arena, len(plan.state))
 
@@ -68,14 +68,14 @@ def _code_bytes(board: Board, source: Path) -> int | None:
     try:
         command = [*board.compiler, "-O2", "-c", str(source), "-o", str(target)]
         subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_SECONDS)
-        told = subprocess.run(
+        output = subprocess.run(
             [size, "-A", str(target)], check=True, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
         )
     except (subprocess.SubprocessError, OSError):
         return None
     finally:
         target.unlink(missing_ok=True)
-    rows = (line.split() for line in told.stdout.splitlines())
+    rows = (line.split() for line in output.stdout.splitlines())
     return sum(int(r[1]) for r in rows if len(r) == 3 and r[0].startswith((".text", ".rodata", ".data.rel.ro")))
 
 

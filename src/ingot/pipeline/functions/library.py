@@ -48,9 +48,9 @@ def export(program: Program, path: Path, weights: Path | None = None) -> None:
     baseline = Features(code.features.arch)  # what looks whether the processor is fit runs on any
     helper, offsets = helpers(code.features)
     start = -(-len(code.blob) // 64) * 64
-    known = dict(code.symbols) | {name: start + at for name, at in offsets.items()}
+    symbols = dict(code.symbols) | {name: start + at for name, at in offsets.items()}
     entry = compiled(entry_ir(plan, code.features), baseline).code.result()
-    linked = link([entry], baseline, prior=code.blob.ljust(start, b"\0") + helper, known=known)
+    linked = link([entry], baseline, prior=code.blob.ljust(start, b"\0") + helper, symbols=symbols)
     name = identifier(path.stem)
     functions = {f"{name}_run": linked.symbols[RUN], f"{name}_run_in": linked.symbols[RUN_IN]}
     functions |= {f"{name}_reset": linked.symbols[RESET]} if plan.state else {}

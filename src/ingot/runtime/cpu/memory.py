@@ -41,7 +41,7 @@ class Region:
     def read(self, offset: int, nbytes: int) -> bytes:
         return ctypes.string_at(self.address + offset, nbytes)
 
-    def write(self, offset: int, source: int, nbytes: int) -> None:
+    def write(self, offset: int, source: int, nbytes: int, is_resident: bool = False) -> None:
         ctypes.memmove(self.address + offset, source, nbytes)
 
     def fill(self, offset: int, nbytes: int, byte: int) -> None:

@@ -23,6 +23,7 @@ from ctypes import (
     sizeof,
 )
 from functools import cache
+from typing import Any
 
 from ingot.support.cubins import MatrixCode
 from ingot.support.errors import DeviceError
@@ -33,6 +34,7 @@ _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
 _RELAXED = 2  # capture mode: the captured functions may allocate memory
+_REPLACED = 1  # cuStreamUpdateCaptureDependencies: instead of the earlier ones
 _COOPERATIVE = 2  # launch attribute: all blocks of the grid run concurrently
 _PROGRAMMATIC = 1  # port and type of an edge: the successor may start before its predecessor has ended
 _PROMOTED = 2  # cuTensorMapEncodeTiled: L2 fetches 128 bytes at a time
@@ -105,6 +107,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
         self._lib = library
+        self.workspaces: dict[int, Any] = {}  # by stream: what programs share there (`memory.Workspace`)
         for name, types in _ARGUMENT_TYPES.items():
             getattr(library, name).argtypes = types
         self._set_current, self._capturing = library.cuCtxSetCurrent, library.cuStreamIsCapturing
@@ -350,6 +353,24 @@ class Driver:
         finally:
             self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
         return graph.value or 0
+
+    def captured_graph(self, stream: int) -> tuple[int, list[int]]:
+        """The graph that a capture of this stream makes, and its nodes that later work on the stream comes after."""
+        status, number, graph, nodes, count = c_int(), c_ulonglong(), c_void_p(), POINTER(c_void_p)(), c_size_t()
+        places = [byref(status), byref(number), byref(graph), byref(nodes)]
+        if hasattr(self._lib, "cuStreamGetCaptureInfo_v3"):
+            edges = c_void_p()
+            self._call("cuStreamGetCaptureInfo_v3", c_void_p(stream), *places, byref(edges), byref(count))
+        else:
+            self._call("cuStreamGetCaptureInfo_v2", c_void_p(stream), *places, byref(count))
+        return graph.value or 0, [nodes[i] or 0 for i in range(count.value)]
+
+    def continue_capture(self, stream: int, nodes: Sequence[int]) -> None:
+        """Let later work on a stream that is captured come after these nodes of the captured graph alone."""
+        places = (c_void_p * len(nodes))(*nodes)
+        edges = (None,) if hasattr(self._lib, "cuStreamUpdateCaptureDependencies_v2") else ()
+        name = f"cuStreamUpdateCaptureDependencies{'_v2' if edges else ''}"
+        self._call(name, c_void_p(stream), places, *edges, c_size_t(len(nodes)), c_uint(_REPLACED))
 
     def add_graph(self, graph: int, dependencies: Sequence[int], inner: int) -> int:
         """A node after the nodes `dependencies` that runs a copy of another graph."""

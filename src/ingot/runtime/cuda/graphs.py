@@ -6,220 +6,41 @@
   kernels wait before they read, so that the predecessors of a predecessor have ended as well.
 - A size that a step computes is read by the host, which updates the kernels that depend on it. The host also runs the
   loops and branches that contain such sizes, and all of them if the driver is too old.
-
-    a b  Loop(c, body: d)  e   ->   one graph: a b c tell WHILE(d c tell) e
-                                    or several: [a b], again and again [c], flag read by the host, [d]; [e]
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Added, Clock
 from ingot.runtime.cuda.driver import Driver
-from ingot.runtime.cuda.flow import Branch, Flow, Loop, SizeRead, fits, flow, pieces, sized
+from ingot.runtime.cuda.flow import Branch, Loop, flow
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
-from ingot.runtime.cuda.nvtx import Ranges
-from ingot.runtime.cuda.order import Access, Order
+from ingot.runtime.cuda.order import Order
+from ingot.runtime.cuda.profile import Ranges
 from ingot.runtime.cuda.resolver import Resolver
+from ingot.runtime.cuda.runs import (
+    Conditional,
+    GraphItem,
+    Hosted,
+    Run,
+    RunBuilder,
+    Segment,
+    exchanges,
+    launches,
+    segments,
+    without_conditionals,
+)
 from ingot.runtime.cuda.streaming import BoundedWeights
-from ingot.runtime.expr import OPERATORS, Expr, evaluate
-from ingot.runtime.program import Program, Step
-from ingot.support.dataclass import dataclass
+from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
 
-_EXCHANGES = -1  # the number of a memory that stands for the GPUs' links
-MAX_UNROLLED_KERNELS = 4096  # of an unrolled loop
 MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results by turns cost no update of nodes
-
-
-@dataclass
-class _Conditional:
-    """A conditional node of a graph. flag_nodes: the launches that set its flag; the first immediately precedes it."""
-
-    loop: bool
-    flag_nodes: tuple[Node, ...]
-    bodies: tuple[list[_GraphItem], ...]
-
-
-_GraphItem: TypeAlias = "Node | Exchange | _Conditional"
-
-
-@dataclass
-class _Segment:
-    """The launches of one graph. executables: its instantiated copies."""
-
-    parts: list[_GraphItem]
-    nodes: list[Node]
-    graph: int = 0
-    executables: list[int] = field(default_factory=lambda: list[int]())
-
-
-@dataclass
-class _Hosted:
-    """What the host runs: a loop (first: its condition, second: its body), a branch (its two sides), or sizes."""
-
-    item: Loop | Branch | SizeRead
-    flag: tuple[int, int]  # its index into the places, and its byte offset
-    first: list[_Run]
-    second: list[_Run]
-
-
-_Run: TypeAlias = "_Segment | _Hosted"
-
-
-def _nodes(parts: Sequence[_GraphItem]) -> Iterator[Node]:
-    for part in parts:
-        if isinstance(part, Node):
-            yield part
-        elif isinstance(part, _Conditional):
-            yield part.flag_nodes[0]
-            for body in part.bodies:
-                yield from _nodes(body)
-
-
-def _exchanges(parts: Sequence[_GraphItem]) -> Iterator[Exchange]:
-    for part in parts:
-        if isinstance(part, Exchange):
-            yield part
-        elif isinstance(part, _Conditional):
-            for body in part.bodies:
-                yield from _exchanges(body)
-
-
-def _launched(part: _GraphItem) -> list[Node | Exchange]:
-    return [*_nodes([part]), *_exchanges([part])]
-
-
-def _without_conditionals(segment: _Segment) -> list[Node | Exchange]:
-    """The launches of a segment without conditional nodes."""
-    return [part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)]
-
-
-def _segments(runs: Sequence[_Run]) -> Iterator[_Segment]:
-    for run in runs:
-        if isinstance(run, _Segment):
-            yield run
-        else:
-            yield from _segments((*run.first, *run.second))
-
-
-def _is_known(number: Expr, values: Mapping[str, int]) -> bool:
-    return isinstance(number, int) or all(not isinstance(i, str) or i in OPERATORS or i in values for i in number)
-
-
-class _RunBuilder:
-    """Makes what runs of a program's steps for one set of shapes."""
-
-    def __init__(
-        self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: Resolver,
-        communicators: Communicators | None,
-    ) -> None:  # fmt: skip
-        self._driver, self._steps, self._image, self._binding = driver, program.steps, image, binding
-        self._communicators = communicators
-        self._resolve = resolve
-        self._sized = sized(program)
-
-    def runs(self, items: Flow, version: int) -> list[_Run]:
-        """version: of the driver; 0: without conditional nodes."""
-        runs: list[_Run] = []
-        for piece in pieces(items, lambda item: fits(item, version, self._sized, self._is_unrolled)):
-            match piece:
-                case Loop():
-                    first, second = piece.condition, piece.body
-                case Branch():
-                    first, second = piece.then, piece.otherwise
-                case SizeRead():
-                    first = second = ()
-                case _:
-                    if parts := self._parts(piece):
-                        runs.append(_Segment(parts, [*_nodes(parts)]))
-                    continue
-            runs.append(_Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
-        return runs
-
-    def _flag(self, at: int) -> tuple[int, int]:
-        return self._resolve.buffer(*self._steps[at].args[0])
-
-    def _is_unrolled(self, loop: Loop) -> bool:
-        return self._trip_count(loop) is not None
-
-    def _trip_count(self, loop: Loop) -> int | None:
-        """The trip count of a loop that is unrolled; None: it is not."""
-        if loop.trip_count is None or not _is_known(loop.trip_count, self._binding.values):
-            return None
-        launches, trips = self._launches(loop.body), evaluate(loop.trip_count, self._binding.values)
-        return (trips if launches else 0) if launches * trips <= MAX_UNROLLED_KERNELS else None
-
-    def _launches(self, items: Flow) -> int:
-        count = 0
-        for item in items:
-            match item:
-                case int():
-                    count += bool(self._binding.counts[item][0])
-                case Loop() if (trips := self._trip_count(item)) is not None:
-                    count += trips * self._launches(item.body)
-                case Loop():
-                    count += self._launches((*item.condition, *item.body, *item.condition)) + 1
-                case Branch():
-                    count += self._launches((*item.then, *item.otherwise)) + 1
-                case SizeRead():
-                    pass
-        return count
-
-    def _parts(self, items: Flow) -> list[_GraphItem]:
-        parts: list[_GraphItem] = []
-        for item in items:
-            match item:
-                case int():
-                    if self._binding.counts[item][0]:
-                        parts.append(self._node(item))
-                case Loop() if (trips := self._trip_count(item)) is not None:
-                    for _ in range(trips):
-                        parts += self._parts(item.body)
-                case Loop():
-                    first, last_flag = self._flag_node(item.at), self._flag_node(item.at)
-                    body = [*self._parts(item.body), *self._parts(item.condition), last_flag]
-                    parts += [*self._parts(item.condition), _Conditional(True, (first, last_flag), (body,))]
-                case Branch():
-                    then, otherwise = self._parts(item.then), self._parts(item.otherwise)
-                    if then or otherwise:
-                        bodies = (then, otherwise) if item.otherwise else (then,)
-                        parts.append(_Conditional(False, (self._flag_node(item.at),), bodies))
-                case SizeRead():
-                    raise AssertionError("sizes in a graph")
-        return parts
-
-    def _node(self, number: int) -> Node | Exchange:
-        step, dims = self._steps[number], self._binding.dims[number]
-        bases = [self._resolve.buffer(*arg) for arg in step.args]
-        if step.collective is not None:
-            return self._exchange(number, step, bases)
-        kernel = self._image.kernels[step.kernel]
-        sized_step = step if self._sized[number] else None
-        accesses = [self._resolve.access(*arg, i in kernel.code.writes) for i, arg in enumerate(step.args)]
-        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, sized_step, accesses)
-
-    def _exchange(self, number: int, step: Step, bases: list[tuple[int, int]]) -> Exchange:
-        if self._sized[number]:
-            raise DeviceError(str(step.collective), expected="a size that the inputs tell", got="one that a run finds")
-        assert self._communicators is not None
-        accesses = [self._resolve.access(*arg, writes=i == 1) for i, arg in enumerate(step.args)]
-        # one after the other, in the same order on each GPU
-        accesses.append(Access(_EXCHANGES, 0, 1, True))
-        count = self._binding.dims[number][0]
-        return Exchange(self._driver, number, step, self._communicators, count, bases, accesses)
-
-    def _flag_node(self, at: int) -> Node:
-        """A launch that sets a conditional node's flag to that of step `at`; `set_condition` says which node."""
-        reads = [self._resolve.access(*self._steps[at].args[0], False)]
-        return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None, reads)
 
 
 class Graphs:
@@ -231,28 +52,28 @@ class Graphs:
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
         self._copies_by_places: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
-        self._streamed_runs: list[_Run] = []  # the runs of launches kernel by kernel
+        self._streamed_runs: list[Run] = []  # the runs of launches kernel by kernel
         self._recent_places: dict[tuple[int, ...], None] = {}  # the places that copies had before, the latest
         self._capture_stream = 0
         self._graph_places: tuple[int, ...] = ()  # the places in the graphs that copies are instantiated from
         self._known: Mapping[str, int] = {}  # the values of symbols, and of the sizes that the run has computed so far
         resolve = Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
-        self._flow, self._builder = flow(program), _RunBuilder(driver, program, image, binding, resolve, communicators)
+        self._flow, self._builder = flow(program), RunBuilder(driver, program, image, binding, resolve, communicators)
         self._runs = self._builder.runs(self._flow, driver.version)
-        self._users: dict[int, list[tuple[_Segment, Node]]] = {}  # of each place
-        for segment in _segments(self._runs):
+        self._users: dict[int, list[tuple[Segment, Node]]] = {}  # of each place
+        for segment in segments(self._runs):
             for node in segment.nodes:
                 for base in {base for base, _ in node.bases}:
                     self._users.setdefault(base, []).append((segment, node))
         # the places that collectives read or write: their addresses are those of the graphs
-        exchanges = [part for segment in _segments(self._runs) for part in _exchanges(segment.parts)]
-        self._fixed = sorted({base for part in exchanges for base, _ in part.bases})
+        collectives = [part for segment in segments(self._runs) for part in exchanges(segment.parts)]
+        self._fixed = sorted({base for part in collectives for base, _ in part.bases})
         first = self._runs[0] if len(self._runs) == 1 else None
-        self._only_segment = first if isinstance(first, _Segment) else None  # as most programs have
+        self._only_segment = first if isinstance(first, Segment) else None  # as most programs have
         # a graph with conditional nodes has one copy, says the driver's reference
         only = self._only_segment
-        is_plain = only is not None and not any(isinstance(part, _Conditional) for part in only.parts)
+        is_plain = only is not None and not any(isinstance(part, Conditional) for part in only.parts)
         self._max_copies = MAX_COPIES if is_plain else 1
 
     def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
@@ -274,13 +95,13 @@ class Graphs:
             self._driver.launch(self._only_segment.executables[copy], stream)
             return
 
-        def launch(segment: _Segment) -> None:
+        def launch(segment: Segment) -> None:
             self._resize(segment)
             self._driver.launch(segment.executables[0], stream)
 
         self._run(launch, self._runs, places, stream)
 
-    def _resize(self, segment: _Segment) -> None:
+    def _resize(self, segment: Segment) -> None:
         """Set the launch sizes of kernels by the sizes that are known by now."""
         for node in segment.nodes:
             if node.sized is None or not node.resize(self._known):
@@ -292,20 +113,23 @@ class Graphs:
                 self._driver.enable(segment.executables[0], node.handle, node.enabled)
 
     def record(self, places: Places, stream: int) -> None:
-        """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
-        runs = self._builder.runs(self._flow, version=0)
-        if any(isinstance(run, _Hosted) for run in runs):
+        """Add the launches to the graph that the caller captures on a stream: nodes with the edges of a graph of our
+        own, so that they run side by side and start early in it, too. Raises DeviceError where the host reads flags."""
+        runs = self._builder.runs(self._flow, self._driver.version)
+        if any(isinstance(run, Hosted) for run in runs):
             raise DeviceError(
                 "a CUDA graph that is captured", expected="a program whose steps are known beforehand",
-                got="one with loops or branches that only the run knows", fix="call it outside of the captured part",
+                got="one with loops or branches that the host decides", fix="call it outside of the captured part",
             )  # fmt: skip
-        for segment in _segments(runs):
-            for part in segment.parts:
-                if isinstance(part, Exchange):
-                    part.run(places, stream)
-                elif isinstance(part, Node):
-                    part.point(places)
-                    self._driver.launch_kernel(part.params, stream)
+        for segment in segments(runs):
+            for is_node, parts in groupby(segment.parts, lambda part: not isinstance(part, Exchange)):
+                if is_node:
+                    graph, before = self._driver.captured_graph(stream)
+                    self._driver.continue_capture(stream, self._add_nodes(graph, [*parts], places, before))
+                else:
+                    for part in parts:
+                        assert isinstance(part, Exchange)
+                        part.run(places, stream)
 
     def stream(
         self, places: Places, stream: int, launcher: BoundedWeights | Ranges, seconds: dict[int, float] | None = None
@@ -313,11 +137,11 @@ class Graphs:
         """Launch kernel by kernel, as `launcher.launch` does."""
         runs = self._streamed_runs = self._streamed_runs or self._builder.runs(self._flow, version=0)
 
-        def launch(segment: _Segment) -> None:
+        def launch(segment: Segment) -> None:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            launcher.launch(_without_conditionals(segment), places, stream, seconds)
+            launcher.launch(without_conditionals(segment), places, stream, seconds)
 
         self._run(launch, runs, places, stream)
 
@@ -326,21 +150,21 @@ class Graphs:
         seconds_by_step: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
         runs = self._builder.runs(self._flow, version=0)
-        for segment in _segments(runs):
+        for segment in segments(runs):
             for node in segment.nodes:
                 node.point(places)
 
-        def added(part: _GraphItem) -> Added:
+        def added(part: GraphItem) -> Added:
             if isinstance(part, Exchange):
                 return lambda graph, predecessors: part.add(graph, predecessors, places, self._captures())
             assert isinstance(part, Node)
             return lambda graph, predecessors: self._driver.add_kernel(graph, predecessors, part.params)
 
-        def launch(segment: _Segment) -> None:
+        def launch(segment: Segment) -> None:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            nodes = _without_conditionals(segment)
+            nodes = without_conditionals(segment)
             # another one for each size
             sizes = (n for node in nodes if isinstance(node, Node) and node.sized for n in node.launch_key)
             key = (id(segment), *sizes)
@@ -381,7 +205,7 @@ class Graphs:
         return copy
 
     def _make_graphs(self, places: tuple[int, ...]) -> int:
-        for segment in _segments(self._runs):
+        for segment in segments(self._runs):
             segment.graph = self._driver.graph()
             self._add_nodes(segment.graph, segment.parts, places)
             for node in segment.nodes:
@@ -390,22 +214,27 @@ class Graphs:
         return self._copy()
 
     def _copy(self) -> int:
-        for segment in _segments(self._runs):
+        for segment in segments(self._runs):
             segment.executables.append(self._driver.instantiate(segment.graph))
         return len(self._copies_by_places)
 
-    def _add_nodes(self, graph: int, parts: Sequence[_GraphItem], places: Places) -> None:
-        """Add nodes to a graph, each with edges from those that it depends on."""
+    def _add_nodes(
+        self, graph: int, parts: Sequence[GraphItem], places: Places, before: Sequence[int] = ()
+    ) -> list[int]:
+        """Add nodes to a graph, each with edges from those that it depends on. before: the nodes of the graph that all
+        of them come after. Returns the last nodes, which no other of them comes after."""
         order = Order()
         handles: list[tuple[int, bool]] = []  # of each part: its node, and whether it is a kernel that runs
+        followed: set[int] = set()  # parts that another one comes after
         for number, part in enumerate(parts):
             if self._binding.sizes.size:  # kernels may be disabled, or write less: their order stays that of the steps
                 predecessors = [number - 1] if number else []
             else:
-                predecessors = order.next(access for node in _launched(part) for access in node.accesses)
-            dependencies = [handles[i][0] for i in predecessors]
+                predecessors = order.next(access for node in launches(part) for access in node.accesses)
+            followed.update(predecessors)
+            dependencies = [handles[i][0] for i in predecessors] or [*before]
             # only behind kernels that always run, and are not cooperative, may a kernel start early
-            starts_early = all(handles[i][1] for i in predecessors)
+            starts_early = all(handles[i][1] for i in predecessors) and (bool(predecessors) or not before)
             if isinstance(part, Node):
                 part.point(places)
                 part.handle = self._driver.add_kernel(
@@ -427,10 +256,11 @@ class Graphs:
             for body, inner in zip(bodies, part.bodies, strict=True):
                 self._add_nodes(body, inner, places)
             handles.append((node, False))
+        return [handle for i, (handle, _) in enumerate(handles) if i not in followed] or [*before]
 
     def _move(self, copy: int, old: Places, new: Places) -> None:
         """Update the kernels of a copy from old addresses to new ones."""
-        affected: dict[Node, _Segment] = {}  # each once
+        affected: dict[Node, Segment] = {}  # each once
         for place, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b:
                 affected.update((node, segment) for segment, node in self._users.get(place, ()))
@@ -438,7 +268,7 @@ class Graphs:
             node.point(new)
             self._driver.update(segment.executables[copy], node.handle, node.params)
 
-    def _run(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
+    def _run(self, launch: Callable[[Segment], None], runs: Sequence[Run], places: Places, stream: int) -> None:
         """Launch segments in the order that the flags read by the host determine."""
         if self._binding.sizes.size:
             self._binding.begin()
@@ -446,12 +276,12 @@ class Graphs:
             sizes = self._binding.sizes
             self._driver.to_device(places[0] + self._sizes, sizes.ctypes.data, sizes.nbytes, stream)
 
-        def follow(runs: Sequence[_Run]) -> bool:
+        def follow(runs: Sequence[Run]) -> bool:
             """False if computed sizes end the run."""
             return all(run_one(run) for run in runs)
 
-        def run_one(run: _Run) -> bool:
-            if isinstance(run, _Segment):
+        def run_one(run: Run) -> bool:
+            if isinstance(run, Segment):
                 launch(run)
                 return True
             if isinstance(run.item, Loop):
@@ -489,7 +319,7 @@ class Graphs:
         if self._capture_stream:
             self._driver.drop_stream(self._capture_stream)
             self._capture_stream = 0
-        for segment in _segments(self._runs):
+        for segment in segments(self._runs):
             if segment.graph:
                 self._driver.drop_graph(segment.graph, segment.executables)
             segment.graph = 0

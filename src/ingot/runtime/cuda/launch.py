@@ -15,7 +15,9 @@ from ingot.runtime.program import Step
 _WORD_BYTES = 8  # bytes of a parameter
 _MATRIX_PARAMETERS = 4  # the parameters after the tensor map of a matrix: its sizes and its strides
 WEIGHTS = 1  # the index of the weights' address among the places
-Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
+# addresses of the arena, the weights, the buffers with halos of each geometry, the arguments and the results, in this
+# order
+Places = Sequence[int]
 
 
 def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None) -> Iterator[int]:

@@ -17,14 +17,14 @@ class HipDevice(CudaDevice):
     def refusal(self, needs: Features) -> ArtifactError | None:
         archs = (needs.arch, *needs.features)
         try:
-            here = hip_driver().arch
+            arch = hip_driver().arch
         except DeviceError as error:
-            return ArtifactError(f"the program is for AMD GPUs ({', '.join(archs)}), and here is none: {error}")
-        if here in archs:
+            return ArtifactError(f"the program is for AMD GPUs ({', '.join(archs)}), and there is none here: {error}")
+        if arch in archs:
             return None
         return ArtifactError(
-            "the program was compiled for other GPUs", expected=", ".join(archs), got=here,
-            fix=f"compile with target='hip:{here}'",
+            "the program was compiled for other GPUs", expected=", ".join(archs), got=arch,
+            fix=f"compile with target='hip:{arch}'",
         )  # fmt: skip
 
     def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:

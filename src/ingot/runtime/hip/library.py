@@ -45,6 +45,8 @@ _NAMES = {
     "cuStreamWaitEvent": "hipStreamWaitEvent",
     "cuStreamBeginCapture_v2": "hipStreamBeginCapture",
     "cuStreamEndCapture": "hipStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2": "hipStreamGetCaptureInfo_v2",
+    "cuStreamUpdateCaptureDependencies": "hipStreamUpdateCaptureDependencies",
     "cuEventCreate": "hipEventCreateWithFlags",
     "cuEventDestroy_v2": "hipEventDestroy",
     "cuEventRecord": "hipEventRecord",
@@ -59,10 +61,12 @@ _NAMES = {
     "cuGraphLaunch": "hipGraphLaunch",
     "cuGraphExecDestroy": "hipGraphExecDestroy",
 }
-# of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet
+# of what these GPUs' programs have none: maps of matrices, conditional nodes, early starts, programs that meet, edges
+# with data
 MISSING_FUNCTIONS = frozenset({
     "cuTensorMapEncodeTiled", "cuGraphAddNode_v2", "cuGraphConditionalHandleCreate", "cuGraphAddDependencies_v2",
     "cuGraphKernelNodeSetAttribute", "cuLaunchCooperativeKernel", "cuDeviceGetAttribute",
+    "cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2",
 })  # fmt: skip
 _PROPERTIES_BYTES = 1 << 13  # more than any version's hipDeviceProp_t has
 _ARCH = re.compile(rb"gfx[0-9a-f]+")
@@ -99,21 +103,21 @@ class HipLibrary:
         self.cuFuncSetAttribute = _Function(lambda *args: 0)  # local memory needs no permission
 
     def __getattr__(self, name: str) -> Any:
-        own = _NAMES.get(name)
-        if own is None:
+        hip_name = _NAMES.get(name)
+        if hip_name is None:
             raise AttributeError(f"{name} has no counterpart in HIP")
-        return getattr(self._hip, own)
+        return getattr(self._hip, hip_name)
 
     def _add_kernel(self, node: Any, graph: Any, dependencies: Any, count: Any, params: Any) -> int:
-        own = _KernelParams.of(params._obj)
-        return self._hip.hipGraphAddKernelNode(node, graph, dependencies, count, byref(own))
+        hip_params = _KernelParams.of(params._obj)
+        return self._hip.hipGraphAddKernelNode(node, graph, dependencies, count, byref(hip_params))
 
     def _set_params(self, executable: Any, node: Any, params: Any) -> int:
-        own = _KernelParams.of(params._obj)
-        return self._hip.hipGraphExecKernelNodeSetParams(c_void_p(executable), c_void_p(node), byref(own))
+        hip_params = _KernelParams.of(params._obj)
+        return self._hip.hipGraphExecKernelNodeSetParams(c_void_p(executable), c_void_p(node), byref(hip_params))
 
-    def _pointer_attribute(self, found: Any, number: Any, address: Any) -> int:
-        return self._hip.hipPointerGetAttribute(found, c_int(_MEMORY_TYPE), address)
+    def _pointer_attribute(self, result: Any, number: Any, address: Any) -> int:
+        return self._hip.hipPointerGetAttribute(result, c_int(_MEMORY_TYPE), address)
 
     def arch(self, ordinal: int) -> str:
         """Of a GPU, without its features: gfx942. The one name of this form in the device's properties, whose places

@@ -21,7 +21,7 @@ def current() -> ProcessGroup:
     """This process's group: of `ingot.launch`, of torchrun or of an initialized torch.distributed; otherwise of this
     process alone. It is joined on the first call."""
     if not _current:
-        _current.append(_joined())
+        _current.append(_join_launched())
     return _current[0]
 
 
@@ -39,10 +39,12 @@ def group_of(program: Program) -> ProcessGroup | None:
     expected = f"{group.rank} of {group.size}"
     if place and place != expected:
         raise DeviceError("a program of several", expected=f"that of rank {expected}", got=f"that of rank {place}")
-    needed = 1 + max(rank for collective in collectives for members in collective.groups for rank in members)
-    if needed != group.size:
+    required_size = 1 + max(rank for collective in collectives for members in collective.groups for rank in members)
+    if required_size != group.size:
         fix = "ingot.launch(function, processes), or torchrun"
-        raise DeviceError("a program of several", expected=f"a group of {needed} processes", got=group.size, fix=fix)
+        raise DeviceError(
+            "a program of several", expected=f"a group of {required_size} processes", got=group.size, fix=fix
+        )
     text = "; ".join(f"{c} {c.groups} {c.dtype}" for c in collectives)
     digests = group.gather(hashlib.blake2b(text.encode(), digest_size=16).digest())
     if other := [rank for rank, digest in enumerate(digests) if digest != digests[group.rank]]:
@@ -64,7 +66,7 @@ def is_launched() -> bool:
     return RANK in os.environ or is_torch or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def _joined() -> ProcessGroup:
+def _join_launched() -> ProcessGroup:
     if not is_launched():
         return SingleProcess()
     transport = os.environ.get(TRANSPORT, "") or ("shared_memory" if CONTROL in os.environ else "gloo")

@@ -30,8 +30,8 @@ class GlooGroup(ProcessGroup):
     def _group(self, collective: Collective) -> Any:
         """Every rank makes every group, in one order."""
         if collective.groups not in self._groups:
-            made = {group: self._dist.new_group(list(group), backend="gloo") for group in collective.groups}
-            self._groups[collective.groups] = made[collective.group_of(self.rank)]
+            groups = {group: self._dist.new_group(list(group), backend="gloo") for group in collective.groups}
+            self._groups[collective.groups] = groups[collective.group_of(self.rank)]
         return self._groups[collective.groups]
 
     def exchange(self, collective: Collective, source: np.ndarray, target: np.ndarray) -> None:

@@ -109,14 +109,14 @@ class SharedMemoryGroup(ProcessGroup):
 
     def state(self, rank: int) -> str | None:
         """What has become of a rank that is not at work; None for one that is."""
-        found = int(self._states[rank])
-        if found == _JOINED:
+        state = int(self._states[rank])
+        if state == _JOINED:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LINE_BYTES * rank)
             except OSError:
                 return None  # its process holds the lock
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _LINE_BYTES * rank)
-        return _STATES[min(found, len(_STATES) - 1)]
+        return _STATES[min(state, len(_STATES) - 1)]
 
     def close(self, failed: bool = False) -> None:
         if self._owner == os.getpid() and self._states[self.rank] == _JOINED:
@@ -164,14 +164,14 @@ class _Channel:
                 out = target.view(dtype) if is_sum else target.reshape(count, -1)
                 for cut in _cuts(parts.shape[1], SLOT_BYTES // count // 16 * 16):
                     received = self._round_of(parts[:, cut].reshape(-1), digest)
-                    own = [r.reshape(count, -1)[self._index] for r in received]
+                    rows = [r.reshape(count, -1)[self._index] for r in received]
                     if is_sum:
                         width = np.dtype(dtype).itemsize
                         out[cut.start // width : cut.stop // width] = reduced(
-                            [np.ascontiguousarray(r).view(dtype) for r in own], collective.reduction
+                            [np.ascontiguousarray(r).view(dtype) for r in rows], collective.reduction
                         )
                     else:
-                        for part, piece in zip(out, own, strict=True):
+                        for part, piece in zip(out, rows, strict=True):
                             part[cut] = piece
             case "collective_permute":
                 sender = (self._index - collective.shift) % count
@@ -190,9 +190,9 @@ class _Channel:
                 continue
             share = -(-piece.size // count)
             low, high = share * self._index, min(share * (self._index + 1), piece.size)
-            own = reduced([r[low:high] for r in received], reduction) if low < high else piece[:0]
+            sums = reduced([r[low:high] for r in received], reduction) if low < high else piece[:0]
             padded = np.zeros(share, source.dtype)
-            padded[: own.size] = own
+            padded[: sums.size] = sums
             shares = [r.view(source.dtype) for r in self._round_of(padded.view(np.uint8), digest)]
             target[cut] = np.concatenate(shares)[: piece.size]
 

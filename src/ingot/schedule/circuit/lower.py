@@ -100,9 +100,9 @@ class _Group:
         kernel = Kernel("nest", tuple(b for b, _ in params), (), k.var("chunk"), integer(1), block.body)
         self.steps.append(Step(kernel, tuple(a for _, a in params)))
         if result is None:
-            held = Buffer(out.name, out.dtype)
-            em.bind(value, load_leaf(held, layout))
-            self.params.append((held, arg))
+            register = Buffer(out.name, out.dtype)
+            em.bind(value, load_leaf(register, layout))
+            self.params.append((register, arg))
 
 
 def _is_epilogue(root: Node, anchor: Node) -> bool:
@@ -180,10 +180,10 @@ def _dot_terms(em: Emitter, anchor: Node) -> Terms:
         starts = batch, batch + len(free[0])
         at: list[Index] = []
         for side, rank in enumerate(ranks):
-            known = dict(zip(op.batch[side], index[:batch], strict=True))
-            known |= dict(zip(free[side], index[starts[side] :], strict=False))
-            known |= dict(zip(op.contract[side], counters, strict=True))
-            at.append(tuple(known[d] for d in range(rank)))
+            positions = dict(zip(op.batch[side], index[:batch], strict=True))
+            positions |= dict(zip(free[side], index[starts[side] :], strict=False))
+            positions |= dict(zip(op.contract[side], counters, strict=True))
+            at.append(tuple(positions[d] for d in range(rank)))
         return _product(block, em, anchor, at)
 
     return tuple(_static(a)[d] for d in op.contract[0]), term
@@ -246,8 +246,10 @@ def _reduce_terms(em: Emitter, anchor: Node) -> Terms:
     assert isinstance(op, ops.Reduce)
 
     def term(block: Block, index: Index, counters: Index) -> Expr:
-        kept, reduced = iter(index), iter(counters)
-        return em.value(block, x, tuple(next(reduced if d in op.dims else kept) for d in range(x.type.rank)))
+        kept_index, reduced_index = iter(index), iter(counters)
+        return em.value(
+            block, x, tuple(next(reduced_index if d in op.dims else kept_index) for d in range(x.type.rank))
+        )
 
     return tuple(_static(x)[d] for d in op.dims), term
 

@@ -66,7 +66,7 @@ class LongSums:
             part = -(-part // step) * step
         totals = tuple(block.alloc("total", s.dtype, s.size or 1, lanes=s.lanes) for s in float_sums)
         result = LongSums(float_sums, totals, level, part)
-        result._each(block, lambda b, i, own, total: b.store(total, i, k.lit(0.0, total.dtype, total.lanes)))
+        result._for_each(block, lambda b, i, part, total: b.store(total, i, k.lit(0.0, total.dtype, total.lanes)))
         return result
 
     def loop(
@@ -95,17 +95,17 @@ class LongSums:
             last = b.let(k.binary("min", add(first, integer(self.part_terms)), hi), "last")
             b.loop(hint, first, last, step, body, multiple=multiple)
             if level == 0:  # `finish` adds the last part
-                b.when(k.binary("lt", last, hi), lambda c: self._each(c, move))
+                b.when(k.binary("lt", last, hi), lambda c: self._for_each(c, move))
             else:
-                self._each(b, move)
+                self._for_each(b, move)
 
         block.loop("p", lo, hi, self.part_terms, part)
 
     def finish(self, block: Block) -> None:
         """Add the totals to the sums, which hold the last part and terms added after the loops."""
-        self._each(block, lambda b, i, own, total: b.store(own, i, k.add(k.load(total, i), k.load(own, i))))
+        self._for_each(block, lambda b, i, part, total: b.store(part, i, k.add(k.load(total, i), k.load(part, i))))
 
-    def _each(self, block: Block, body: Callable[[Block, Expr, Buffer, Buffer], None]) -> None:
+    def _for_each(self, block: Block, body: Callable[[Block, Expr, Buffer, Buffer], None]) -> None:
         for part, total in zip(self.sums, self.totals, strict=True):
             block.loop("i", 0, part.size or 1, 1, lambda b, i, o=part, t=total: body(b, i, o, t), unroll=True)
 

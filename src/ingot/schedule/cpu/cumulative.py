@@ -54,7 +54,9 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
     elif dense:
         lanes = _columns(x, dense[-1], length, walk.dtype, machine)
         write = partial(walk.columns, axis, lanes if lanes > 1 and operands_exceed_caches(body, machine) else 0)
-    elif strides[op.dim] == 1 and _any_order(op, x.dtype) and _fits(length, machine.lanes(walk.dtype), machine):
+    elif (
+        strides[op.dim] == 1 and _any_order(op, x.dtype) and _can_vectorize(length, machine.lanes(walk.dtype), machine)
+    ):
         write = walk.row
     chunk, top = k.var("chunk"), Block()
     size = STREAMED_CHUNK_ELEMENTS if walk.stream else CHUNK_ELEMENTS
@@ -98,8 +100,8 @@ class _Walk:
 
     def result(self, block: Block, index: Index, at: Expr, value: Expr, mask: Expr | None) -> None:
         bind_result(self.em, block, self.anchor, block.let(k.cast(value, self.anchor.dtype), "c"))
-        own = result_index(block, self.body.outputs[0], self.anchor, self.full(index, at))
-        store_results(self.em, block, self.body, self.operands.outs, self.outs, own, mask, stream=self.stream)
+        result_at = result_index(block, self.body.outputs[0], self.anchor, self.full(index, at))
+        store_results(self.em, block, self.body, self.operands.outs, self.outs, result_at, mask, stream=self.stream)
 
     def full(self, index: Index, at: Expr) -> Index:
         return (*index[: self.op.dim], at, *index[self.op.dim :])
@@ -145,9 +147,9 @@ class _Walk:
         """Prefetch the element that is `AHEAD` bytes ahead."""
         nbytes = self.buffer.dtype.nbytes
         rows = -(-PREFETCH_BYTES // (columns * nbytes))
-        there = ix.first_lane(self.place(index, ix.add(at, integer(-rows if self.op.reverse else rows))))
+        next_place = ix.first_lane(self.place(index, ix.add(at, integer(-rows if self.op.reverse else rows))))
         for column in range(0, columns, CACHE_LINE_BYTES // nbytes):
-            block.stmts.append(k.Prefetch(self.buffer, k.add(there, integer(column))))
+            block.stmts.append(k.Prefetch(self.buffer, k.add(next_place, integer(column))))
 
     def row(self, block: Block, index: Index, _: Expr | None) -> None:
         """Traverse a row, one vector at a time."""
@@ -159,8 +161,8 @@ class _Walk:
             value = _folded(b, op, b.let(value if live is None else k.select(live, value, self.identity(width))))
             old = b.let(k.load(acc, ZERO), "o")
             new = b.let(self.fold(old, value), "n")
-            whole = k.Shuffle(self.dtype, width, value, value, (0 if op.reverse else width - 1,) * width)
-            b.store(acc, ZERO, b.let(self.fold(old, whole), "o"))
+            last_lane = k.Shuffle(self.dtype, width, value, value, (0 if op.reverse else width - 1,) * width)
+            b.store(acc, ZERO, b.let(self.fold(old, last_lane), "o"))
             self.result(b, index, at, _shifted(op, new, old) if op.exclusive else new, live)
 
         vector_loop(block, ZERO, self.length, width, self.machine, vector, reverse=op.reverse)
@@ -177,13 +179,13 @@ class _Walk:
 
         def vector(b: Block, i: Expr, e: Expr, mask: Expr | None) -> None:
             at = self.nth(i)
-            own, there = (*index[:axis], e, *index[axis + 1 :]), ix.sub(e, low)
-            below = self.place(own, ix.add(at, integer(-1 if self.op.reverse else 1)))
-            b.stmts.append(k.Prefetch(self.buffer, ix.first_lane(below)))
-            old = load_at(b, acc, there, mask)
-            new = b.let(self.fold(old, self.operand(b, own, at, mask)), "n")
-            store_at(b, acc, there, new, mask)
-            self.result(b, own, at, old if self.op.exclusive else new, mask)
+            here_index, accumulator_at = (*index[:axis], e, *index[axis + 1 :]), ix.sub(e, low)
+            next_place = self.place(here_index, ix.add(at, integer(-1 if self.op.reverse else 1)))
+            b.stmts.append(k.Prefetch(self.buffer, ix.first_lane(next_place)))
+            old = load_at(b, acc, accumulator_at, mask)
+            new = b.let(self.fold(old, self.operand(b, here_index, at, mask)), "n")
+            store_at(b, acc, accumulator_at, new, mask)
+            self.result(b, here_index, at, old if self.op.exclusive else new, mask)
 
         def line(b: Block, i: Expr) -> None:
             vector_loop(b, low, high, lanes, self.machine, lambda c, e, m: vector(c, i, e, m), multiple=lanes)
@@ -196,10 +198,10 @@ def _any_order(op: CumReduce, dtype: DType) -> bool:
     return dtype != f64 or op.kind not in ("sum", "prod")
 
 
-def _fits(length: DimLike, lanes: int, machine: Machine) -> bool:
+def _can_vectorize(length: DimLike, lanes: int, machine: Machine) -> bool:
     """Whether rows can be traversed by full vectors and a masked one."""
-    whole = isinstance(length, int) and length % lanes == 0
-    return lanes > 1 and estimate(length) >= lanes and (whole or machine.masks)
+    is_whole = isinstance(length, int) and length % lanes == 0
+    return lanes > 1 and estimate(length) >= lanes and (is_whole or machine.masks)
 
 
 def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine) -> int:
@@ -221,10 +223,10 @@ def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
     while half < lanes:
         ends = [i & -2 * half | (half if op.reverse else half - 1) for i in range(lanes)]
         before = k.Shuffle(value.dtype, lanes, value, value, tuple(ends))
-        both = block.let(k.binary(combining_op(op.kind, value.dtype), before, value), "v")
+        combined = block.let(k.binary(combining_op(op.kind, value.dtype), before, value), "v")
         later = [bool(i & half) != op.reverse for i in range(lanes)]
-        pick = tuple(i + lanes * late for i, late in enumerate(later))
-        value = block.let(k.Shuffle(value.dtype, lanes, value, both, pick), "v")
+        pick = tuple(i + lanes * is_later for i, is_later in enumerate(later))
+        value = block.let(k.Shuffle(value.dtype, lanes, value, combined, pick), "v")
         half *= 2
     return value
 

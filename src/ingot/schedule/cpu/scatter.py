@@ -88,17 +88,17 @@ class _Scattering:
         self.dims = symbol_params(*body_dims(body, (*ins, *outs)))
         # dimension of the updates -> dimension of the operand
         rank = anchor.type.rank
-        gone = (*op.inserted_window_dims, *op.input_batching_dims)
-        kept = [d for d in range(rank) if d not in gone]
-        self.window = dict(zip(op.update_window_dims, kept, strict=True))
+        dropped_dims = (*op.inserted_window_dims, *op.input_batching_dims)
+        window_dims = [d for d in range(rank) if d not in dropped_dims]
+        self.window = dict(zip(op.update_window_dims, window_dims, strict=True))
         update_rank = anchor.inputs[2].type.rank
         self.batch = [d for d in range(update_rank) if d not in op.update_window_dims]
         self.batching = {
             self.batch[b - (b > op.index_vector_dim)]: d
             for d, b in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
         }
-        whole = {u: d for u, d in self.window.items() if d not in op.scatter_dims_to_operand_dims}
-        self.parallel_dims = sorted({**whole, **self.batching})
+        full_dims = {u: d for u, d in self.window.items() if d not in op.scatter_dims_to_operand_dims}
+        self.parallel_dims = sorted({**full_dims, **self.batching})
 
     def lower(self, in_place: bool = False) -> Lowered:
         return Lowered((self._combine(),) if in_place else (self._copy(), self._combine()))
@@ -136,30 +136,30 @@ class _Scattering:
         high = top.let(k.binary("min", k.add(low, integer(block)), dim_expr(columns)), "high")
         lanes = max(1, self.machine.vector_bits // max(32, self.anchor.dtype.bits))
 
-        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
-            if left:
-                b.loop("u", 0, shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
+        def nest(b: Block, dims: list[int], at: dict[int, Expr]) -> None:
+            if dims:
+                b.loop("u", 0, shape[dims[0]], 1, lambda c, e: nest(c, dims[1:], at | {dims[0]: e}))
                 return
             if axis is None:
                 self._where_inside(b, at, None, lambda c, target: self._update(c, at, target, None))
                 return
-            along = axis
-            if along not in self.window:
+            row_dim = axis
+            if row_dim not in self.window:
                 # each has an index of its own
                 def element(y: Block, e: Expr, _: Expr | None) -> None:
-                    here = at | {along: e}
-                    self._where_inside(y, here, None, lambda c, target: self._update(c, here, target, None))
+                    position = at | {row_dim: e}
+                    self._where_inside(y, position, None, lambda c, target: self._update(c, position, target, None))
 
                 vector_loop(b, low, high, 1, self.machine, element)
                 return
 
             def line(c: Block, target: dict[int, Expr]) -> None:
                 def vector(y: Block, e: Expr, m: Expr | None) -> None:
-                    self._update(y, at | {along: e}, target | {self.window[along]: e}, m)
+                    self._update(y, at | {row_dim: e}, target | {self.window[row_dim]: e}, m)
 
                 vector_loop(c, low, high, lanes, self.machine, vector, multiple=64)
 
-            self._where_inside(b, at, along, line)
+            self._where_inside(b, at, row_dim, line)
 
         def one(b: Block, row: Expr) -> None:
             places = ix.delinearize(row, tuple(shape[d] for d in outer), {}) if outer else ()

@@ -110,8 +110,8 @@ class _Heap:
         block.store(hole, ZERO, ZERO)
 
         def down(b: Block, _: Expr) -> None:
-            here = b.let(k.load(hole, ZERO), "h")
-            left = b.let(k.add(k.mul(here, integer(2)), integer(1)), "l")
+            position = b.let(k.load(hole, ZERO), "h")
+            left = b.let(k.add(k.mul(position, integer(2)), integer(1)), "l")
             right = b.let(k.binary("min", k.add(left, integer(1)), k.sub(size, integer(1))), "r")
             near = b.let(k.binary("min", left, right), "n")  # a leaf has no children: itself or another, not taken
             key_l, key_r = b.let(self.keys.load(near), "kl"), b.let(self.keys.load(right), "kr")
@@ -122,9 +122,9 @@ class _Heap:
             child_place = b.let(k.select(later, place_r, place_l), "pc")
             sinks = k.binary("and", k.binary("lt", left, size), _before(key, place, child_key, child_place))
             sinks = b.let(sinks, "s")
-            self.keys.store(b, here, k.select(sinks, child_key, key))
-            self.places.store(b, here, k.select(sinks, child_place, place))
-            b.store(hole, ZERO, k.select(sinks, child, here))
+            self.keys.store(b, position, k.select(sinks, child_key, key))
+            self.places.store(b, position, k.select(sinks, child_place, place))
+            b.store(hole, ZERO, k.select(sinks, child, position))
 
         block.loop("d", 0, integer(self.size.bit_length()), 1, down)
 
@@ -170,13 +170,13 @@ class _Sorting:
 
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
-        n, together = self.length, self.rows_at_once
-        work = max(1, estimate(n)) * together
+        n, rows_at_once = self.length, self.rows_at_once
+        work = max(1, estimate(n)) * rows_at_once
         if not self.uses_heap:
             work *= max(1, estimate(n)).bit_length()
         run = max(1, CHUNK_ELEMENTS // work)
         if isinstance(self.rows, int):
-            run = max(1, min(run, self.rows // (4 * together * self.machine.threads)))
+            run = max(1, min(run, self.rows // (4 * rows_at_once * self.machine.threads)))
         temps: list[DimLike] = []
         extra: list[Buffer] = []
         buffers: list[Buffer] = []
@@ -193,7 +193,7 @@ class _Sorting:
 
         def rows(block: Block, r: Expr) -> None:
             areas = [
-                _Area(b, block.let(k.mul(r, dim_expr(size)), "base") if b in extra else ZERO, together)
+                _Area(b, block.let(k.mul(r, dim_expr(size)), "base") if b in extra else ZERO, rows_at_once)
                 for b, size in zip(buffers, sizes, strict=True)
             ]
             if self.uses_heap:
@@ -201,13 +201,13 @@ class _Sorting:
             else:
                 self._sort(block, r, areas)
 
-        step = run * together
+        step = run * rows_at_once
         first = top.let(k.mul(chunk, integer(step)), "first")
         if run == 1:
             rows(top, first)
         else:
             last = top.let(k.binary("min", k.add(first, integer(step)), dim_expr(self.rows)), "last")
-            top.loop("r", first, last, together, rows)
+            top.loop("r", first, last, rows_at_once, rows)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         params = (*self.operands.params, *extra)
         chunks = dim_expr(ceildiv(self.rows, step))
@@ -247,7 +247,7 @@ class _Sorting:
         if self.rows_at_once > 1:
             rows = block.let(k.binary("min", integer(self.rows_at_once), k.sub(dim_expr(self.rows), r)), "rows")
 
-        def each(count: DimLike, body: Callable[[Block, Index, Expr, Expr], None]) -> None:
+        def for_each(count: DimLike, body: Callable[[Block, Index, Expr, Expr], None]) -> None:
             """body(block, index of a row, its lane, i) for all rows and the i below `count`, in the order of memory."""
 
             def row(b: Block, lane: Expr) -> None:
@@ -280,18 +280,18 @@ class _Sorting:
                 at = place(b, lane, i)
                 words.past(lane).store(b, i, before.past(lane).load(at) if before else at)
 
-            each(self.length, fill)
+            for_each(self.length, fill)
             if self.network:
                 self._exchange(block, words)
             else:
                 self._distribute(block, words, areas[-1])
             if order is None:
-                each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
+                for_each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
                 return
-            each(self.length, follow)
-            each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
+            for_each(self.length, follow)
+            for_each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
         assert order is not None
-        each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
+        for_each(self.top_k, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
 
     def _exchange(self, block: Block, words: _Area) -> None:
         """Sort the rows in the lanes of `words` by compare-exchange of elements at distance `far`."""
@@ -310,9 +310,9 @@ class _Sorting:
                 start = x.let(k.select(head, ZERO, p), "start")
                 # i from `start` on, `p` of every 2p, as long as i + far < n
                 span = x.let(k.sub(integer(n), k.add(far, start)), "span")
-                whole = k.binary("shl", k.binary("ashr", span, k.add(e, one)), e)
+                full_blocks = k.binary("shl", k.binary("ashr", span, k.add(e, one)), e)
                 part = k.binary("min", k.binary("and", span, k.sub(k.mul(p, integer(2)), one)), p)
-                count = x.let(k.add(whole, part), "count")
+                count = x.let(k.add(full_blocks, part), "count")
 
                 def exchange(y: Block, c: Expr) -> None:
                     i = y.let(k.add(k.add(c, k.binary("and", c, k.sub(ZERO, p))), start), "i")
@@ -382,25 +382,25 @@ class _Sorting:
             b.loop("byte", 0, BYTES, 1, by)
             at = b.let(k.load(side, ZERO), "at")
             other = words.past(at)
-            back = k.binary("gt", at, ZERO)
-            b.when(back, lambda x: x.loop("i", 0, self.length, 1, lambda y, i: words.store(y, i, other.load(i))))
+            is_swapped = k.binary("gt", at, ZERO)
+            b.when(is_swapped, lambda x: x.loop("i", 0, self.length, 1, lambda y, i: words.store(y, i, other.load(i))))
 
         block.when(k.binary("gt", n, ZERO), sort)
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """Select the first elements of the order with a heap whose root is the last of those selected so far."""
-        (kept,) = static_shape((self.top_k,))
-        if not kept:
+        (heap_size,) = static_shape((self.top_k,))
+        if not heap_size:
             return
         keys, places, order = areas
-        heap = _Heap(keys, places, kept)
+        heap = _Heap(keys, places, heap_size)
         which, layout = self.memory[0]
         limit: Expr = LAST_KEY
 
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
-            wanted = k.binary("and", k.binary("le", key, limit), _before(key, i, *heap.at(b, ZERO)))
-            b.when(wanted, lambda x: heap.sift(x, key, i, integer(kept)))
+            is_smaller = k.binary("and", k.binary("le", key, limit), _before(key, i, *heap.at(b, ZERO)))
+            b.when(is_smaller, lambda x: heap.sift(x, key, i, integer(heap_size)))
 
         def vector_keys(b: Block, i: Expr) -> Expr:
             """The keys of a vector of elements."""
@@ -417,12 +417,12 @@ class _Sorting:
             b.when(better, lambda x: x.loop("l", i, k.add(i, integer(lanes)), 1, take))
 
         def take_first(b: Block, key: Expr) -> None:
-            wanted = k.binary("lt", key, heap.keys.load(ZERO))
-            b.when(wanted, lambda x: heap.sift(x, key, ZERO, integer(kept)))
+            is_smaller = k.binary("lt", key, heap.keys.load(ZERO))
+            b.when(is_smaller, lambda x: heap.sift(x, key, ZERO, integer(heap_size)))
 
         def key_bound(b: Block) -> Expr:
             """The last key that the first of the row may have: at least as many lanes have a key up to it."""
-            count = -(-2 * kept // lanes)
+            count = -(-2 * heap_size // lanes)
             step, vectors = lanes * count, b.alloc("least", i64, count, lanes=lanes)
             for j in range(count):
                 b.store(vectors, integer(j), k.splat(LAST_KEY, lanes))
@@ -432,8 +432,8 @@ class _Sorting:
                     keys = vector_keys(x, k.add(i, k.mul(j, integer(lanes))))
                     x.store(vectors, j, k.binary("min", keys, k.load(vectors, j, lanes)))
 
-            whole = b.let(k.mul(k.binary("div", dim_expr(self.length), integer(step)), integer(step)), "whole")
-            b.loop("i", 0, whole, step, least)
+            full_end = b.let(k.mul(k.binary("div", dim_expr(self.length), integer(step)), integer(step)), "whole")
+            b.loop("i", 0, full_end, step, least)
             firsts = b.alloc("firsts", i64, step, stack=True)
             for j in range(count):
                 b.store(firsts, integer(j * lanes), k.load(vectors, integer(j), lanes))
@@ -441,15 +441,15 @@ class _Sorting:
             return b.let(heap.keys.load(ZERO), "limit")
 
         lanes, done = self.machine.lanes(i64), ZERO
-        block.loop("i", 0, kept, 1, heap.clear)
+        block.loop("i", 0, heap_size, 1, heap.clear)
         if layout.strides[self.op.dimension] == 1 and lanes > 1:
-            if kept <= MAX_HEAP_WITH_BOUND:
+            if heap_size <= MAX_HEAP_WITH_BOUND:
                 limit = key_bound(block)
-                block.loop("i", 0, kept, 1, heap.clear)
+                block.loop("i", 0, heap_size, 1, heap.clear)
             done = block.let(k.mul(k.binary("div", dim_expr(self.length), integer(lanes)), integer(lanes)), "whole")
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
-        block.loop("j", 0, kept, 1, lambda b, j: heap.pop(b, j, order))
+        block.loop("j", 0, heap_size, 1, lambda b, j: heap.pop(b, j, order))
         block.loop("i", 0, self.top_k, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
@@ -488,12 +488,12 @@ def _ascending(block: Block, x: Expr) -> Expr:
     wide: DType = f64 if dtype == f64 else f32
     value = block.let(k.cast(x, wide), "x")
     value = block.let(k.add(value, k.lit(0.0, wide)), "x")  # -0 + 0 = +0
-    whole = i64 if wide == f64 else i32
-    bits = block.let(k.cast(k.bitcast(value, whole), i64), "bits")
-    _, most = whole.range
+    word = i64 if wide == f64 else i32
+    bits = block.let(k.cast(k.bitcast(value, word), i64), "bits")
+    _, magnitude_mask = word.range
     # below zero a larger magnitude is less: the bits but for the sign are inverted
-    ordered = k.binary("xor", bits, k.binary("and", k.binary("ashr", bits, integer(63)), integer(most)))
-    return k.select(k.binary("ne", value, value), integer(most), ordered)
+    ordered = k.binary("xor", bits, k.binary("and", k.binary("ashr", bits, integer(63)), integer(magnitude_mask)))
+    return k.select(k.binary("ne", value, value), integer(magnitude_mask), ordered)
 
 
 __all__ = ["lower_sort"]

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.array import view_by_strides
+from ingot.ir.array import view_of_flat
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Increment, Kernel, Lit, Tile, Var
 from ingot.ir.layout import Layout
@@ -162,8 +162,7 @@ def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) ->
     (start,) = static_shape((offset,))
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        flat = np.ascontiguousarray(array).reshape(-1)[start:]
-        out[:] = view_by_strides(flat, extents, [s * flat.itemsize for s in strides]).reshape(-1)
+        out.reshape(extents)[...] = view_of_flat(array, extents, strides, start)
 
     return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ingot.ir.node import Graph, Node
-from ingot.ops import Attention, AttentionGradients, AttentionWithSums
+from ingot.ops import Attention, AttentionGradients, AttentionWithSums, PagedAttention
 from ingot.schedule.choice import Choice, Flash, Patch, Site, Tiling, decide
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.contraction.tiling import ProductShape
@@ -56,9 +56,10 @@ def flash_site(body: Graph, anchor: Node, default: Flash, admits: Callable[[Flas
         tilings += [Flash(queries, keys, warps, stages, parts * 2), Flash(queries, keys, warps, stages, parts // 2)]
         return [c for c in tilings if admits(c)]
 
-    assert isinstance(anchor.op, Attention | AttentionWithSums | AttentionGradients)
+    assert isinstance(anchor.op, Attention | AttentionWithSums | AttentionGradients | PagedAttention)
     sizes = " ".join("x".join(map(size_text, x.shape)) for x in anchor.inputs)
-    key = _key(body, anchor, f"{sizes} causal {anchor.op.causal}")
+    kind = f"window {anchor.op.window}" if isinstance(anchor.op, PagedAttention) else f"causal {anchor.op.causal}"
+    key = _key(body, anchor, f"{sizes} {kind}")
     return Site(key, default, lambda: neighbors(default), neighbors, lambda c: isinstance(c, Flash) and admits(c))
 
 

@@ -140,9 +140,9 @@ class Form:
         """The last chunk of a stream."""
         return {**self._chunk([]), "usage": usage(choices)}
 
-    def response(self, choices: Sequence[Choice], joined: Sequence[Delta]) -> dict[str, Any]:
+    def response(self, choices: Sequence[Choice], merged_deltas: Sequence[Delta]) -> dict[str, Any]:
         entries: list[dict[str, Any]] = []
-        for choice, delta in zip(choices, joined, strict=True):
+        for choice, delta in zip(choices, merged_deltas, strict=True):
             content_fields: dict[str, Any] = {"text": delta.content}
             if self._is_chat:
                 calls = {"tool_calls": [_call(call) for call in delta.calls]} if delta.calls else {}

@@ -79,7 +79,7 @@ class CallForm:
 
     keys: of the JSON object that is a call, in order; name_key, arguments_key: two of them. Without keys a call is the
     name, `middle`, and its arguments, as an object or `by_name`. takes_text: whether the template takes arguments as
-    text, not as an object. in_content: whether it takes calls as part of the content alone (`written`). long_trigger:
+    text, not as an object. in_content: whether it takes calls only as part of the content (`calls_text`). long_trigger:
     the trigger, if the first mark of `before` is in any answer.
     """
 
@@ -102,7 +102,7 @@ class CallForm:
         match = _TRIGGER.match(self.before)
         return "" if match is None else match.group()
 
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    def calls_text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """(name, arguments) of each call as an answer has them, in a form with keys or in Python's notation."""
         if self.by_name is None:
             texts = [json.dumps({self.name_key: name, self.arguments_key: arguments}) for name, arguments in calls]
@@ -143,8 +143,8 @@ def call_form(render: Render, tokenizer: Tokenizer) -> CallForm:
     form = None if one is None else _form(one, probe.calls(2, takes_text=takes_text), takes_text)
     if form is not None:
         return probe.distinguished(form)
-    known = (mark for mark in _KNOWN_FORMS if mark in prompt or tokenizer.backend.token_to_id(mark) is not None)
-    if _NAMES[0] not in (one or "") and (mark := next(known, None)):
+    marks = (mark for mark in _KNOWN_FORMS if mark in prompt or tokenizer.backend.token_to_id(mark) is not None)
+    if _NAMES[0] not in (one or "") and (mark := next(marks, None)):
         return _KNOWN_FORMS[mark]
     raise OpenAIError(400, "the model's chat template", expected="calls of tools as JSON, XML or Python",
                       got="another form of calls", param="tools", code="unsupported_parameter")  # fmt: skip

@@ -48,8 +48,8 @@ def calls_grammar(
     after = literal(form.after)
     if is_required or schema is not None:
         thought, thought_rules = _thought(reasoning, literal, is_thinking=is_thinking)
-        other = "" if is_required else f" | {thought} %json {json.dumps(schema)}"
-        start = f"start: {thought} marked{other}"
+        other = "" if is_required else f" | {thought} {_framed(reasoning, schema, literal)}"
+        start = f"start: {thought} {_empty_answer(reasoning, literal, is_thinking=is_thinking)} marked{other}"
         return "\n".join([start, *thought_rules, f"marked: {literal(form.before)} call{further_calls} {after}", *rules])
     if not form.trigger or form.long_trigger:  # answers have marks that no text of a grammar has
         return None
@@ -60,8 +60,27 @@ def calls_grammar(
 
 def thoughtful_grammar(reasoning: Reasoning, schema: Any, tokenizer: Tokenizer) -> str:
     """The grammar of an answer with a schema, if the prompt has begun a thought."""
-    thought, thought_rules = _thought(reasoning, _Literals(tokenizer), is_thinking=True)
-    return "\n".join([f"start: {thought} %json {json.dumps(schema)}", *thought_rules, _TEXT])
+    literal = _Literals(tokenizer)
+    thought, thought_rules = _thought(reasoning, literal, is_thinking=True)
+    return "\n".join([f"start: {thought} {_framed(reasoning, schema, literal)}", *thought_rules, _TEXT])
+
+
+def _framed(reasoning: Reasoning | None, schema: Any, literal: _Literals) -> str:
+    """An answer with a schema, between the marks of answers."""
+    begin, end = (literal(mark) for mark in _answer_marks(reasoning))
+    return f"{begin} %json {json.dumps(schema)} {end}"
+
+
+def _empty_answer(reasoning: Reasoning | None, literal: _Literals, *, is_thinking: bool) -> str:
+    """The marks of an answer without text, which may precede calls; the prompt may have begun it."""
+    begin, end = (literal(mark) for mark in _answer_marks(reasoning))
+    if not begin:
+        return ""
+    return f"({begin} {end})?" if is_thinking else f"(({begin})? {end})?"
+
+
+def _answer_marks(reasoning: Reasoning | None) -> tuple[str, str]:
+    return ("", "") if reasoning is None else (reasoning.answer_begin, reasoning.answer_end)
 
 
 def _thought(reasoning: Reasoning | None, literal: _Literals, *, is_thinking: bool) -> tuple[str, list[str]]:

@@ -271,7 +271,7 @@ def _in_content(form: CallForm, message: dict[str, Any]) -> dict[str, Any]:
     functions = [call["function"] for call in message.get("tool_calls", ())]
     if not functions:
         return message
-    calls = form.written([(function["name"], function["arguments"]) for function in functions])
+    calls = form.calls_text([(function["name"], function["arguments"]) for function in functions])
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**rest, "content": f"{message['content'] or ''}{calls}"}
 

@@ -18,7 +18,7 @@ from ingot.support.errors import DeviceError
 
 SYSFS = Path("/sys")
 _SAMPLE_SECONDS = 0.02  # between two readings of a power sensor
-_WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # the rail that feeds all others, on NVIDIA's boards
+_BOARD_RAILS = ("VDD_IN", "POM_5V_IN")  # the rail that feeds all others, on NVIDIA's boards
 _READ_BYTES = 64
 
 
@@ -60,8 +60,8 @@ class PowerSensor(Counter):
     def joules(self) -> float:
         with self._lock:
             now, watts = self._clock(), self._watts()
-            then, before = self._last
-            self._total += (now - then) * (watts + before) / 2
+            last_time, last_watts = self._last
+            self._total += (now - last_time) * (watts + last_watts) / 2
             self._last = now, watts
             return self._total
 
@@ -135,7 +135,7 @@ def _hwmon_energy(folder: Path, reasons: list[str]) -> Iterator[Counter]:
 
 
 def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
-    """The rails that INA sensors measure: the one that feeds all others, else each."""
+    """The rails that INA sensors measure: only the one that feeds all others, if there is one."""
     rails: dict[str, Callable[[], float]] = {}
     for chip in sorted(folder.glob("*")):
         if not _text(chip / "name").startswith("ina"):
@@ -148,7 +148,7 @@ def _board(folder: Path, reasons: list[str]) -> Iterator[Counter]:
             amperes, label = chip / f"curr{channel}_input", _text(chip / f"in{channel}_label")
             if amperes.is_file() and label and label not in rails:
                 rails[label] = _product(label, volts, amperes)
-    board_rails = [label for label in _WHOLE_BOARD if label in rails]
+    board_rails = [label for label in _BOARD_RAILS if label in rails]
     for label in board_rails or rails:
         try:
             yield PowerSensor(f"{label} (board)", rails[label])
@@ -186,7 +186,7 @@ def _text(path: Path) -> str:
 
 def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return f"{path} is readable by root alone"
+        return f"{path} is readable only by root"
     return f"{path}: {error.strerror if isinstance(error, OSError) else 'no number'}"
 
 
@@ -197,10 +197,10 @@ def sampled(counters: Sequence[Counter]) -> Iterator[None]:
     if not sensors:
         yield
         return
-    ended = threading.Event()
+    stop = threading.Event()
 
     def run() -> None:
-        while not ended.wait(_SAMPLE_SECONDS):
+        while not stop.wait(_SAMPLE_SECONDS):
             for sensor in sensors:
                 sensor.joules()
 
@@ -209,5 +209,5 @@ def sampled(counters: Sequence[Counter]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         thread.join()

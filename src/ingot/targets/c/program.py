@@ -233,7 +233,7 @@ def print_header(
     weights_text = [f" * weights: {len(plan.weights)} bytes, as in their file, at an address that is a multiple of 8."]
     state_text = [
         " *",
-        f" * What lasts from call to call takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
+        f" * The state that calls hand on takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
         f" * the caller's, at an address that is a multiple of {64 if native else 8}, which {name}_reset has given its",
         " * first values.",
         f" * {name}_reset(NULL) sets that of {name}_run back.",
@@ -266,7 +266,7 @@ def print_header(
         *([f"#define {upper}_STATE_BYTES {len(plan.state)}"] if plan.state else []),
         f"#define {upper}_OK 0",
         f"#define {upper}_NULL 1 /* an address is NULL */",
-        f"#define {upper}_ALIGNMENT 2 /* memory of the caller begins at an odd place */",
+        f"#define {upper}_ALIGNMENT 2 /* memory of the caller is not aligned */",
         *([f"#define {upper}_PROCESSOR 3 /* this processor lacks an instruction of the code */"] if native else []),
         "#ifdef __cplusplus",
         'extern "C" {',
@@ -287,8 +287,8 @@ def print_header(
 def _arena_text(name: str, native: str) -> list[str]:
     if native:
         return [
-            f" * {name}_run_in takes one from the caller, at an address that is a multiple of 64: threads with an",
-            " * arena each may call it at once.",
+            f" * {name}_run_in takes one from the caller, at an address that is a multiple of 64: several threads",
+            " * may call it at the same time, each with its own arena.",
         ]
     return [
         f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",

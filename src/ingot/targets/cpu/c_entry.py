@@ -44,12 +44,12 @@ _AARCH64 = {
 
 @dataclass(frozen=True)
 class Memory:
-    """The layout of the zeroed memory of `c_run`: the arena with scratch, then, at these offsets, the state, a flag
-    `begun` that it was initialized, and a flag `fit` that the processor has the required features."""
+    """The layout of the zeroed memory of `c_run`: the arena with scratch, the state, a flag `begun` (the state was
+    initialized) and a flag `fit` (the processor has the required features)."""
 
-    state: int
-    begun: int
-    fit: int
+    state_offset: int
+    begun_offset: int
+    fit_offset: int
     nbytes: int
 
     @staticmethod
@@ -82,7 +82,7 @@ def entry_ir(plan: Plan, features: Features) -> str:
         *(f'declare void @"{name}"(ptr, ptr, i64, ptr)' for name in kernels),
         _COMMON,
         _steps(plan),
-        _fit(features, Memory.of(plan).fit),
+        _check_processor(features, Memory.of(plan).fit_offset),
         f"define internal i32 @checked({_typed(['%arena', *arguments])}, i1 %fill) nounwind {{",
         "  %fit = call i1 @fit()",
         "  br i1 %fit, label %able, label %unfit",
@@ -268,12 +268,12 @@ def _run(plan: Plan, names: Sequence[str]) -> list[str]:
     """`c_run`, which uses static memory, whose halos and state are initialized once."""
     memory = Memory.of(plan)
     reset = ["  %r0 = call i32 @c_reset(ptr null)"] if plan.state else []
-    state = [f"  %state = getelementptr i8, ptr %arena, i64 {memory.state}"] if plan.state else []
+    state = [f"  %state = getelementptr i8, ptr %arena, i64 {memory.state_offset}"] if plan.state else []
     arguments = ["%arena", *(["%state"] if plan.state else []), *names]
     return [
         f"define i32 @{RUN}({_typed(names)}) nounwind {{",
         f"  %arena = call ptr @at(ptr @{MEMORY})",
-        f"  %begun.at = getelementptr i8, ptr %arena, i64 {memory.begun}",
+        f"  %begun.at = getelementptr i8, ptr %arena, i64 {memory.begun_offset}",
         "  %begun = load i64, ptr %begun.at",
         "  %fresh = icmp eq i64 %begun, 0",
         *state,
@@ -309,7 +309,7 @@ def _reset(plan: Plan) -> list[str]:
     return [
         f"define i32 @{RESET}(ptr %state) nounwind {{",
         f"  %memory = call ptr @at(ptr @{MEMORY})",
-        f"  %own = getelementptr i8, ptr %memory, i64 {Memory.of(plan).state}",
+        f"  %own = getelementptr i8, ptr %memory, i64 {Memory.of(plan).state_offset}",
         "  %none = icmp eq ptr %state, null",
         "  %kept = select i1 %none, ptr %own, ptr %state",
         "  %place = ptrtoint ptr %kept to i64",
@@ -325,7 +325,7 @@ def _reset(plan: Plan) -> list[str]:
     ]
 
 
-def _fit(features: Features, flag: int) -> str:
+def _check_processor(features: Features, flag: int) -> str:
     """The function `fit`: whether this processor has the code's features. The result is kept, as `cpuid` traps in
     virtual machines."""
     query = _fit_x86(features) if features.arch == "x86_64" else _fit_aarch64(features)

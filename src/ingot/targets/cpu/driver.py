@@ -30,17 +30,17 @@ Memory of the caller (`runtime/cpu/pool.py` and `instance.py` lay it out; all fi
 
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
            48 profile: step count + 1 clock readings, or 0  56 ticks that a run alone takes  64 one that wakes workers
-           72 slice ticks  80 how a run goes on: 0 there is none, 1 alone, 2 by chunks, 4 by advancing
-           88 step and  96 chunk at which one alone goes on  104 stop: run no more chunks
-           112 borders until the clock is read  120 when that was  128 when the slice began
+           72 slice ticks  80 how the run continues: 0 there is none, 1 alone, 2 by chunks, 4 by advancing
+           88 step and  96 chunk at which a run alone continues  104 stop: run no more chunks
+           112 chunks until the clock is read again  120 its last reading  128 the start of the slice
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
-           a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
-           is 0; -2: always
+           a jump:  8 the place of its flag, a byte: index into bases, byte offset  16 the step to continue with
+           24 -1: jump if the flag is 0; -2: always
     pool:  0 next  8 ctx  16 step at hand  24 its record  32 its next round  40 first chunk of the published round
            48 ranges in use  128 done  256 sleeping workers  264 caller sleeps
            512 syscall  520 spin ticks  528 workers joined  536 stop  544 threads  552 turn ticks
-           576 when the last run ended  584 runs that began less than `spin` behind another, in a row
-           640 + 128 t: thread t's  0 range  8 core + 1, or 0 where not known  16 when it last made room
+           576 the end of the last run  584 consecutive runs that began less than `spin` after another
+           640 + 128 t: of thread t  0 range  8 core + 1, or 0 if unknown  16 when it last made room
 """
 
 from __future__ import annotations

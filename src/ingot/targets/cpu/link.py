@@ -62,10 +62,10 @@ def link(
     names: Sequence[Mapping[str, str]] = (),
     *,
     prior: bytes = b"",
-    known: Mapping[str, int] | None = None,
+    symbols: Mapping[str, int] | None = None,
 ) -> Code:
     """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: renamings of symbols,
-    for each object. prior, known: a blob that was linked before, which the new one begins with, and its symbols.
+    for each object. prior, symbols: a blob that was linked before, which the new one begins with, and its symbols.
 
     Raises CompileError with the symbol for an undefined or doubly defined symbol, for writable data (the blob is mapped
     read-only) and for a relocation that cannot be resolved inside the blob.
@@ -79,7 +79,7 @@ def link(
             for section in obj.sections:
                 if _is_linked(section) and bool(section.flags & _SHF_EXECINSTR) == executable:
                     _place(section, blob)
-    symbols = _globals(parsed, known or {})
+    symbols = _globals(parsed, symbols or {})
     for obj in parsed:
         for section in obj.sections:
             if section.kind == _SHT_RELA and section.info < len(obj.sections):

@@ -20,9 +20,12 @@ Compiled = dict[str, Object]  # a kernel's records by architecture
 class CubinAssembler:
     """Begins to compile kernels when they are added; kernels of equal text are compiled once."""
 
-    def __init__(self, features: Features, functions: Functions = EXACT_FUNCTIONS) -> None:
-        """functions: those that kernels call, by name and type."""
-        self._features, self._functions = features, functions
+    def __init__(
+        self, features: Features, functions: Functions = EXACT_FUNCTIONS, shared_bytes: int | None = None
+    ) -> None:
+        """functions: those that kernels call, by name and type. shared_bytes: of shared memory that a program may have;
+        None: any number."""
+        self._features, self._functions, self._shared_bytes = features, functions, shared_bytes
         self._archs = (features.arch, *features.features)
         self._compiled: dict[Source, Compiled] = {}
         self._kernels: dict[str, Compiled] = {}
@@ -42,15 +45,20 @@ class CubinAssembler:
         self._kernels[name] = objects
 
     def finish(self) -> Code:
-        """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or crashes on."""
+        """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or crashes on, or that needs
+        more shared memory than there is."""
         records: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
         for number, (name, objects) in enumerate(self._kernels.items()):
             progress.report("machine code", number, len(self._kernels))
             for arch, part in objects.items():
                 try:
-                    records[arch][name] = KernelCode.of_record(part.code.result())
+                    code = KernelCode.of_record(part.code.result())
                 except CompileError as e:
                     raise KernelError(f"{e} for {arch}", name) from e
+                if self._shared_bytes is not None and code.shared_bytes > self._shared_bytes:
+                    got = f"kernel {code.name}: {code.shared_bytes} bytes of shared memory for {arch}"
+                    raise KernelError(f"{got}, which has {self._shared_bytes}", name)
+                records[arch][name] = code
         store(part for objects in self._kernels.values() for part in objects.values())
         return pack(self._features, records)
 

@@ -55,10 +55,10 @@ def print_circuit(
     modules: list[Module] = []
     for number, launch in enumerate(launches):
         constants = {i: p for i, p in enumerate(launch.params) if isinstance(p, np.ndarray)}
-        held = {i: memories[p[0]].range for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
+        memory_ranges = {i: memories[p[0]].range for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
         places = {i: p for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
         places.pop(launch.nest.store[0])
-        module = print_module(f"{name}_{number}", merged(launch.nest, places), constants, held, lanes)
+        module = print_module(f"{name}_{number}", merged(launch.nest, places), constants, memory_ranges, lanes)
         modules.append(module)
         files |= {f"{name}_{number}_{label.removesuffix('_rom')}.hex": text for label, text in module.memories.items()}
         target = launch.params[launch.nest.store[0]]

@@ -114,8 +114,8 @@ def exact(fn: str, r: list[Range], dtype: str) -> Range:
             corners = [abs(x) // n * (1 if x >= 0 else -1) for x in r[0] for n in r[1]]
             return min(corners), max(corners)
         case "rem" if r[1][0] > 0:
-            most = r[1][1] - 1
-            return max(min(r[0][0], 0), -most), min(max(r[0][1], 0), most)
+            max_remainder = r[1][1] - 1
+            return max(min(r[0][0], 0), -max_remainder), min(max(r[0][1], 0), max_remainder)
         case "and" | "or" | "xor" | "not":
             return range_of(dtype)
     raise CompileError("a circuit", expected="integer arithmetic that has a circuit", got=fn)

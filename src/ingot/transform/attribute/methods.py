@@ -12,12 +12,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Graph, Input, Node, const, rebuild
+from ingot.ir.node import Node, const, rebuild
 from ingot.ir.types import DType, Shape, i64
 from ingot.ops import sampling
 from ingot.ops.random import counted_key
 from ingot.support.dataclass import dataclass
 from ingot.transform.attribute.scores import Scores, along_axis, merge_axes, points_shape, repeat_examples
+from ingot.transform.repeat import repeat
 
 RANGE_FRACTION = 0.15  # the standard deviation of SmoothGrad's noise over the range of an example, as in the paper
 
@@ -237,19 +238,3 @@ def _total(v: Node, axes: Sequence[int], window: Sequence[int], stride: Sequence
     for d, w, s in zip(axes, window, stride, strict=True):
         total = ops.mul(total, _positions(v.shape[d], w, s))
     return total
-
-
-LoopBody = Callable[[Node, Sequence[Node], Sequence[Node]], Sequence[Node]]
-
-
-def repeat(iterations: int | Node, sums: Sequence[Node], invariants: Sequence[Node], body: LoopBody) -> list[Node]:
-    """The sums after `iterations` calls of `body(iteration, sums, invariants)`, in a loop if there are several."""
-    if iterations == 1:
-        return list(body(const(0, np.int64), sums, invariants))
-    count = const(iterations, np.int64) if isinstance(iterations, int) else iterations
-    starts = [const(0, np.int64), count, *sums, *invariants]
-    state = [Input(f"carried {n}", x.type)() for n, x in enumerate(starts)]
-    number, limit, loop_sums, loop_invariants = *state[:2], state[2 : 2 + len(sums)], state[2 + len(sums) :]
-    results = (ops.add(number, 1), limit, *body(number, loop_sums, loop_invariants), *loop_invariants)
-    loop = ops.While(Graph(tuple(state), (ops.compare("LT", number, limit),)), Graph(tuple(state), results))
-    return list(loop(*starts).results[2 : 2 + len(sums)])

@@ -89,14 +89,14 @@ class AttributionModel(CompiledModel):
         super().__init__(unloaded or program, threads=options.threads, convention=convention)
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        own = {name: value for name, value in kwargs.items() if name not in ("target", "baseline")}
+        model_kwargs = {name: value for name, value in kwargs.items() if name not in ("target", "baseline")}
         if self._flatten_model is not None:
-            values = dict(zip(self._model_inputs, map(detached, self._flatten_model(args, own)), strict=True))
+            values = dict(zip(self._model_inputs, map(detached, self._flatten_model(args, model_kwargs)), strict=True))
         else:
             n = len(self._model_inputs)
             if len(args) > n:
                 raise InputError("inputs", expected=f"{n} ({', '.join(self._model_inputs)})", got=f"{len(args)} values")
-            values = {**dict(zip(self._model_inputs, args, strict=False)), **own}
+            values = {**dict(zip(self._model_inputs, args, strict=False)), **model_kwargs}
         if missing := [name for name in self._model_inputs if name not in values]:
             raise InputError("inputs", expected=", ".join(self._model_inputs), got=f"none for {', '.join(missing)}")
         extras = self._baselines(values, kwargs.get("baseline"))
@@ -214,12 +214,12 @@ def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Score
     actual = [n for v in variables for n in v.values]  # the values of the call
     images = {**inputs, **dict(zip(scores.values, actual, strict=True))}
     build = _occlusion if settings.method == "occlusion" else _gradients
-    found, chosen_there = build(variables, scores, images, actual, baselines, target, settings)
+    attributions, chosen_there = build(variables, scores, images, actual, baselines, target, settings)
     outputs: list[Node] = []
     for v in variables:
-        own, found = found[: len(v.values)], found[len(v.values) :]
-        total = _reduced(own[0], v)
-        for other in own[1:]:
+        variable_scores, attributions = attributions[: len(v.values)], attributions[len(v.values) :]
+        total = _reduced(variable_scores[0], v)
+        for other in variable_scores[1:]:
             total = ops.add(total, _reduced(other, v))
         if chosen_there is not None:
             axis = 0 if chosen_there.shape else None

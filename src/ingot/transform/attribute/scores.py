@@ -40,18 +40,18 @@ def find_variables(graph: Graph, wrt: Sequence[str] | None) -> tuple[Variable, .
 
     Raises InputError for unknown names, for other integer inputs, and for a model without inputs of these kinds.
     """
-    found = {v.name: v for x in graph.inputs if (v := _variable(graph, x)) is not None}
+    variables = {v.name: v for x in graph.inputs if (v := _variable(graph, x)) is not None}
     labels = [x.op.label for x in graph.inputs]  # type: ignore[attr-defined]
-    known = f"some of {', '.join(found) or 'none'}: inputs of floats, or of indices into tables"
-    if not found:
+    expected = f"some of {', '.join(variables) or 'none'}: inputs of floats, or of indices into tables"
+    if not variables:
         raise InputError("the model", expected="inputs of floats, or of indices into tables", got=labels)
     if wrt is None:
-        return tuple(found.values())
+        return tuple(variables.values())
     check_once("wrt", list(wrt))
-    unknown = [name for name in wrt if name not in found]
+    unknown = [name for name in wrt if name not in variables]
     if not wrt or unknown:
-        raise InputError("wrt", expected=known, got=unknown or "none")
-    return tuple(found[name] for name in wrt)
+        raise InputError("wrt", expected=expected, got=unknown or "none")
+    return tuple(variables[name] for name in wrt)
 
 
 def _variable(graph: Graph, x: Node) -> Variable | None:
@@ -207,16 +207,16 @@ def targets(scores: Scores, result: Node, target: Node | None) -> tuple[Node, No
     else:
         last = target.type.rank - 1
         indices = [ops.index_axis(target, last, n) for n in range(len(axes))]
-    chosen = there = None
+    chosen = are_valid = None
     for axis, index in zip(axes, indices, strict=True):
         size = result.shape[axis]
         inside = ops.and_(ops.compare("GE", index, 0), ops.compare("LT", index, ops.scalar(size, i64)))
-        there = inside if there is None else ops.and_(there, inside)
+        are_valid = inside if are_valid is None else ops.and_(are_valid, inside)
         position = ops.iota(result.shape, axis)
         equal = ops.compare("EQ", position, along_axis(index, result.shape, scores.batch_axis))
         chosen = equal if chosen is None else ops.and_(chosen, equal)
     assert chosen is not None
-    return chosen, there
+    return chosen, are_valid
 
 
 def along_axis(x: Node, shape: Shape, axis: int | None) -> Node:

@@ -16,13 +16,13 @@ from ingot import ops
 from ingot.autodiff.rules import RULES
 from ingot.ir.dims import product
 from ingot.ir.node import Input, Node, splat_of, topological
-from ingot.ir.types import TensorType, f64
+from ingot.ir.types import Shape, TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Hinge, Largest, RoundedToBytes, SoftmaxParts, softmax_of
+from ingot.transform.bounds.forms import Hinge, Largest, RoundedToBytes, Shift, SoftmaxParts, softmax_of, source_of
 from ingot.transform.bounds.functions import function_of
-from ingot.transform.bounds.intervals import Interval, Intervals
+from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
 from ingot.transform.bounds.rounding import (
     OWN_UNIT,
@@ -37,7 +37,6 @@ from ingot.transform.bounds.rounding import (
     unit_and_tiny,
     where,
 )
-from ingot.transform.vectorize import vectorize
 
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
 LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
@@ -52,7 +51,7 @@ class Walk:
     intervals: those of all values. rows: see `rows_of`. alphas: for each hinge the slope of its lower line (see
     `lines_of_hinge`); a node of the hinge's shape, which `vectorize` may map to rows. multipliers: for values whose
     sign is fixed in the region where the bounds hold, factors m with m * value >= 0 there. lines: a cache of the lines
-    of relaxed nodes.
+    of relaxed nodes. max_rows: of coefficients at a time (see `bounds_of`).
     """
 
     intervals: Intervals
@@ -60,6 +59,7 @@ class Walk:
     alphas: Mapping[Node, Node] = field(default_factory=dict)
     multipliers: Mapping[Node, Term] = field(default_factory=dict)
     lines: dict[Node, Lines] = field(default_factory=dict)
+    max_rows: int = 1 << 62
 
 
 def is_relaxed(node: Node) -> bool:
@@ -98,61 +98,12 @@ def is_product(node: Node) -> bool:
     return isinstance(node.op, (ops.Mul, *CONTRACTIONS))
 
 
-def bounds_of(walk: Walk, target: Node, mapped: Mapping[Node, Node] | None = None) -> Interval:
-    """Bounds of each element of `target`. mapped: alphas by node, with one row for each lower bound, then one for each
-    upper bound. Without alphas the bounds are intersected with the interval; with alphas they are not, because an alpha
-    has no gradient where the interval's bound wins."""
-    shape = target.shape
-    axis = walk.rows.get(target)
-    other_dims = [d for d in range(len(shape)) if d != axis]
-    inner = tuple(shape[d] for d in other_dims)
-    count = product(inner)
-    assert isinstance(count, int)
-    seed = Input("seed of a walk", TensorType(f64, shape))()
-    row = Backward(walk).run(target, Term(seed))
-    positions = t.iota((2 * count, count), 0), t.iota((2 * count, count), 1)
-    plus, minus = positions[0].equals(positions[1]).cast(f64), positions[0].equals(positions[1] + count).cast(f64)
-    seeds = (plus - minus).reshape((2 * count, *inner)).spread((2 * count, *shape), [0, *(d + 1 for d in other_dims)])
-    (vectorized,) = vectorize([row.node], {seed: seeds.node, **(mapped or {})})
-    lower_and_negated_upper = Term(vectorized)
+@dataclass
+class _Factors:
+    """What an element's coefficient is multiplied by, and what its magnitude is."""
 
-    def bounds(first: int) -> Term:
-        part = lower_and_negated_upper.slice(0, first, first + count)
-        return part.reshape(shape) if axis is None else _rows_at(part.reshape((*inner, shape[axis])), axis)
-
-    lower, upper = bounds(0), -bounds(count)
-    if walk.alphas:
-        return Interval(lower, upper)
-    interval = walk.intervals.of(target)
-    # an operand without bounds makes all rows NaN
-    return Interval(
-        where(lower.equals(lower), maximum(lower, interval.lower), interval.lower),
-        where(upper.equals(upper), minimum(upper, interval.upper), interval.upper),
-    )
-
-
-def lower_bounds(walk: Walk, target: Node, mapped: Mapping[Node, Node]) -> tuple[Term, dict[Node, Term]]:
-    """A lower bound of each element of the vector `target`, and for each perturbed input the coefficients of these
-    bounds, [elements, *input]. mapped: alphas by node, with a row for each element."""
-    (count,) = target.shape
-    seed = Input("seed of a walk", TensorType(f64, target.shape))()
-    backward = Backward(walk)
-    row = backward.run(target, Term(seed))
-    seeds = t.iota((count, count), 0).equals(t.iota((count, count), 1)).cast(f64)
-    leaves = list(backward.leaves)
-    vectorized, *coefficients = vectorize(
-        [row.node, *(backward.leaves[x].node for x in leaves)], {seed: seeds.node, **mapped}
-    )
-    interval_lower = walk.intervals.of(target).lower
-    lower = Term(vectorized)
-    lower = where(lower.equals(lower), maximum(lower, interval_lower), interval_lower)
-    return lower, dict(zip(leaves, map(Term, coefficients), strict=True))
-
-
-def _rows_at(x: Term, axis: int) -> Term:
-    """Move the last axis, that of rows, to `axis`."""
-    last = x.rank - 1
-    return x.transpose((*range(axis), last, *range(axis, last)))
+    value: Term | None = None
+    error: Term | None = None
 
 
 class Backward:
@@ -166,17 +117,20 @@ class Backward:
         self.leaves: dict[Node, Term] = {}
         self.costs: dict[Node, Term] = {}
         self.total: Term | None = None
+        self._factors: dict[tuple[Node, int | None], _Factors] = {}  # by coefficients and row axis
 
-    def run(self, target: Node, seed: Term) -> Term:
-        """A lower bound, over all inputs, of the sum of seed * target, for each row where there are rows. seed: of the
-        target's shape."""
-        self.coefficients[target] = seed
-        for node in reversed(topological([target])):
+    def run(self, seeds: Mapping[Node, Term]) -> Term:
+        """A lower bound, over all inputs, of the sum of seed * target for all targets, for each row where there are
+        rows. seeds: by target, of its shape."""
+        self.coefficients.update(seeds)
+        for node in reversed(topological(list(seeds))):
             if node in self.walk.multipliers and node in self.coefficients:
                 self.pass_on(node, -self.walk.multipliers[node])  # a bound of f - m * value is one of f
             a = self.coefficients.pop(node, None)
             if a is not None:
+                self.add_sums(beside=a)
                 self.step(node, a)
+        self.add_sums()
         assert self.total is not None
         return self.total
 
@@ -204,29 +158,46 @@ class Backward:
 
     # --- sums
 
-    def add(self, value: Term) -> None:
-        self.total = value if self.total is None else self.total + value
+    def add_sums(self, beside: Term | None = None) -> None:
+        """Add what `dot` and `err` noted, one sum for each value, except for the coefficients `beside`: a linear node
+        may pass them on as they are."""
+        sums: dict[tuple[Shape, int | None], Term] = {}
+        for key, factors in list(self._factors.items()):
+            a, axis = key
+            if beside is not None and a is beside.node:
+                continue
+            del self._factors[key]
+            for x, factor in ((Term(a), factors.value), (absolute_value(Term(a)), factors.error)):
+                if factor is not None:
+                    shape_and_axis = a.shape, axis
+                    sums[shape_and_axis] = sums[shape_and_axis] + x * factor if shape_and_axis in sums else x * factor
+        for (_, axis), elements in sums.items():
+            total = elements.sum([d for d in range(elements.rank) if d != axis], False)
+            self.total = total if self.total is None else self.total + total
 
     def dot(self, node: Node, a: Term, value: Term) -> None:
         """Add the sum of coefficients * value."""
-        axis = self.walk.rows.get(node)
-        self.add((a * value).sum([d for d in range(a.rank) if d != axis], False))
+        if splat_of(value.node) == 0:
+            return
+        factors = self._factors.setdefault((a.node, self.walk.rows.get(node)), _Factors())
+        factors.value = value if factors.value is None else factors.value + value
 
     def err(self, node: Node, a: Term, size: Term, relative: float, absolute: float = 0.0) -> None:
         """Subtract the errors of elements of magnitude `size`: their own, and that of summing over them."""
         count = product(a.shape)
         assert isinstance(count, int)
-        factor = relative + (count + _SCALARS) * 2 * OWN_UNIT
-        self.dot(node, absolute_value(a), -(size * factor + (absolute + self.c.rounding.floor)))
+        relative += (count + _SCALARS) * 2 * OWN_UNIT
+        error = -(size * relative + (absolute + self.c.rounding.floor))
+        factors = self._factors.setdefault((a.node, self.walk.rows.get(node)), _Factors())
+        factors.error = error if factors.error is None else factors.error + error
 
     def pass_on(self, x: Node, a: Term) -> None:
         if self.c.is_exact(x):
             return
         accumulated = self.coefficients.get(x)
         if accumulated is not None:
-            self.err(x, accumulated, self.c.of(x).magnitude, 0.0)
-            self.err(x, a, self.c.of(x).magnitude, 0.0)
             a = accumulated + a
+            self.err(x, a, self.c.of(x).magnitude, 0.0)
         self.coefficients[x] = a
 
     # --- steps
@@ -389,6 +360,18 @@ class Backward:
         self.winograd(node, a)
         self.err(node, a, magnitude, 0.0)
         self.err(node, a, magnitude, 0.0)
+
+
+def origin(node: Node) -> Node:
+    """The value whose bounds give those of the node: intervals of functions of one variable lose nothing, nor do copies
+    of elements."""
+    while (
+        isinstance(node.op, (Hinge, ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Reverse))
+        or function_of(node.op) is not None
+        or (isinstance(node.op, ops.Sub) and isinstance(source_of(node.inputs[1]).op, Shift))
+    ):
+        node = node.inputs[0]
+    return node
 
 
 def mixes(node: Node, is_exact: Callable[[Node], bool]) -> bool:

@@ -12,24 +12,26 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static, product
-from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.node import Graph, Input, Node, const, topological
 from ingot.ir.types import f64
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import REWRITE, InputError, UnsupportedOpError
 from ingot.transform.bounds.canonical import canonical
-from ingot.transform.bounds.crown import Walk, bounds_of, depths, is_product, is_relaxed, own_softmax
+from ingot.transform.bounds.crown import Walk, depths, is_product, is_relaxed, origin, own_softmax
 from ingot.transform.bounds.forms import is_normalizer
 from ingot.transform.bounds.forward import Forward
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.rounding import Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
+from ingot.transform.bounds.walks import bounds_of
 
 _INF = float("inf")
 METHODS = ("crown", "auto", "crown-ibp", "forward", "ibp")
 _MAX_COEFFICIENT_BYTES = 4 << 30  # of the largest coefficients of a walk: rows times elements of a value
 _WALKS_PER_ROW = 12  # "auto": a walk takes at most so many rows for each row of a pass forward
+_PART_BYTES, _MIN_ROWS = 1 << 22, 32  # of the coefficients that a walk has at a time
 _BATCH_BYTES = 1 << 27  # of those of all boxes of a batch
 
 
@@ -87,7 +89,7 @@ class Bounded:
             if is_normalizer(node) or own_softmax(node, c) is not None:  # the planes of a softmax take its scores
                 continue
             if is_relaxed(node) and (len(perturbed) > 1 or not is_product(node)):
-                operands.update(dict.fromkeys(perturbed))
+                operands.update(dict.fromkeys(map(origin, perturbed)))
         return tuple(operands)
 
     @cached_property
@@ -102,6 +104,21 @@ class Bounded:
         if self.question.method not in ("crown", "auto"):
             return frozenset()
         return frozenset(n for n in self.deep if self.fits(n) and not self.is_cheaper_forward(n))
+
+    @cached_property
+    def groups(self) -> Mapping[Node, Sequence[Node]]:
+        """Groups of values that one walk starts from, by the first: those that depend on the same values of `walked`,
+        and so not on each other."""
+        numbers = {n: i for i, n in enumerate(n for n in self.core.nodes() if n in self.walked)}
+        sources: dict[Node, int] = {}  # sets of values of `walked`, as bits
+        groups: dict[tuple[int, int | None], list[Node]] = {}
+        for node in self.core.nodes():
+            sources[node] = 0
+            for x in node.inputs:
+                sources[node] |= sources[x] | (1 << numbers[x] if x in numbers else 0)
+            if node in numbers:
+                groups.setdefault((sources[node], self.rows.get(node)), []).append(node)
+        return {group[0]: group for group in groups.values()}
 
     @cached_property
     def is_forward(self) -> bool:
@@ -159,20 +176,27 @@ class Bounded:
         return max(1, min(128, _BATCH_BYTES // largest_bytes))
 
     def walk(
-        self, slopes: Mapping[Node, Mapping[Node, Node]] | None = None, mapped: Mapping[Node, Node] | None = None
+        self,
+        slopes: Mapping[Node, Mapping[Node, Node]] | None = None,
+        mapped: Mapping[Node, Node] | None = None,
+        max_bytes: int = 1 << 62,
     ) -> Walk:
         """Bound all values. slopes: for each value of `walked` the slopes of its walk, by hinge. mapped: slopes with
-        a value for each row (see `bounds_of`)."""
+        a value for each row (see `bounds_of`). max_bytes: of a value's coefficients at a time."""
         c = self.intervals()
-        walk = Walk(c, self.rows if slopes is None else {})
+        max_rows = max(_MIN_ROWS, max_bytes // (8 * self._widest))
+        walk = Walk(c, self.rows if slopes is None else {}, max_rows=max_rows)
         forward = Forward(c, list(self.interval_inputs)) if self.is_forward else None
         for node in self.core.nodes():
             c.add([node])
             if forward is not None and not c.missing:
                 forward.add(node)
-            if node in self.walked and not c.missing:
-                target_walk = walk if slopes is None else Walk(c, alphas=slopes[node])
-                c.values[node] = bounds_of(target_walk, node, mapped)
+            if slopes is not None and node in self.walked and not c.missing:
+                (c.values[node],) = bounds_of(Walk(c, alphas=slopes[node]), [node], mapped)
+            elif slopes is None and node in self.groups and not c.missing:
+                group = self.groups[node]
+                c.add(topological(group))
+                c.values.update(zip(group, bounds_of(walk, group), strict=True))
         if c.missing:
             raise UnsupportedOpError(list(dict.fromkeys(c.missing)), model="the bounds", fix=REWRITE)
         return walk
@@ -181,13 +205,13 @@ class Bounded:
 def bound_graph(graph: Graph, question: Question) -> Graph:
     """See the module's docstring. Raises as `Question.of`."""
     bounded = question.of(graph)
-    walk = bounded.walk()
+    walk = bounded.walk(max_bytes=_PART_BYTES)
     results: list[Node] = []
     for y in bounded.core.results:
         bounds = walk.intervals.of(y)
         is_walked = question.method not in ("ibp", "forward") and not bounded.is_cheaper_forward(y)
         if is_walked and not walk.intervals.is_exact(y) and bounded.fits(y):
-            bounds = bounds_of(walk, y)
+            (bounds,) = bounds_of(walk, [y])
         lower, upper = (walk.intervals.guarded(v, e) for v, e in ((bounds.lower, -_INF), (bounds.upper, _INF)))
         results += [b.node for b in from_f64(lower, upper, y.dtype)]
     names = [f"{side} {name}" for name in _names(bounded.core) for side in ("lower", "upper")]

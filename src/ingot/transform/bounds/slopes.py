@@ -21,10 +21,11 @@ from ingot.ir.types import TensorType, f64, static_shape
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.crown import Walk, lower_bounds
+from ingot.transform.bounds.crown import Walk
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
 from ingot.transform.bounds.intervals import Intervals
+from ingot.transform.bounds.walks import lower_bounds
 
 _RATE, _DECAY, _MOMENTS, _TINY = 0.25, 0.97, (0.9, 0.999), 1e-12  # of Adam
 

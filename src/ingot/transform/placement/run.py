@@ -170,4 +170,7 @@ def _memory_shares(programs: Sequence[Program], sizes: Mapping[str, int], device
     other_bytes = [_other_bytes(p, {s.name: sizes[s.name] for s in p.symbols}) for p in programs]
     total = sum(p.weights.nbytes for p in programs) or 1
     spare = device_memory - sum(other_bytes)
-    return [max(needed + spare * p.weights.nbytes // total, 1) for needed, p in zip(other_bytes, programs, strict=True)]
+    return [
+        max(used_bytes + spare * p.weights.nbytes // total, 1)
+        for used_bytes, p in zip(other_bytes, programs, strict=True)
+    ]

@@ -242,9 +242,9 @@ def _quantize_dynamic(x: Node) -> Node:
 
 def _narrow(n: Node, x: Node, stored: DType, values: bool) -> Node:
     """The product with weights (and with `values`, also values) of a narrower float type, summed in f32."""
-    given = tuple(Input(label, node.type)() for label, node in (("x", x), ("w", n.inputs[1])))
-    lowered = n.op.lower(*given)
-    y = n.op(*given) if lowered is None else lowered
+    operands = tuple(Input(label, node.type)() for label, node in (("x", x), ("w", n.inputs[1])))
+    lowered = n.op.lower(*operands)
+    y = n.op(*operands) if lowered is None else lowered
     assert isinstance(y, Node)
 
     def image(m: Node, inputs: Sequence[Node]) -> Node:
@@ -254,7 +254,7 @@ def _narrow(n: Node, x: Node, stored: DType, values: bool) -> Node:
         narrow = [ops.cast(i, stored) if at in chosen else i for at, i in enumerate(inputs)]
         return m.op.with_sums(f32)(*narrow, loc=n.loc)
 
-    return rebuild([y], {given[0]: x, given[1]: n.inputs[1]}, image)[0]
+    return rebuild([y], {operands[0]: x, operands[1]: n.inputs[1]}, image)[0]
 
 
 def stored_bytes(group: Group, form: str) -> int:

@@ -29,7 +29,7 @@ Cell = tuple[str, float | None]  # a text, and the number to sort by
 @dataclass(frozen=True)
 class Row:
     """A group of ops that read the same value. seconds: in float32, and in its format. error: the relative squared
-    error of the outputs with this format alone. why: the reason against a faster format."""
+    error of the outputs with this format alone. reason: the reason against a faster format."""
 
     name: str
     ops: int
@@ -38,7 +38,7 @@ class Row:
     seconds: tuple[float, float]
     error: float
     nbytes: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Report:
         cells = [
             (
                 r.name + (f" and {r.ops - 1} more" if r.ops > 1 else ""), r.format, r.rounding, _ms(r.seconds[0]),
-                _ms(r.seconds[1]), f"{r.error:.1e}", r.why,
+                _ms(r.seconds[1]), f"{r.error:.1e}", r.reason,
             )
             for r in self.rows
         ]  # fmt: skip
@@ -179,7 +179,7 @@ class Report:
         body = (
             f'<p class="summary">{html.escape(summary)}</p>{tiles(figures)}<h2>Number formats</h2>{formats}'
             + self._plot()
-            + _table("Measured models", "the fastest first; click a head to sort", heads, self._tried())
+            + _table("Measured models", "the fastest first; click a head to sort", heads, self._tried_points())
             + _table("Ops", "error: of the outputs with this format alone", op_heads, self._ops())
             + _table("Outputs", "largest deviation over the largest float output", ("output", "deviation"), deviations)
             + details
@@ -187,7 +187,7 @@ class Report:
         about = html.escape(f"{self.machine} · {threads_text(self.threads)} · seed {self.seed}")
         return page("Quantized model", "quantize", about, body, json.loads(self.to_json()), _STYLE)
 
-    def _tried(self) -> list[tuple[Cell, ...]]:
+    def _tried_points(self) -> list[tuple[Cell, ...]]:
         best = frontier(self.points)
         return [
             ((p.name, None), (f"{p.scores[0]:.6g}", p.scores[0]), (f"{p.scores[1]:.6g}", p.scores[1]),
@@ -200,7 +200,7 @@ class Report:
         return [
             ((r.name + (f" and {r.ops - 1} more" if r.ops > 1 else ""), None), (r.format, None),
              (time_text(r.seconds[0]), r.seconds[0]), (time_text(r.seconds[1]), r.seconds[1]),
-             (f"{r.error:.1e}", r.error), (bytes_text(r.nbytes), r.nbytes), (r.rounding, None), (r.why, None))
+             (f"{r.error:.1e}", r.error), (bytes_text(r.nbytes), r.nbytes), (r.rounding, None), (r.reason, None))
             for r in sorted(self.rows, key=lambda r: -r.seconds[1])
         ]  # fmt: skip
 

@@ -22,7 +22,7 @@ from ingot.transform.quantize.weights import quantize_channels
 
 SMOOTHINGS = (0.5, 0.75, 0.9)
 WINDOWS_PER_ENTRY = 256 // MAX_ENTRIES  # windows of a batch entry for trials of convolutions
-_MAX_FACTOR = 1e4  # relative to the geometric mean of the factors
+_MAX_FACTOR_RATIO = 1e4  # relative to the geometric mean of the factors
 # factors for channels cost time: they are used only if the plain error is larger than this, and larger by this ratio
 _NEGLIGIBLE_ERROR, _MIN_GAIN = 3e-5, 1.3
 
@@ -84,7 +84,7 @@ def _factors(group: Group, stats: ValueStats, smoothing: float) -> np.ndarray:
     is_nonzero = (x > 0) & (w > 0)
     s = np.where(is_nonzero, np.maximum(x, 1e-30) ** smoothing / np.maximum(w, 1e-30) ** (1 - smoothing), 1.0)
     s[is_nonzero] /= np.exp(np.log(s[is_nonzero]).mean()) if is_nonzero.any() else 1.0
-    return (1 / np.clip(s, 1 / _MAX_FACTOR, _MAX_FACTOR)).astype(np.float32)
+    return (1 / np.clip(s, 1 / _MAX_FACTOR_RATIO, _MAX_FACTOR_RATIO)).astype(np.float32)
 
 
 def _largest(site: Site, channels: int) -> np.ndarray:

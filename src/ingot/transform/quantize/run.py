@@ -58,7 +58,7 @@ from ingot.transform.quantize.workers.fleet import Fleet, Job
 
 HELD_OUT_FRACTION = 0.3  # of the samples: for checking the result, not for the search
 DEFAULT_SCORE_FRACTION, DEFAULT_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
-SCORE_MARGIN = 0.2  # of the loss that is allowed: for what neither part of the samples shows
+SCORE_MARGIN_FRACTION = 0.2  # of the loss that is allowed: for what neither part of the samples shows
 _FEEDBACK_BUDGET, _SENSITIVITY_BUDGET, _SIMULATION_BUDGET = 0.4, 0.35, 0.2  # of the budget
 _JOBS_PER_WORKER = 4  # of errors: the slower ones do fewer
 _MAX_BOUNDED_NODES = 200  # of a model whose rounding is bounded: intervals of deeper ones say nothing
@@ -248,7 +248,7 @@ class Quantizer:
         if at_least is None and limits == (None, None, None):
             at_least = DEFAULT_SCORE_FRACTION if options.metric else DEFAULT_COSINE
         self.at_least = at_least
-        fraction = None if at_least is None else at_least + SCORE_MARGIN * (1 - at_least)
+        fraction = None if at_least is None else at_least + SCORE_MARGIN_FRACTION * (1 - at_least)
         min_scores = (
             None
             if fraction is None

@@ -45,10 +45,10 @@ class Samples:
         return self.pick(sorted(order[held_out:])), self.pick(sorted(order[:held_out]))
 
 
-def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any = None) -> Samples:
+def read_samples(graph: Graph, data: Any, labels: Any, batch: int, flatten: Any = None) -> Samples:
     """Read and check samples.
 
-    given: a mapping from inputs to arrays of many samples along their first axis, which are split into calls of `batch`
+    data: a mapping from inputs to arrays of many samples along their first axis, which are split into calls of `batch`
     (of the model's own size if that is fixed); or a sequence of calls, each a mapping, a tuple or one array. labels:
     one for each sample of a mapping's arrays, or one for each call.
 
@@ -56,15 +56,15 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
     """
     names = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
     size = 1
-    if isinstance(given, Mapping):
-        calls, groups = _split_into_calls(graph, names, given, batch)
+    if isinstance(data, Mapping):
+        calls, groups = _split_into_calls(graph, names, data, batch)
         size = groups[0].stop - groups[0].start if groups else batch
         call_labels = None if labels is None else _split_labels(labels, groups)
-    elif _are_calls(given):
-        calls = [_call(names, one, i, flatten) for i, one in enumerate(given)]
+    elif _are_calls(data):
+        calls = [_call(names, one, i, flatten) for i, one in enumerate(data)]
         call_labels = None if labels is None else list(labels)
     else:
-        raise InputError("samples", expected=_KINDS, got=type(given).__name__)
+        raise InputError("samples", expected=_KINDS, got=type(data).__name__)
     if len(calls) < MIN_CALLS:
         fix = "each call is a sample; some are held out to check the result"
         raise InputError("samples", expected=f"at least {MIN_CALLS} calls", got=len(calls), fix=fix)
@@ -75,15 +75,15 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
     return Samples(checked, None if call_labels is None else tuple(call_labels), size)
 
 
-def first_call(given: Any, batch: int) -> Any:
+def first_call(data: Any, batch: int) -> Any:
     """The first call of samples in any form that `read_samples` takes. Raises InputError if there is none."""
-    if isinstance(given, Mapping):
-        return {name: array[:batch] if np.ndim(array) else array for name, array in given.items()}
-    if not _are_calls(given):
-        raise InputError("samples", expected=_KINDS, got=type(given).__name__)
-    if not len(given):
+    if isinstance(data, Mapping):
+        return {name: array[:batch] if np.ndim(array) else array for name, array in data.items()}
+    if not _are_calls(data):
+        raise InputError("samples", expected=_KINDS, got=type(data).__name__)
+    if not len(data):
         raise InputError("samples", expected=f"at least {MIN_CALLS} calls", got=0)
-    return given[0]
+    return data[0]
 
 
 _KINDS = "a mapping from inputs to arrays, or a sequence of calls"

@@ -18,7 +18,7 @@ from ingot.transform.quantize.sites import Site
 BLOCK_SIZE = 32
 _SHRINK_FACTORS = np.linspace(0.7, 1.0, 13)
 _PANEL_COLUMNS = 32  # the errors of so many columns are applied to the remaining ones at a time
-_DAMPING = 0.01  # relative to the mean second moment, so that the inverse exists
+_DAMPING_FRACTION = 0.01  # relative to the mean second moment, so that the inverse exists
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def feedback_factor(moments: np.ndarray) -> np.ndarray:
     h = moments.astype(np.float64)
     diagonal = np.arange(len(h))
     mean = float(h[diagonal, diagonal].mean())
-    h[diagonal, diagonal] += _DAMPING * mean if mean > 0 else 1.0
+    h[diagonal, diagonal] += _DAMPING_FRACTION * mean if mean > 0 else 1.0
     # h = r r^T for an upper r, so that its inverse is u^T u for u = r^-1
     return _invert_upper(np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]).astype(np.float32)
 

@@ -183,7 +183,7 @@ class _Partitioner:
         local = self.values.get((value, want))
         if local is None:
             computed_spec = self.computed_specs[value]
-            local = self.values[value, want] = self._moved(
+            local = self.values[value, want] = self._with_spec(
                 self.values[value, computed_spec], value, computed_spec, want
             )
         return local
@@ -195,7 +195,7 @@ class _Partitioner:
             local = self.values[value, want] = const_part(value.op.array, want, self.mesh, self.rank, value.loc)
         return local
 
-    def _moved(self, x: Node, value: Node, source: Spec, target_spec: Spec) -> Node:
+    def _with_spec(self, x: Node, value: Node, source: Spec, target_spec: Spec) -> Node:
         """The part in another spec: all_to_all where the axes move to another dimension, all_gather where axes no
         longer split a dimension, a slice where axes newly split one."""
         spec = list(source)
@@ -281,13 +281,13 @@ class _Partitioner:
             if result.type.rank != part.type.rank:
                 raise CompileError(f"shard: the part of {result.op.name} has another rank")
             local_spec = spec
-            axes = partial_axes | (_NO_AXES if node in self.sharded.partial else self._given(node))
+            axes = partial_axes | (_NO_AXES if node in self.sharded.partial else self._partial_axes(node))
             if axes and node not in self.sharded.partial:
                 part, local_spec = self._summed(part, result, spec, axes)
             self.values[result, local_spec], self.computed_specs[result] = part, local_spec
             self._check_shape(result, part, local_spec)
 
-    def _given(self, node: Node) -> Partial:
+    def _partial_axes(self, node: Node) -> Partial:
         """The axes over which the operands, and therefore the op's result, are partial sums."""
         op_rule = rule(node) if node.inputs else None
         chosen = self.sharded.factor_axes.get(node, {})

@@ -57,7 +57,7 @@ def pipeline(graph: Graph, stages: int) -> Pipeline:
     if graph.state or graph.sizes or graph.symbols():
         got = "state" if graph.state else "open sizes"
         raise InputError(f"mesh axis {AXIS}", expected="a model of fixed sizes, without state", got=got)
-    whole, micro, count, split = _micro_batches(graph, stages)
+    whole_graph, micro, count, split = _micro_batches(graph, stages)
     derived = derived_weights(micro)
     nodes = [n for n in micro.nodes() if n not in derived and not isinstance(n.op, Input)]
     position = {n: i for i, n in enumerate(nodes)}
@@ -75,7 +75,7 @@ def pipeline(graph: Graph, stages: int) -> Pipeline:
         raise InputError(f"mesh axis {AXIS}", expected=expected, got=len(chosen), fix="use fewer stages")
     boundaries = [-1, *chosen, len(nodes) - 1]
     stage_nodes = tuple(tuple(nodes[a + 1 : b + 1]) for a, b in pairwise(boundaries))
-    return Pipeline(whole, micro, count, split, stage_nodes, tuple(cuts[i] for i in chosen))
+    return Pipeline(whole_graph, micro, count, split, stage_nodes, tuple(cuts[i] for i in chosen))
 
 
 def _micro_batches(graph: Graph, stages: int) -> tuple[Graph, Graph, int, frozenset[Node]]:
@@ -208,6 +208,6 @@ def _part(x: Node, start: int, count: int) -> Node:
     return ops.slice_axis(x, 0, start, start + count)
 
 
-def _rows(micro: Node, whole: Node, batch: int) -> Node:
+def _rows(micro: Node, buffer: Node, batch: int) -> Node:
     rows = static_shape(micro.shape)[0]
-    return _part(whole, rows * batch, rows)
+    return _part(buffer, rows * batch, rows)

@@ -52,10 +52,10 @@ class Propagation:
     def spec(self, value: Node) -> Spec:
         return self.specs.get(value) or unsplit(len(value.shape))
 
-    def factors(self, node: Node, found: Rule) -> dict[str, Axes]:
+    def factors(self, node: Node, rule: Rule) -> dict[str, Axes]:
         """The mesh axes that split each factor of a node's rule, from the current specs of its values."""
         return factors(
-            found, [*node.inputs, *node.results], [self.spec(v) for v in (*node.inputs, *node.results)], self._mesh
+            rule, [*node.inputs, *node.results], [self.spec(v) for v in (*node.inputs, *node.results)], self._mesh
         )
 
     def _update(self, node: Node, op_rule: Rule) -> bool:
@@ -164,13 +164,13 @@ def _all_dims(value: Node) -> frozenset[int]:
     return frozenset(range(len(value.shape)))
 
 
-def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Mesh) -> dict[str, Axes]:
+def factors(rule: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Mesh) -> dict[str, Axes]:
     """The mesh axes that split each factor of a rule, given the specs of its operands and results in this order. The
     first split dimension of a factor decides, if its axes divide all dimensions of the factor and split no other factor
     of the same value."""
     chosen: dict[str, Axes] = {}
     factors_of_axis: dict[str, list[Dims]] = {}
-    sides = [*zip((*found.operands, *found.results), values, specs, strict=True)]
+    sides = [*zip((*rule.operands, *rule.results), values, specs, strict=True)]
     for name, axes in _candidates(sides):
         if name in chosen:
             continue
@@ -185,7 +185,7 @@ def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Me
         ):
             continue
         count = mesh.count(axes)
-        if found.sizes.get(name, count) % count == 0 and all(
+        if rule.sizes.get(name, count) % count == 0 and all(
             exact_quotient(value.shape[i], count) is not None
             for dims, value, _ in sides
             for i, d in enumerate(dims)

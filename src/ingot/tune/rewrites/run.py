@@ -15,7 +15,7 @@ from ingot.debug.build import build
 from ingot.debug.feeds import Feeds
 from ingot.ir.node import Graph, Node, const, rebuild
 from ingot.passes.core.rewrites import equality
-from ingot.passes.core.rewrites.rewrite import Rewrite, holds
+from ingot.passes.core.rewrites.rewrite import Rewrite, is_sound
 from ingot.pipeline import tuning
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
@@ -23,7 +23,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.tune.rewrites.forms import forms
 from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
-from ingot.tune.run import HELD_UP
+from ingot.tune.run import MIN_CONFIRMED_GAIN
 
 # the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
@@ -48,14 +48,14 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """rewrites: those that are kept. gain: of a call of the whole model, the median of paired ratios; 1 without
-    rewrites. withdrawn: the number of rewrites that were faster in isolation, but did not make calls faster."""
+    rewrites. withdrawn_count: the number of rewrites that were faster in isolation, but did not make calls faster."""
 
     machine: str
     database: str
     rows: tuple[Row, ...]
     rewrites: tuple[str, ...]
     gain: float
-    withdrawn: int = 0
+    withdrawn_count: int = 0
 
 
 def find_rewrites(
@@ -107,7 +107,7 @@ def find_rewrites(
             for model_rewrites in ((), rewrites)
         ]
         gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
-    withdrawn = len(wins) if gain < HELD_UP else 0
+    withdrawn = len(wins) if gain < MIN_CONFIRMED_GAIN else 0
     if withdrawn:
         rewrites, gain, wins = (), 1.0, []
     tuning.add(database, wins)
@@ -123,7 +123,7 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
     state = "slower"
     for after in candidates[:FORMS_MEASURED]:
         rewrite = Rewrite.of(subgraph.graph, after, equality.are_equal(subgraph.graph, after, exactly=True))
-        if not holds(rewrite):
+        if not is_sound(rewrite):
             return Row(str(rewrite), count, len(candidates), 1.0, "wrong"), None
         if not rewrite.exact and not fast_math:
             state = "needs fast math"

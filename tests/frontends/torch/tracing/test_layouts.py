@@ -219,3 +219,17 @@ def test_memory_of_inputs() -> None:
     compiled = compile_whole(lambda x: x[1:].as_strided((2,), (1,), 2) * 2, backend=Spy().backend)
     for start in (0, 3, 7):
         assert compiled(numbers[start : start + 6].view(2, 3)).tolist() == [4.0, 6.0]
+
+
+def test_rolls_and_norms_of_images_in_other_orders() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        norm = F.batch_norm(x, torch.zeros(4), torch.ones(4))
+        return x.roll((1, 1), (2, 3)), x.roll(1, 1), x.roll(3), norm
+
+    compiled = compile_whole(f, backend="ingot", dynamic=True)
+    for n, h in ((2, 5), (1, 5), (3, 6)):
+        x = torch.randn(n, 4, h, 7)
+        for given in (x, x.to(memory_format=torch.channels_last), x.mT.contiguous().mT):
+            for got, want in zip(compiled(given), f(given), strict=True):
+                assert got.stride() == want.stride()
+                torch.testing.assert_close(got, want)

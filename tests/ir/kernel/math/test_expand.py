@@ -8,7 +8,7 @@ import pytest
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, Let, Store, integer
-from ingot.ir.kernel.math.expand import EXPANSIONS, expand
+from ingot.ir.kernel.math.expand import EXPANSIONS, expand, expanded
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, f32
@@ -50,6 +50,18 @@ def test_calls_within_calls_and_under_other_expressions() -> None:
     made = expand(kernel(loop))
     verify_kernel(made)
     assert called(kernel(loop)) == {"exp", "tanh"} and not called(made)
+
+
+@pytest.mark.parametrize("inner", ["logistic", "tanh", "exp"])
+@pytest.mark.parametrize("outer", ["logistic", "tanh", "exp", "erf", "sinh"])
+def test_a_function_of_a_function_is_expanded_as_of_any_operand(outer: str, inner: str) -> None:
+    """An expansion may call functions: the expressions that their expansions replace must not lend others their ids."""
+    operand = k.call(inner, k.load(X, integer(0)))
+    (value,) = expanded([k.call(outer, operand)])
+    (expanded_operand,) = expanded([operand])
+    (stepwise,) = expanded([k.call(outer, expanded_operand)])
+    texts = [show_kernel(kernel(Store(OUT, integer(0), v))) for v in (value, stepwise)]
+    assert texts[0] == texts[1]
 
 
 def test_a_shared_call_stays_shared() -> None:

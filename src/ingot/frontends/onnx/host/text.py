@@ -99,7 +99,7 @@ def equal(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # numbers as strings and back
 
 
-def _shown(v: np.floating | np.integer | np.bool_) -> str:
+def _text_of(v: np.floating | np.integer | np.bool_) -> str:
     if isinstance(v, np.bool_):
         return str(int(v))
     if np.isnan(v):
@@ -117,7 +117,7 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
     code = n.attr("to")
     if code == _STRING:
-        return x if x.dtype == object else _map_elements(_shown, x)
+        return x if x.dtype == object else _map_elements(_text_of, x)
     dtype = dtype_from_code(code).numpy
     try:
         if dtype.kind in "iu":
@@ -227,7 +227,7 @@ def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(max(1, int(np.prod(x.shape[:-1]))), 0)
     features = np.zeros((len(rows), width), np.float32)
     for row, line in enumerate(rows.tolist()):
-        for gram, count in _counted(line, lengths, n.attr("max_skip_count")).items():
+        for gram, count in _ngram_counts(line, lengths, n.attr("max_skip_count")).items():
             if gram in pool:
                 features[row, places[pool[gram]]] += count
     mode = n.attr("mode")
@@ -259,7 +259,7 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
     return counts
 
 
-def _counted(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
+def _ngram_counts(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
     """Counts of a row's n-grams, with up to `skips` tokens skipped between their tokens; single tokens count once."""
     counts: Counter[tuple[Any, ...]] = Counter()
     for length in lengths:

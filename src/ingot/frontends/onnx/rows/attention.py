@@ -41,7 +41,7 @@ def _padded_mask(mask: Node, keys: DimLike) -> Node:
     return ops.expand_dims(mask, tuple(range(4 - rank))) if rank < 4 else mask
 
 
-def _joined(mask: Node | None, keep: list[Node], dtype: T.DType) -> Node | None:
+def _joined_mask(mask: Node | None, keep: list[Node], dtype: T.DType) -> Node | None:
     """The mask and the keep-conditions as one mask."""
     if not keep:
         return mask
@@ -93,7 +93,7 @@ def attention(c: Call) -> Result | None:
             keep.append(ops.compare("LE", ops.sub(position, key), left_window))
         if right_window >= 0:
             keep.append(ops.compare("LE", ops.sub(key, position), right_window))
-    y = scaled_attention(c, q, k, v, _joined(mask, keep, q.dtype), causal)
+    y = scaled_attention(c, q, k, v, _joined_mask(mask, keep, q.dtype), causal)
     return [merge_heads(y) if flat else y, k, v]
 
 
@@ -247,7 +247,7 @@ def group_query_attention(c: Call) -> Result:
     if window > 0:
         keep.append(ops.compare("LT", ops.sub(row, key), window))
     bias = _padded_mask(c.x(10), keys.shape[2]) if c.has(10) else None
-    mask = _joined(bias, keep, q.dtype)
+    mask = _joined_mask(bias, keep, q.dtype)
     if not c.has(11) and not c.flag("smooth_softmax"):
         return [merge_heads(scaled_attention(c, q, keys, values, mask, "none")), keys, values]
     # one more key with score 0 and value 0; a head's sink logit is added by the mask

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call
-from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.onnx.wishes import element_symbols
 from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import DimLike, bounds, dim_max, is_static
@@ -26,10 +26,10 @@ def channel_vector(v: Node, rank: int, axis: int = 1) -> Node:
     return ops.reshape(v, tuple(-1 if i == axis else 1 for i in range(rank))) if rank > 1 else v
 
 
-def told_size(c: Call, d: DimLike) -> DimLike:
+def checked_size(c: Call, d: DimLike) -> DimLike:
     """The size; if data determines it, calls check that it is not negative."""
     lowest = bounds(d)[0]
-    if not told_symbols(d) or (lowest is not None and lowest >= 0):
+    if not element_symbols(d) or (lowest is not None and lowest >= 0):
         return d
     c.importer.require(d, f"a size of {d}")
     return dim_max(d, 0)
@@ -37,7 +37,7 @@ def told_size(c: Call, d: DimLike) -> DimLike:
 
 def parts_of(c: Call, x: Node, axis: int, sizes: Sequence[DimLike]) -> tuple[Node, ...]:
     """Parts of these sizes, whose sum must be the axis's size; calls check that where it is not known at import."""
-    sizes, size = [told_size(c, d) for d in sizes], x.shape[axis]
+    sizes, size = [checked_size(c, d) for d in sizes], x.shape[axis]
     ends = list(itertools.accumulate(sizes))
     if ends[-1] != size:
         c.importer.require_equal(ends[-1], size, f"a split of {size} into {', '.join(map(str, sizes))}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op, register
-from ingot.frontends.onnx.rows.common import in_dtype, told_size
+from ingot.frontends.onnx.rows.common import checked_size, in_dtype
 from ingot.ir import types as T
 from ingot.ir.node import Node
 
@@ -89,6 +89,6 @@ def top_k_1(c: Call) -> Result:
 
 @onnx_op("TopK", since=10)
 def top_k(c: Call) -> Result:
-    (k,) = (told_size(c, d) for d in c.dims(1))
+    (k,) = (checked_size(c, d) for d in c.dims(1))
     axis = c.axis("axis", -1, c.rank())
     return ops.TopK(k, axis, c.flag("largest", 1), c.flag("sorted", 1))(c.x()).results

@@ -10,10 +10,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
-from ingot.frontends.onnx.rows.common import check_table, parts_of, told_size
+from ingot.frontends.onnx.rows.common import check_table, checked_size, parts_of
 from ingot.frontends.onnx.symbolic import Element, UnknownSize, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
-from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.onnx.wishes import element_symbols
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
@@ -26,8 +26,8 @@ from ingot.ir.dims import (
     dim_min,
     exact_quotient,
     floordiv,
+    is_computed,
     product,
-    sign_bit,
     symbols_of,
     zero_bit,
 )
@@ -50,38 +50,18 @@ def reshape(c: Call) -> Result:
         if any(isinstance(d, int) and d == 0 and i >= c.rank() for i, d in enumerate(shape)):
             raise Unsupported(f"reshape of {x.type} to {shape}: a 0 beyond the input's rank")
         shape = [
-            d + zero_bit(d) * x.shape[i] if i < c.rank() and (told_symbols(d) or d == 0) else d
+            d + zero_bit(d) * x.shape[i] if i < c.rank() and (element_symbols(d) or d == 0) else d
             for i, d in enumerate(shape)
         ]
-    if any(map(told_symbols, shape)):
-        return _reshape_with_checks(c, x, shape)
+    if any(map(element_symbols, shape)):
+        return movement.checked_reshape(x, shape, c.importer.require_equal)
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         other_sizes = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(other_sizes) != 0 else shape
     if not _divisible(x.shape, shape):
         with suppress(Unsupported):  # if it is refused, the op below reports the error
-            return _reshape_with_checks(c, x, shape)
+            return movement.checked_reshape(x, shape, c.importer.require_equal)
     return ops.reshape(x, tuple(shape))
-
-
-def _reshape_with_checks(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
-    """A reshape that is valid only for some sizes, which calls check; a call's data may make any size -1."""
-    holes = [sign_bit(d) for d in shape]
-    known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
-    # unchanged sizes cancel in the quotient of the element counts
-    kept_sizes, requested = list(x.shape), list(known_sizes)
-    for d in known_sizes:
-        if d in kept_sizes:
-            kept_sizes.remove(d)
-            requested.remove(d)
-    quotient = floordiv(product(kept_sizes), dim_max(product(requested), 1))
-    sizes = tuple(
-        d if hole == 0 else dim_max(d + hole * (quotient - 1), 0) for d, hole in zip(known_sizes, holes, strict=True)
-    )
-    c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
-    # a slice of everything: it rewrites the size in terms of the result's sizes
-    flat = movement.with_shape(ops.reshape(x, (x.type.size,)), (product(sizes),))
-    return ops.reshape(flat, sizes)
 
 
 def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
@@ -98,7 +78,8 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
     factors = (factor for factor in range(2, min(total, _MAX_FACTOR) + 1) if total % factor == 0)
     # prefer the last axis to the batch
-    names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
+    sizes = (name for d in reversed(old) for name in sorted(symbols_of(d)))
+    names = dict.fromkeys(name for name in sizes if not is_computed(name))  # those are what the run finds
     seek_multiple(fits, (old_size, new_size), factors, list(names))
     return False
 
@@ -145,7 +126,7 @@ def unsqueeze(c: Call) -> Result:
 @onnx_op("Expand")
 def expand(c: Call) -> Result:
     target, shape = c.dims(1), c.shape(0)
-    if any(map(told_symbols, target)):
+    if any(map(element_symbols, target)):
         rank = max(len(target), len(shape))
         pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (target, shape)), strict=True)
         return ops.broadcast_to(c.x(), tuple(_expanded(c, d, size) for d, size in pairs))
@@ -155,7 +136,7 @@ def expand(c: Call) -> Result:
 def _expanded(c: Call, target: DimLike, size: DimLike) -> DimLike:
     """A size broadcast to one that data may determine: 1 to any size, others to themselves or 1."""
     if size == 1 or target == 1:
-        return size if target == 1 else told_size(c, target)
+        return size if target == 1 else checked_size(c, target)
     c.importer.require_equal((target - 1) * (target - size), 0, f"an expansion of {size} to {target}")
     return size
 
@@ -226,14 +207,14 @@ def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
         raise Unsupported(f"pads: expected {2 * rank} amounts, got {len(amounts)}")
     low, high = tuple(amounts[:rank]), tuple(amounts[rank:])
     mode = c.str("mode", "constant")
-    if mode == "constant" and not any(map(told_symbols, amounts)):
+    if mode == "constant" and not any(map(element_symbols, amounts)):
         return ops.pad(x, low, high, fill)
-    crop = [dim_max(-d, 0) if isinstance(d, int) or told_symbols(d) else 0 for d in amounts]
+    crop = [dim_max(-d, 0) if isinstance(d, int) or element_symbols(d) else 0 for d in amounts]
     for a in range(rank):
         end = x.shape[a] - crop[a + rank]
         c.importer.require(end - crop[a], f"pads that cut {x.shape[a]} down to less than nothing")
         x = cut(x, a, crop[a], end)
-    grow = tuple(dim_max(d, 0) if isinstance(d, int) or told_symbols(d) else d for d in amounts)
+    grow = tuple(dim_max(d, 0) if isinstance(d, int) or element_symbols(d) else d for d in amounts)
     if mode == "constant":
         return ops.pad(x, grow[:rank], grow[rank:], fill)
     return x if not any(d != 0 for d in grow) else ops.PadMode(grow[:rank], grow[rank:], mode)(x)
@@ -242,7 +223,7 @@ def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
 @onnx_op("Tile")
 def tile(c: Call) -> Result:
     x = c.x()
-    repeats = [told_size(c, d) for d in c.dims(1)]
+    repeats = [checked_size(c, d) for d in c.dims(1)]
     if len(repeats) != c.rank():
         raise Unsupported(f"repeats: expected {c.rank()} numbers, got {len(repeats)}")
     return movement.tile(x, repeats)
@@ -255,7 +236,7 @@ def tile(c: Call) -> Result:
 def constant_of_shape(c: Call) -> Result:
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
-    shape = tuple(told_size(c, d) for d in c.dims(0))
+    shape = tuple(checked_size(c, d) for d in c.dims(0))
     return ops.broadcast_to(const(array.reshape(())), shape)
 
 
@@ -275,7 +256,7 @@ def range_(c: Call) -> Result:
         return _constant_range(c)
     span = limit - start if delta > 0 else start - limit
     count = ceildiv(span, abs(delta))
-    if told_symbols(span) or not c.importer.assume(span):
+    if element_symbols(span) or not c.importer.assume(span):
         count = dim_max(count, 0)
     steps = ops.arange(count, dtype)
     if delta != 1:
@@ -362,7 +343,7 @@ def center_crop_pad(c: Call) -> Result:
     x = c.x()
     axes = normal_axes(c.int_list("axes", range(c.rank())), c.rank())
     for axis, target in zip(axes, c.dims(1), strict=True):
-        target, size = told_size(c, target), x.shape[axis]
+        target, size = checked_size(c, target), x.shape[axis]
         start = floordiv(dim_max(size - target, 0), 2)
         x = cut(x, axis, start, start + dim_min(size, target))
         missing = target - x.shape[axis]
@@ -405,7 +386,7 @@ def one_hot(c: Call) -> Result:
         (depth,) = cast(c.sym(1), T.i64).dims()
     except UnknownSize:
         raise Unsupported("a depth that is no size") from None
-    depth = told_size(c, depth)
+    depth = checked_size(c, depth)
     axis = normal_axis(c.int("axis", -1), c.rank() + 1)
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
-from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.onnx.wishes import element_symbols
 from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import (
@@ -99,11 +99,13 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
 def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
     """x[start:end:step] along one axis, with ONNX's clamping."""
     size = x.shape[axis]
-    if step > 0 and (told_symbols(start) or told_symbols(end)):
+    if step > 0 and (element_symbols(start) or element_symbols(end)):
         low, high = (dim_min(dim_max(_placed(at, size), 0), size) for at in (start, end))
         return cut(x, axis, low, dim_max(high, low), step)
     if step > 0:
         low = _start(c, start, size)
+        if isinstance(start, int) and isinstance(end, int) and end <= start and (start < 0) == (end < 0):
+            return cut(x, axis, low, low, step)
         high = _end(c, end, size)
         # such ends match a tensor that is shorter by as much, so assume that the slice is not empty, unless its start
         # counts from the end and its end from the front
@@ -121,7 +123,7 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
 def _backwards(at: DimLike, size: DimLike) -> DimLike:
     """A bound of a slice with a negative step, from the front; -1 where it lies before the front for any size."""
     low = bounds(at)[0]
-    if told_symbols(at) or (not _is_behind(at) and (low is None or low < 0)):
+    if element_symbols(at) or (not _is_behind(at) and (low is None or low < 0)):
         return _placed(at, size)
     if not _is_behind(at):
         return at

@@ -19,18 +19,18 @@ MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, in which ol
 
 
 def trip_count(
-    go: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
+    is_going: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, bool] | None:
     """(trip count of a loop whose first iteration runs, whether it is exact only below MAX_EXACT_INTEGER); None where
     the condition has another form.
 
-    go: the condition of another iteration, computed in the body from `names`, the values at its start. starts: their
-    initial values, where they are known sizes. ends: their values after an iteration."""
-    if not isinstance(go.op, ops.Compare) or go.op.direction not in _SWAPPED_DIRECTION:
+    is_going: the condition of another iteration, computed in the body from `names`, the values at its start. starts:
+    their initial values, where they are known sizes. ends: their values after an iteration."""
+    if not isinstance(is_going.op, ops.Compare) or is_going.op.direction not in _SWAPPED_DIRECTION:
         return None
     for direction, a, b in (
-        (go.op.direction, *go.inputs),
-        (_SWAPPED_DIRECTION[go.op.direction], *reversed(go.inputs)),
+        (is_going.op.direction, *is_going.inputs),
+        (_SWAPPED_DIRECTION[is_going.op.direction], *reversed(is_going.inputs)),
     ):
         counter, limit = (
             _counter(_without_conversions(a), names, starts, ends),
@@ -40,7 +40,7 @@ def trip_count(
             continue
         start, offset, step = counter
         end = limit if direction == "LT" else limit + 1
-        inexact = any(n.dtype.kind == "f" for n in go.inputs)
+        inexact = any(n.dtype.kind == "f" for n in is_going.inputs)
         return 1 + dim_max(0, ceildiv(end - start - offset, step)), inexact
     return None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, mod, product
+from ingot.ir.dims import MAX_SIZE, Dim, DimLike, ceildiv, dim_max, exact_quotient, floordiv, mod, product, sign_bit
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f32, i32, i64
 from ingot.support.errors import ShapeError
@@ -36,10 +36,10 @@ def range_length(first: DimLike, limit: DimLike, step: DimLike) -> DimLike:
     return dim_max(ceildiv(limit - first, step) if step > 0 else ceildiv(first - limit, -step), 0)
 
 
-def one_hot(indices: Node, depth: DimLike, axis: int, on: Node, off: Node) -> Node:
-    """`off` with `on` at each index along a new axis of size `depth`; none for an index out of range."""
+def one_hot(indices: Node, depth: DimLike, axis: int, on_value: Node, off_value: Node) -> Node:
+    """`off_value` with `on_value` at each index along a new axis of size `depth`; none for an index out of range."""
     line = ops.iota(tuple(depth if i == axis else 1 for i in range(indices.type.rank + 1)), axis, indices.dtype)
-    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on, off)
+    return ops.where(ops.compare("EQ", ops.expand_dims(indices, axis), line), on_value, off_value)
 
 
 def buckets_of(x: Node, boundaries: Sequence[float] | np.ndarray) -> Node:
@@ -62,6 +62,29 @@ def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
     """The first elements of `x` along each axis: what counts of a buffer, or all of it, with sizes rewritten as equal
     ones, which Dim cannot prove equal."""
     return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+
+
+def checked_reshape(
+    x: Node, shape: Sequence[DimLike], require_equal: Callable[[DimLike, DimLike, str], None]
+) -> Node:  # fmt: skip
+    """A reshape that is valid only for some sizes, which `require_equal` makes conditions of the program. A size of -1
+    holds the remaining elements; a symbolic one may be -1 in a call."""
+    holes = [sign_bit(d) for d in shape]
+    known_sizes = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
+    # unchanged sizes cancel in the quotient of the element counts
+    kept_sizes, requested = list(x.shape), list(known_sizes)
+    for d in known_sizes:
+        if d in kept_sizes:
+            kept_sizes.remove(d)
+            requested.remove(d)
+    quotient = floordiv(product(kept_sizes), dim_max(product(requested), 1))
+    sizes = tuple(
+        d if hole == 0 else dim_max(d + hole * (quotient - 1), 0) for d, hole in zip(known_sizes, holes, strict=True)
+    )
+    require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
+    # a slice of everything: it rewrites the size in terms of the result's sizes
+    flat = with_shape(ops.reshape(x, (x.type.size,)), (product(sizes),))
+    return ops.reshape(flat, sizes)
 
 
 def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
@@ -137,9 +160,9 @@ def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Nod
     return ops.ScatterND()(ops.broadcast_to(default, tuple(shape)), ops.cast(indices, i64), values)
 
 
-def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
+def split_sizes(sizes: Sequence[DimLike], total: DimLike) -> list[DimLike]:
     """Sizes of parts, of which one may be -1: the remainder."""
-    rest = whole
+    rest = total
     for d in sizes:
         rest = rest - (0 if d == -1 else d)
     return [rest if d == -1 else d for d in sizes]
@@ -212,10 +235,10 @@ def _element(x: Node, axis: int, index: DimLike | Node) -> Node:
 
 
 def strided_slice(
-    x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
+    x: Node, starts: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
     masks: Mapping[str, int], slice_axis: SliceAxis,
 ) -> Node:  # fmt: skip
-    """numpy's basic indexing, encoded in masks: bit i applies to element i of `begins`."""
+    """numpy's basic indexing, encoded in masks: bit i applies to element i of `starts`."""
 
     def has(name: str, i: int) -> bool:
         return bool(masks[name] >> i & 1)
@@ -224,7 +247,7 @@ def strided_slice(
     count = sum(not has("new_axis", i) and not has("ellipsis", i) for i in range(len(steps)))
     if count > x.type.rank:
         raise Unsupported(f"{count} indices of rank {x.type.rank}")
-    for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+    for i, (begin, end, step) in enumerate(zip(starts, ends, steps, strict=True)):
         if has("ellipsis", i):
             # skip the axes that the following elements do not use; those that add an axis use none
             axis = x.type.rank - sum(not has("new_axis", k) for k in range(i + 1, len(steps)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.composites.complex import Complex
-from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
@@ -63,10 +64,14 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         raise Unsupported("without values")
     captures: dict[Node, Node] = {}
     carried = _own_inputs(operands, c)
-    cond = c.importer.block(c.regions[0], carried, c.scope, captures)
-    body = c.importer.block(c.regions[1], carried, c.scope, captures)
-    inputs = flatten(carried)
-    outputs = _with_sizes_of(flatten(body), inputs)
+    with c.importer.computed_sizes.inner_graph() as sizes:
+        cond = c.importer.block(c.regions[0], carried, c.scope, captures)
+        body = c.importer.block(c.regions[1], carried, c.scope, captures)
+    inputs, outputs = flatten(carried), flatten(body)
+    if len(inputs) != len(outputs):
+        raise Unsupported(f"{len(outputs)} results of a body that takes {len(inputs)} values")
+    if sizes or [n.shape for n in inputs] != [n.shape for n in outputs]:
+        return _loop_of_changing_sizes(c, operands)
     op = ops.While(
         regions.graph(inputs, flatten(cond), captures),
         regions.graph(inputs, (*outputs, *captures.values()), captures),
@@ -75,12 +80,20 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     return unflatten(operands, results[: len(inputs)])
 
 
-def _with_sizes_of(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
-    """`nodes` with equal sizes rewritten as in `to`, by slices that remove nothing."""
-    if len(nodes) != len(to):
-        raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
-    pairs = zip(nodes, to, strict=True)
-    return tuple(with_shape(n, t.shape) if n.type.rank == t.type.rank else n for n, t in pairs)
+def _loop_of_changing_sizes(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
+    outer: dict[Node, Node] = {}  # values, by the inputs that stand for them inside
+
+    def region(index: int, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        captures: dict[Node, Node] = {}
+        results = c.importer.block(c.regions[index], unflatten(operands, nodes), c.scope, captures)
+        outer.update((inner, node) for node, inner in captures.items())
+        return flatten(results)
+
+    results = bodies.loop(
+        c.importer.computed_sizes, flatten(operands), lambda v: region(0, v)[0], lambda v: region(1, v), c.loc,
+        outer=outer,
+    )  # fmt: skip
+    return unflatten(operands, results)
 
 
 @row("if")
@@ -98,16 +111,34 @@ def case(c: Call, index: Node) -> tuple[AnyValue, ...]:
 
 def _branches(c: Call, index: Node, order: Sequence[int]) -> tuple[AnyValue, ...]:
     captures: dict[Node, Node] = {}
-    results = [c.importer.block(c.regions[i], (), c.scope, captures) for i in order]
+    with c.importer.computed_sizes.inner_graph() as sizes:
+        results = [c.importer.block(c.regions[i], (), c.scope, captures) for i in order]
     kinds = results[0]
     if any(isinstance(v, Missing) for branch in results for v in branch):
         raise Unsupported("")
     nodes = [flatten(branch) for branch in results]
     if not nodes[0]:
         return tuple(v for v in kinds)
-    graphs = tuple(regions.graph((), _with_sizes_of(n, nodes[0]), captures) for n in nodes)
+    if sizes or any([x.shape for x in n] != [x.shape for x in nodes[0]] for n in nodes):
+        return unflatten(kinds, _branches_of_other_sizes(c, index, order))
+    graphs = tuple(regions.graph((), n, captures) for n in nodes)
     case_results = ops.Case(graphs)(index, *captures, loc=c.loc).results
     return unflatten(kinds, case_results)
+
+
+def _branches_of_other_sizes(c: Call, index: Node, order: Sequence[int]) -> Sequence[Node]:
+    inner: list[Node] = []
+    outer: list[Node] = []
+
+    def branch(i: int) -> tuple[Node, ...]:
+        captures: dict[Node, Node] = {}
+        results = c.importer.block(c.regions[i], (), c.scope, captures)
+        new = {node: stand_in for node, stand_in in captures.items() if stand_in not in inner}
+        inner.extend(new.values())
+        outer.extend(new)
+        return flatten(results)
+
+    return bodies.case(c.importer.computed_sizes, index, [partial(branch, i) for i in order], inner, outer, c.loc)
 
 
 @row("map")

@@ -35,11 +35,15 @@ def reduced(
     body: Region, xs: Sequence[AnyValue], inits: Sequence[AnyValue], dims: tuple[int, ...], loc: str = ""
 ) -> tuple[AnyValue, ...]:
     if len(xs) == 1 and isinstance(xs[0], Complex) and isinstance(inits[0], Complex) and _is_sum(body):
-        return (Complex(*(_known("sum", x, i, dims, loc) for x, i in zip(parts(xs[0]), parts(inits[0]), strict=True))),)
+        return (
+            Complex(
+                *(_known_reduction("sum", x, i, dims, loc) for x, i in zip(parts(xs[0]), parts(inits[0]), strict=True))
+            ),
+        )
     nodes, starts = flatten(xs), flatten(inits)
     kind = body.combiner() if len(nodes) == 1 else None
     if kind is not None and kind != "set":
-        return (_known(kind, nodes[0], starts[0], dims, loc),)
+        return (_known_reduction(kind, nodes[0], starts[0], dims, loc),)
     argument = _argument(body, nodes, starts, dims, loc)
     if argument is not None:
         return argument
@@ -53,7 +57,7 @@ def _is_sum(body: Region) -> bool:
     return all(o in (ops.Add()(p, q), ops.Add()(q, p)) for o, p, q in zip(body.outputs, (a, b), (x, y), strict=True))
 
 
-def _known(kind: str, x: Node, init: Node, dims: tuple[int, ...], loc: str) -> Node:
+def _known_reduction(kind: str, x: Node, init: Node, dims: tuple[int, ...], loc: str) -> Node:
     if x.dtype == boolean:
         kind = {"sum": "or", "prod": "and", "max": "or", "min": "and"}.get(kind, kind)
     y = ops.Reduce(kind, dims)(x, loc=loc) if dims else x

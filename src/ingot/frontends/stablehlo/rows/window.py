@@ -7,6 +7,8 @@ from itertools import product as every
 
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.folds import window_folds
+from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal, require_one_shape
 from ingot.frontends.stablehlo import regions
@@ -104,7 +106,32 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
             scan = _scan(kind, windows[0], tuple(zip(flat[::2], flat[1::2], strict=True)), x)
             if scan is not None:
                 return (scan,)
-    raise Unsupported("a window of open size that is no running fold")
+    if not all(d == 1 for dims in windows[1:] for d in dims):
+        raise Unsupported("a window of open size with strides or dilations")
+    return _folded_by_doubling(c, values, function.body, windows[0], flat)
+
+
+def _folded_by_doubling(
+    c: Call, values: Sequence[AnyValue], block: Block, sizes: Sequence[DimLike], padding: tuple[DimLike, ...]
+) -> tuple[AnyValue, ...]:
+    """Windows of open sizes, one axis after the other."""
+    count = len(values) // 2
+    starts = flatten(values[count:])
+    body = regions.region_of(c, block, (*values[count:], *values[count:]))
+
+    def combine(a: Sequence[Node], b: Sequence[Node]) -> tuple[Node, ...]:
+        return regions.elementwise(body.outputs, dict(zip(body.inputs, (*a, *b), strict=True)), a[0].shape)
+
+    xs = [
+        ops.pad(x, padding[::2], padding[1::2], start) for x, start in zip(flatten(values[:count]), starts, strict=True)
+    ]
+    require_one_shape(xs, c.op.name)
+    for axis, size in enumerate(sizes):
+        if size != 1:
+            folds = window_folds(c.importer.computed_sizes, combine, xs, axis, size, c.loc)
+            xs = [cut(x, axis, 0, x.shape[axis] - size + 1) for x in folds]
+    totals = combine([ops.broadcast_to(start, x.shape) for start, x in zip(starts, xs, strict=True)], xs)
+    return unflatten(values[count:], totals)
 
 
 def _symbol(value: Attribute) -> str:
@@ -120,14 +147,16 @@ def _reduced(c: Call, operands: Sequence[AnyValue], window: _Window, block: Bloc
     if len(xs) == 1 and isinstance(xs[0], Complex):
         a, b, x, y = body.inputs
         if body.outputs == (ops.Add()(a, x), ops.Add()(b, y)):
-            return (Complex(*(_known("sum", window, n, s, c.loc) for n, s in zip(nodes, starts, strict=True))),)
+            return (
+                Complex(*(_known_reduction("sum", window, n, s, c.loc) for n, s in zip(nodes, starts, strict=True))),
+            )
     kind = body.combiner() if len(nodes) == 1 else None
     if kind is not None and kind != "set":
-        return (_known(kind, window, nodes[0], starts[0], c.loc),)
+        return (_known_reduction(kind, window, nodes[0], starts[0], c.loc),)
     return unflatten(inits, _folded(body, window, nodes, starts))
 
 
-def _known(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
+def _known_reduction(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
     if x.dtype == boolean:
         # the maximum of bits is their disjunction
         kind = {"or": "max", "and": "min", "sum": "max", "prod": "min"}.get(kind, kind)

@@ -13,7 +13,7 @@ from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function
 from ingot.frontends.tensorflow.rows.lists import resized
 from ingot.frontends.tensorflow.values import Call, Missing, Result, Table, TensorList, Value, expect
-from ingot.ir.dims import Dim, DimLike, dim_max
+from ingot.ir.dims import Dim, DimLike, dim_max, is_computed, symbols_of
 from ingot.ir.node import Input, Node, splat_of
 from ingot.ir.types import boolean, i32
 from ingot.support.dataclass import dataclass
@@ -89,9 +89,9 @@ def _truth(x: Node) -> Node:
 @row("If", "StatelessIf", any_kind=True)
 def if_(c: Call, pred: Value, *arguments: Value) -> Result:
     branches = [c.function("else_branch"), c.function("then_branch")]
-    known = _decided(c, pred)
-    if known is not None:
-        return c.walk.call(c, branches[known], arguments)
+    decision = _decided(c, pred)
+    if decision is not None:
+        return c.walk.call(c, branches[decision], arguments)
     return _branches(c, ops.cast(_truth(expect(pred, Node, "tensor")), i32), branches, arguments)
 
 
@@ -286,11 +286,17 @@ def _type_change(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
             if x.dtype != y.dtype or x.type.rank != y.type.rank:
                 return f"value {k} changes from {x.type} to {y.type}"
             for d, e in zip(x.shape, y.shape, strict=True):
-                if isinstance(d, Dim) and isinstance(e, Dim) and solved(d, e) is not None:
+                if isinstance(d, Dim) and isinstance(e, Dim) and _may_be_equal(d, e):
                     raise ShapeError(f"a loop's value {k}", expected=x.type, got=y.type).between((d, e))
                 if d != e:
                     return f"value {k} changes from {x.type} to {y.type}"
     return None
+
+
+def _may_be_equal(d: Dim, e: Dim) -> bool:
+    """Whether a carried size keeps its value if some size of the inputs is a certain other one, not a number."""
+    pair = solved(d, e)
+    return pair is not None and isinstance(pair[1], Dim) and not any(map(is_computed, symbols_of(d - e)))
 
 
 @dataclass(frozen=True)
@@ -376,8 +382,8 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     shared, free = _as_seen_by_body(c, outer_values)
     carried = _own_inputs([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
 
-    def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
-        fixed_values, others = iter(same), iter(changed)
+    def merged(changed: Sequence[Value], constants: Sequence[Value]) -> list[Value]:
+        fixed_values, others = iter(constants), iter(changed)
         return [next(fixed_values) if f else next(others) for f in fixed]
 
     def inside_values(nodes: Sequence[Node]) -> list[Value]:

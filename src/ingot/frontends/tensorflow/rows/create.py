@@ -11,7 +11,7 @@ from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
-from ingot.ir.dims import Dim, DimLike, product
+from ingot.ir.dims import Dim, DimLike, dim_max, product
 from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import i64
 from ingot.support.limits import max_run_time_size
@@ -111,8 +111,8 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    whole = [_as_integer(n) for n in (start, limit, delta)]
-    *ends, step = c.elements(ops.stack(whole))
+    integers = [_as_integer(n) for n in (start, limit, delta)]
+    *ends, step = c.elements(ops.stack(integers))
     if isinstance(step, Node):
         raise Unsupported("a step that only the run knows")
     if any(isinstance(end, Node) for end in ends):
@@ -125,10 +125,10 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
 def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
     """The ends as plain numbers, or None if one is unknown."""
     try:
-        known = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
+        elements = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
     except Unsupported:
         return None
-    return known if all(isinstance(d, int | float) for d in known) else None
+    return elements if all(isinstance(d, int | float) for d in elements) else None
 
 
 def _as_integer(x: Node) -> Node:
@@ -159,14 +159,12 @@ def _range_of_computed_size(c: Call, start: Node, limit: Node, step: DimLike) ->
 
 @row("LinSpace")
 def lin_space(c: Call, start: Node, stop: Node, num: Node) -> Node:
-    count = c.size(num)
+    (count,) = c.lengths(num)
     at = ops.arange(count, start.dtype)
-    if count == 1:
-        return ops.reshape(start, (1,))
-    step = ops.div(ops.sub(stop, start), ops.scalar(count - 1, start.dtype))
+    step = ops.div(ops.sub(stop, start), ops.scalar(dim_max(count - 1, 1), start.dtype))
     inner = ops.add(start, ops.mul(at, step))
-    # the end is exact
-    return ops.where(ops.compare("EQ", ops.arange(count), count - 1), stop, inner)
+    # the end is exact; of one element there is only the start
+    return ops.where(ops.compare("EQ", ops.arange(count), dim_max(count - 1, 1)), stop, inner)
 
 
 @row("OneHot")

@@ -12,7 +12,7 @@ from ingot.frontends.shared.composites.suppression import (
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
 from ingot.ir.types import f32, i32, i64
 
@@ -68,7 +68,7 @@ def combined(
     batch, n, groups, _ = boxes.shape
     classes = scores.shape[2]
     require_equal(boxes.shape[:2], scores.shape[:2], "boxes and scores")
-    each, whole = c.size(per_class), c.size(total)
+    max_per_class, max_total = c.size(per_class), c.size(total)
     if groups not in (1, classes):
         raise Unsupported(f"boxes of {groups} classes for scores of {classes}")
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
@@ -76,13 +76,13 @@ def combined(
     corners = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
     is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, min_score)
     if c.flag("pad_per_class"):
-        whole = dim_min(whole, each * classes)
+        max_total = dim_min(max_total, max_per_class * classes)
     # the kept boxes of all classes, best first
     kept_scores = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
     is_removed = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
     line = ops.broadcast_to(ops.arange(classes * n), is_removed.shape)
     _, _, order_of_best = ops.Sort(1, False, True, 2)(is_removed, ops.Neg()(kept_scores), line).results
-    size = dim_min(whole, classes * n)
+    size = dim_min(max_total, classes * n)
     order_of_best = ops.slice_axis(order_of_best, 1, 0, size)
     valid = ops.minimum(ops.reduce_sum(ops.sub(1, is_removed), 1), ops.scalar(size, i32))
     is_valid = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
@@ -99,7 +99,7 @@ def combined(
         ops.where(is_valid, best, 0.0),
         ops.where(is_valid, ops.cast(category, f32), 0.0),
     )
-    grown = [ops.pad(v, (0,) * v.type.rank, (0, whole - size, *(0,) * (v.type.rank - 2))) for v in results]
+    grown = [ops.pad(v, (0,) * v.type.rank, (0, max_total - size, *(0,) * (v.type.rank - 2))) for v in results]
     return [*grown, valid]
 
 
@@ -107,10 +107,10 @@ def combined(
 def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) -> Node:
     """Regions, given in fractions of the image's sides, resized to one size."""
     rows, columns = image.shape[1:3]
-    height, width = c.numbers(size)
+    height, width = c.lengths(size)
     y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
-    down, across = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
-    is_inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
+    y_places, x_places = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
+    is_inside = ops.and_(ops.expand_dims(_within(y_places, rows), 2), ops.expand_dims(_within(x_places, columns), 1))
     crops = (boxes.shape[0], height, width)
     batch = ops.reshape(ops.cast(index, i64), (boxes.shape[0], 1, 1))
 
@@ -122,12 +122,12 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
         return ops.cast(ops.GatherND(0)(image, places), f32)
 
     if c.str("method", "bilinear") == "nearest":
-        value = at(ops.RoundAway()(down), ops.RoundAway()(across))
+        value = at(ops.RoundAway()(y_places), ops.RoundAway()(x_places))
     else:
-        top, left = ops.Floor()(down), ops.Floor()(across)
-        bottom, right = ops.Ceil()(down), ops.Ceil()(across)
-        dy = ops.expand_dims(ops.expand_dims(ops.sub(down, top), 2), 3)
-        dx = ops.expand_dims(ops.expand_dims(ops.sub(across, left), 1), 3)
+        top, left = ops.Floor()(y_places), ops.Floor()(x_places)
+        bottom, right = ops.Ceil()(y_places), ops.Ceil()(x_places)
+        dy = ops.expand_dims(ops.expand_dims(ops.sub(y_places, top), 2), 3)
+        dx = ops.expand_dims(ops.expand_dims(ops.sub(x_places, left), 1), 3)
         upper, lower = (_between(at(y, left), at(y, right), dx) for y in (top, bottom))
         value = _between(upper, lower, dy)
     return ops.where(ops.expand_dims(is_inside, 3), value, c.float("extrapolation_value", 0.0))
@@ -137,14 +137,14 @@ def _between(a: Node, b: Node, fraction: Node) -> Node:
     return ops.add(a, ops.mul(ops.sub(b, a), fraction))
 
 
-def _places(first: Node, last: Node, count: int, size: DimLike) -> Node:
-    """f32[n, count]: the positions of the samples along an axis."""
+def _places(first: Node, last: Node, count: DimLike, size: DimLike) -> Node:
+    """f32[n, count]: the positions of the samples along an axis; one sample is in the middle."""
     end = ops.scalar(size - 1, f32)
-    if count == 1:
-        return ops.expand_dims(ops.mul(ops.mul(ops.add(first, last), 0.5), end), 1)
-    step = ops.div(ops.mul(ops.sub(last, first), end), float(count - 1))
+    step = ops.div(ops.mul(ops.sub(last, first), end), ops.scalar(dim_max(count - 1, 1), f32))
+    middle = ops.mul(ops.mul(ops.add(first, last), 0.5), end)
+    start = ops.where(ops.compare("EQ", ops.scalar(count, i64), 1), middle, ops.mul(first, end))
     line = ops.mul(ops.expand_dims(step, 1), ops.arange(count, f32))
-    return ops.add(ops.expand_dims(ops.mul(first, end), 1), line)
+    return ops.add(ops.expand_dims(start, 1), line)
 
 
 def _within(positions: Node, size: DimLike) -> Node:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.composites.fake_quantization import fake_quantize
+from ingot.frontends.shared.composites.folds import window_folds
+from ingot.frontends.shared.composites.movement import with_shape
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import DimLike, floordiv, mod
@@ -269,8 +272,20 @@ def next_after(c: Call, x: Node, to: Node) -> Node:
 
 @row("CumulativeLogsumexp")
 def cumulative_logsumexp(c: Call, x: Node, axis: Node) -> Node:
-    dim, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
-    max_value = ops.reduce_max(x, dim, True)
-    max_value = ops.where(ops.IsFinite()(max_value), max_value, 0.0)
-    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, max_value)), dim, reverse, exclusive)
-    return ops.add(ops.Log()(total), max_value)
+    """Each prefix has a maximum of its own: none is lost beside larger elements behind it."""
+    dim, exclusive = c.axis(axis, x.type.rank), c.flag("exclusive")
+    n, rank = x.shape[dim], x.type.rank
+    if n == 0:
+        return x
+    y = ops.flip(x, (dim,)) if c.flag("reverse") else x
+    low, high = (tuple(v if a == dim else 0 for a in range(rank)) for v in (n - 1 + exclusive, -int(exclusive)))
+    y = ops.pad(y, low, high, -math.inf)
+    (y,) = window_folds(c.walk.computed_sizes, _log_add_exp, [y], dim, n, c.loc)
+    y = with_shape(y, x.shape)
+    return ops.flip(y, (dim,)) if c.flag("reverse") else y
+
+
+def _log_add_exp(a: Sequence[Node], b: Sequence[Node]) -> list[Node]:
+    largest = ops.maximum(a[0], b[0])
+    rest = ops.Log1p()(ops.Exp()(ops.Neg()(ops.Abs()(ops.sub(a[0], b[0])))))
+    return [ops.where(ops.IsFinite()(largest), ops.add(largest, rest), largest)]

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.composites.windows import resize_linear, resize_nearest, static_sizes
+from ingot.frontends.shared.composites.windows import resize_linear, resize_nearest
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Table
-from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, const
-from ingot.ir.types import f32, f64
+from ingot.ir.dims import DimLike, exact_quotient
+from ingot.ir.node import Node
+from ingot.ir.types import f32, f64, i64
 from ingot.ops.bessel import where
 from ingot.ops.nn.terms import Term
 
@@ -39,46 +39,81 @@ def _coordinates(c: Call) -> tuple[bool, bool]:
 
 @row("ResizeBicubic")
 def bicubic(c: Call, x: Node, size: Node) -> Node:
-    """By a matrix for each axis, as TensorFlow's kernel weights come from a table of 1,024 entries."""
-    height, width = c.numbers(size)
-    rows, columns = static_sizes(x.shape[1:3], "an image")
-    down, across = _cubic(c, rows, height), _cubic(c, columns, width)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
+    """Four elements for each of the result along an axis, whose weights TensorFlow has in a table of 1,024 entries."""
+    y = Term(ops.cast(x, f32))
+    for axis, out in enumerate(c.lengths(size), 1):
+        shape = tuple(-1 if a == axis else 1 for a in range(4))
+        taps = _cubic(c, y.node.shape[axis], out)
+        parts = [Term(ops.Take(axis)(y.node, place.node)) * Term(ops.reshape(w.node, shape)) for place, w in taps]
+        y = (parts[0] + parts[1]) + (parts[2] + parts[3])
+    return y.node
 
 
 _KERNEL_TABLE_SIZE = 1024
 
 
-def _cubic(c: Call, size: int, out: int) -> np.ndarray:
-    """f32[out, size]: the weights of an axis's elements for each element of the result. Keys' kernel."""
-    half, corners = c.flag("half_pixel_centers"), c.flag("align_corners") and out > 1
-    a = np.float32(-0.5 if half else -0.75)
-    scale = np.float32(size - 1) / np.float32(out - 1) if corners else np.float32(size) / np.float32(out)
-    at = np.arange(out, dtype=np.float32)
-    at = (at + np.float32(0.5)) * scale - np.float32(0.5) if half else at * scale
-    first = np.floor(at)
-    near = np.rint((at - first) * np.float32(_KERNEL_TABLE_SIZE)) / np.float32(_KERNEL_TABLE_SIZE)
-    weights = np.zeros((out, size), np.float32)
+def _scale(c: Call, size: DimLike, out: DimLike) -> Term:
+    """f32[]: elements of an axis for each element of the result."""
+    n, count = Term(ops.scalar(size, f32)), Term(ops.scalar(out, f32))
+    if not c.flag("align_corners"):
+        return n / count
+    return where(count > 1.0, (n - 1.0) / (count - 1.0), n / count)
+
+
+def _cubic(c: Call, size: DimLike, out: DimLike) -> list[tuple[Term, Term]]:
+    """(i64[out], f32[out]): an axis's elements and their weights, for each of four taps. Keys' kernel."""
+    half = c.flag("half_pixel_centers")
+    a = -0.5 if half else -0.75
+    scale, line = _scale(c, size, out), Term(ops.arange(out, f32))
+    at = (line + 0.5) * scale - 0.5 if half else line * scale
+    first = at.map(ops.Floor())
+    near = ((at - first) * float(_KERNEL_TABLE_SIZE)).map(ops.RoundEven()) * (1 / _KERNEL_TABLE_SIZE)
+    places, weights = list[Term](), list[Term]()
     for tap in (-1, 0, 1, 2):
-        d = np.abs(near - np.float32(tap)).astype(np.float32)
-        inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        place = (first + tap).astype(np.int64)
-        tap_weights = np.where(d <= 1, inner, outer)
+        d = (near - float(tap)).map(ops.Abs())
+        inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1.0, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        place, weight = first + float(tap), where(d <= 1.0, inner, outer)
         if half:  # taps outside have no weight
-            tap_weights = np.where((place >= 0) & (place < size), tap_weights, 0)
-        np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), tap_weights.astype(np.float32))
-    return weights / weights.sum(1, keepdims=True) if half else weights
+            is_inside = (place >= 0.0) & Term(ops.compare("LT", place.node, ops.scalar(size, f32)))
+            weight = where(is_inside, weight, 0.0)
+        places.append(Term(ops.clip(ops.cast(place.node, i64), 0, size - 1)))
+        weights.append(weight)
+    total = weights[0] + weights[1] + weights[2] + weights[3]
+    return [(place, weight / total if half else weight) for place, weight in zip(places, weights, strict=True)]
 
 
 @row("ResizeArea")
 def area(c: Call, x: Node, size: Node) -> Node:
-    """Means of blocks, for sizes that divide."""
-    target = c.numbers(size)
-    h, w = x.shape[1], x.shape[2]
-    if not (isinstance(h, int) and isinstance(w, int)) or h % target[0] or w % target[1] or c.flag("align_corners"):
-        raise Unsupported(f"of {h} x {w} to {target[0]} x {target[1]}, which do not divide")
-    cut = (x.shape[0], target[0], h // target[0], target[1], w // target[1], x.shape[3])
-    return ops.mean(ops.reshape(ops.cast(x, f32), cut), (2, 4))
+    """Means of blocks where sizes divide; else by a matrix for each axis."""
+    target, image = c.lengths(size), ops.cast(x, f32)
+    blocks = [
+        exact_quotient(n, out) if isinstance(out, int) and out and not c.flag("align_corners") else None
+        for n, out in zip(x.shape[1:3], target, strict=True)
+    ]
+    if None not in blocks:
+        cut = (x.shape[0], target[0], blocks[0] or 0, target[1], blocks[1] or 0, x.shape[3])
+        return ops.mean(ops.reshape(image, cut), (2, 4))
+    for n in x.shape[1:3]:
+        c.walk.require(n - 1, f"an image of {n} rows or columns")
+    down, across = (_shares(c, *axis) for axis in zip(x.shape[1:3], target, strict=True))
+    return ops.Einsum("bhwc,oh,pw->bopc")(image, down, across)
+
+
+def _shares(c: Call, size: DimLike, out: DimLike) -> Node:
+    """f32[out, size]: which share of each element of the result's range on an axis an element of it covers. What is
+    beyond the last element counts as that."""
+    scale = _scale(c, size, out)
+    first = Term(ops.expand_dims(ops.arange(out, f32), 1))
+    start, end = first * scale, (first + 1.0) * scale
+    low = Term(ops.arange(size, f32))
+    is_last = Term(ops.compare("EQ", ops.arange(size), size - 1))
+    high = where(is_last, math.inf, low + 1.0)
+    shape = (out, size)
+    ends = (ops.broadcast_to(v.node, shape) for v in (high, end, low, start))
+    high, end, low, start = map(Term, ends)
+    covered = ops.maximum(ops.sub(ops.minimum(high.node, end.node), ops.maximum(low.node, start.node)), 0.0)
+    # an only element whose corners are aligned has no range
+    return where(scale.equals(0.0), 1.0, Term(covered) / scale).node
 
 
 @row("AdjustContrastv2")
@@ -93,6 +128,11 @@ def patches(c: Call, x: Node) -> Node:
     kernel, strides = c.ints("ksizes")[1:-1], c.ints("strides")[1:-1]
     rates = c.ints("rates")[1:-1] or (1,) * len(kernel)
     padding = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
+    n = x.type.rank
+    image = ops.transpose(x, (0, n - 1, *range(1, n - 1)))
+    none = windows.no_windows(image, x.shape[-1] * math.prod(kernel), padding, kernel, strides, rates)
+    if none is not None:
+        return ops.transpose(none, (0, *range(2, n), 1))
     low, high = ((0, *(side[i] for side in padding), 0) for i in (0, 1))
     x = ops.pad(x, low, high)
     counts = [(d - (k - 1) * r - 1) // s + 1 for d, k, r, s in zip(x.shape[1:-1], kernel, rates, strides, strict=True)]
@@ -195,8 +235,10 @@ def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: 
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
     axes = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    down, across = (_resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
+    row_weights, column_weights = (
+        _resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes
+    )
+    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), row_weights, column_weights)
 
 
 def _at(x: Node, i: int) -> Term:

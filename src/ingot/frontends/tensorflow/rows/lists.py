@@ -98,8 +98,8 @@ def element_shape(c: Call, handle: Value) -> Node:
 @row("TensorListPushBack", any_kind=True)
 def push_back(c: Call, handle: Value, value: Value) -> Value:
     items, x = _list(handle), ops.expand_dims(expect(value, Node, "tensor"), 0)
-    joined = x if items.buffer is None else ops.concat([items.buffer, x])
-    return TensorList(items.dtype, items.length + 1, joined)
+    buffer = x if items.buffer is None else ops.concat([items.buffer, x])
+    return TensorList(items.dtype, items.length + 1, buffer)
 
 
 @row("TensorListPopBack", results=("output_handle", "tensor"), any_kind=True)
@@ -153,8 +153,8 @@ def concat(c: Call, handle: Value, *rest: Value) -> Result:
     items = _list(handle)
     if items.buffer is None or items.buffer.type.rank < 2:
         raise Unsupported("of a list that nothing was put into")
-    count, each, *tail = items.buffer.shape
-    return [ops.reshape(items.buffer, (count * each, *tail)), ops.full((count,), each, i64)]
+    count, size, *tail = items.buffer.shape
+    return [ops.reshape(items.buffer, (count * size, *tail)), ops.full((count,), size, i64)]
 
 
 @row("TensorListSplit")
@@ -165,8 +165,8 @@ def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
         raise Unsupported("into parts of different lengths")
     if exact_quotient(x.shape[0], sizes[0]) != len(sizes):
         raise Unsupported(f"of {x.shape[0]} into {len(sizes)} parts of {sizes[0]}")
-    whole: tuple[DimLike, ...] = (len(sizes), sizes[0], *x.shape[1:])
-    return TensorList(x.dtype, len(sizes), ops.reshape(x, whole))
+    buffer_shape: tuple[DimLike, ...] = (len(sizes), sizes[0], *x.shape[1:])
+    return TensorList(x.dtype, len(sizes), ops.reshape(x, buffer_shape))
 
 
 # TensorArrays: the flow value is the list, and the handle is not used
@@ -183,7 +183,7 @@ def array_write(c: Call, handle: Value, index: Value, value: Value, flow: Value)
     return set_item(c, flow, index, value)
 
 
-def _written(flow: Value) -> Node:
+def _stacked(flow: Value) -> Node:
     items = _list(flow)
     if items.buffer is None:
         raise Unsupported("a list that nothing was put into")
@@ -192,7 +192,7 @@ def _written(flow: Value) -> Node:
 
 @row("TensorArrayReadV3", "TensorArrayGatherV3", any_kind=True)
 def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
-    return _elements_at(_written(flow), expect(index, Node, "tensor"))
+    return _elements_at(_stacked(flow), expect(index, Node, "tensor"))
 
 
 @row("TensorArrayScatterV3", any_kind=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.windows import Padding, average_pool, pad_first, static_sizes
-from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import i64
 
@@ -24,8 +27,11 @@ def _pool_window(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...]
 def max_pool(c: Call, x: Node) -> Node:
     image = windows.channels_first(c, x)
     kernel, strides, padding_amounts, dilation = _pool_window(c, image)
-    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
-    return windows.channels_as_given(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
+    y = windows.no_windows(image, image.shape[1], padding_amounts, kernel, strides, dilation)
+    if y is None:
+        image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
+        y = ops.MaxPool(kernel, strides, padding, dilation)(image)
+    return windows.channels_as_given(c, y)
 
 
 @row("AvgPool", "AvgPool3D")
@@ -33,7 +39,10 @@ def avg_pool(c: Call, x: Node) -> Node:
     """Padding does not count."""
     image = windows.channels_first(c, x)
     kernel, strides, padding_amounts, dilation = _pool_window(c, image)
-    return windows.channels_as_given(c, average_pool(image, kernel, strides, padding_amounts, dilation))
+    y = windows.no_windows(image, image.shape[1], padding_amounts, kernel, strides, dilation)
+    if y is None:
+        y = average_pool(image, kernel, strides, padding_amounts, dilation)
+    return windows.channels_as_given(c, y)
 
 
 @row("Dilation2D")
@@ -43,6 +52,9 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
     window = static_sizes(w.shape[:2], "a kernel")
     strides, rates = windows.spatial(c, "strides", 4), windows.spatial(c, "rates", 4)
     padding_amounts = windows.padding_of(c, image.shape[2:], window, strides, rates)
+    none = windows.no_windows(image, image.shape[1], padding_amounts, window, strides, rates)
+    if none is not None:
+        return windows.channels_as_given(c, none)
     low, high = ((0, 0, *(pair[i] for pair in padding_amounts)) for i in (0, 1))
     image = ops.pad(image, low, high, ops.identity_of("max", x.dtype))
     reach = [(k - 1) * r for k, r in zip(window, rates, strict=True)]
@@ -53,7 +65,7 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
             part = image
             for axis, (at, n, s, r) in enumerate(zip((i, j), counts, strides, rates, strict=True)):
                 first = at * r
-                part = ops.slice_axis(part, axis + 2, first, first + (n - 1) * s + 1, s)
+                part = movement.cut(part, axis + 2, first, first + (n - 1) * s + 1, s)
             weight = ops.reshape(ops.index_axis(ops.index_axis(w, 0, i), 0, j), (-1, 1, 1))
             value = ops.add(part, weight)
             out = value if out is None else ops.maximum(out, value)
@@ -61,16 +73,31 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
     return windows.channels_as_given(c, out)
 
 
+def _in_unpadded(places: Node, width: DimLike, padding: Padding, sizes: Sequence[DimLike]) -> Node:
+    """Flat places in the image without its padding. A window of smallest numbers alone has its first place, which may
+    be padding: the nearest element is the window's first."""
+    wide = ops.scalar(width, i64)
+    row, column = (
+        ops.clip(ops.sub(at, ops.scalar(low, i64)), 0, size - 1)
+        for at, (low, _), size in zip((ops.div(places, wide), ops.rem(places, wide)), padding, sizes, strict=True)
+    )
+    return ops.add(ops.mul(row, ops.scalar(sizes[1], i64)), column)
+
+
 @row("MaxPoolWithArgmax", results=("output", "argmax"))
 def max_pool_with_argmax(c: Call, x: Node) -> Result:
     """Places count in an image [rows, columns, channels], or in all of the batch."""
     image = windows.channels_first(c, x)
-    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
-    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
-    if image.shape != windows.channels_first(c, x).shape:
-        raise Unsupported("of padding that depends on a size")
-    values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results
     batch, channels, rows, columns = image.shape
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
+    none = windows.no_windows(image, channels, padding_amounts, kernel, strides, dilation)
+    if none is not None:
+        y = windows.channels_as_given(c, none)
+        return [y, ops.cast(y, c.dtype("Targmax", i64))]
+    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
+    values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results
+    if image.shape[2:] != (rows, columns):
+        places = _in_unpadded(places, image.shape[3], padding_amounts, (rows, columns))
     channel = ops.reshape(ops.arange(channels), (1, channels, 1, 1))
     flat = ops.add(ops.mul(places, ops.scalar(channels, i64)), channel)
     if c.flag("include_batch_in_index"):

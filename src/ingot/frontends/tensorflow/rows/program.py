@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import Importer
-from ingot.frontends.stablehlo.model import text_apart
+from ingot.frontends.stablehlo.model import text_in_subprocess
 from ingot.frontends.stablehlo.pretty import parse
 from ingot.frontends.stablehlo.rows import ROWS
 from ingot.frontends.tensorflow.values import Call, Result, Table, Value
@@ -21,7 +21,7 @@ _PLATFORM = "CPU"
 @row("XlaCallModule")
 def call_module(c: Call, *operands: Node) -> Result:
     """Its first argument says which of several platforms it runs on."""
-    module = parse(text_apart(c.bytes("module"), c.loc), c.loc)
+    module = parse(text_in_subprocess(c.bytes("module"), c.loc), c.loc)
     main = module.main
     if main is None:
         raise ImportModelError("a module", expected="a function @main", got=", ".join(module.functions), where=c.loc)
@@ -33,7 +33,7 @@ def call_module(c: Call, *operands: Node) -> Result:
         arguments.insert(0, ops.scalar(platforms.index(_PLATFORM), i32))
     if len(arguments) != len(main.body.arguments):
         raise Unsupported(f"{len(operands)} operands of a program of {len(main.body.arguments)} arguments")
-    importer = Importer(module, ROWS, c.loc, c.walk.sizes.inputs)
+    importer = Importer(module, ROWS, c.loc, c.walk.sizes.inputs, c.walk.computed_sizes)
     results = importer.function(main, arguments)
     if importer.refused:
         c.walk.refused += importer.refused

@@ -8,11 +8,13 @@ from ingot import ops
 from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_max, exact_quotient, product
+from ingot.ir.dims import Dim, DimLike, dim_max, exact_quotient, product
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i64
+from ingot.support.errors import ShapeError
 
 row = Table()
 
@@ -23,7 +25,13 @@ def reshape(c: Call, x: Node, shape: Node) -> Node:
     if -1 in sizes and 0 in sizes and 0 in x.shape:  # zeros are left out on both sides
         rest = exact_quotient(product(d for d in x.shape if d != 0), product(d for d in sizes if d not in (0, -1)))
         sizes = tuple(rest if d == -1 and rest is not None else d for d in sizes)
-    return ops.reshape(x, sizes)
+    try:
+        return ops.reshape(x, sizes)
+    except ShapeError as error:
+        a, b = error.sizes or (0, 0)
+        if isinstance(a, int | Dim) and isinstance(b, int | Dim) and solved(a, b) is not None:
+            raise  # the importer tries again with them equated
+        return movement.checked_reshape(x, sizes, c.walk.require_equal)
 
 
 @row("ExpandDims")
@@ -51,15 +59,15 @@ def invert_permutation(c: Call, x: Node) -> Node:
 @row("ConcatV2")
 def concat(c: Call, *operands: Node) -> Node:
     *xs, axis = operands
-    return _joined(c, xs, axis)
+    return _concat(c, xs, axis)
 
 
 @row("Concat")
 def concat_v1(c: Call, axis: Node, *xs: Node) -> Node:
-    return _joined(c, xs, axis)
+    return _concat(c, xs, axis)
 
 
-def _joined(c: Call, xs: list[Node] | tuple[Node, ...], axis: Node) -> Node:
+def _concat(c: Call, xs: list[Node] | tuple[Node, ...], axis: Node) -> Node:
     return ops.concat(xs, c.axis(axis, xs[0].type.rank))
 
 
@@ -77,10 +85,10 @@ def unpack(c: Call, x: Node) -> Result:
 @row("Split")
 def split(c: Call, axis: Node, x: Node) -> Result:
     a, count = c.axis(axis, x.type.rank), c.int("num_split")
-    each = exact_quotient(x.shape[a], count)
-    if each is None:
+    part_size = exact_quotient(x.shape[a], count)
+    if part_size is None:
         raise Unsupported(f"of {x.shape[a]} into {count} parts")
-    return ops.split(x, (each,) * count, a)
+    return ops.split(x, (part_size,) * count, a)
 
 
 @row("SplitV")

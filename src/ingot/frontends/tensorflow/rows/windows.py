@@ -13,7 +13,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.windows import Padding, same_padding
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, dim_max, is_negative
 from ingot.ir.node import Node
 
 
@@ -68,6 +68,23 @@ def padding_of(
     if mode != "VALID":
         raise Unsupported(f"padding {mode!r}")
     for size, k, d in zip(sizes, kernel, dilation, strict=True):
-        window = (k - 1) * d + 1
-        c.walk.require(size - window, f"a window of {window} on a size of {size}")
+        room = size - (k - 1) * d - 1
+        if not is_negative(room):  # else there is no window, and the result is empty
+            c.walk.require(room, f"a window of {(k - 1) * d + 1} on a size of {size}")
     return ((0, 0),) * len(kernel)
+
+
+def no_windows(
+    image: Node, channels: DimLike, padding: Padding, kernel: Sequence[int], strides: Sequence[int],
+    dilation: Sequence[int],
+) -> Node | None:  # fmt: skip
+    """The result of no elements [n, channels, *counts] of an image [n, c, *sizes] that is too short for a window; None
+    for others."""
+    rooms = [
+        size + low + high - (k - 1) * d - 1
+        for size, (low, high), k, d in zip(image.shape[2:], padding, kernel, dilation, strict=True)
+    ]
+    if not any(map(is_negative, rooms)):
+        return None
+    counts = (dim_max(room // s + 1, 0) for room, s in zip(rooms, strides, strict=True))
+    return ops.full((image.shape[0], channels, *counts), 0, image.dtype)

@@ -98,7 +98,7 @@ def _affine(matrix: Node) -> list[list[Node]]:
     return [[ops.index_axis(flat, 0, 4 * r + k) for k in (0, 1, 3)] for r in range(2)]
 
 
-def _moved(rows: list[list[Node]], x: Node, y: Node) -> tuple[Node, Node]:
+def _transformed(rows: list[list[Node]], x: Node, y: Node) -> tuple[Node, Node]:
     """Positions mapped by a matrix: (x, y)."""
     u, v = (ops.add(ops.add(ops.mul(p, x), ops.mul(q, y)), m) for p, q, m in rows)
     return u, v
@@ -119,15 +119,15 @@ def transform_bilinear(c: Call) -> Node:
         ops.add(ops.cast(ops.arange(size, T.i32), T.f32), half)
         for size in (width, height)
     )  # fmt: skip
-    u, v = (ops.sub(a, half) for a in _moved(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
-    is_inside = _all(_within(u, w), _within(v, h))
+    u, v = (ops.sub(a, half) for a in _transformed(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
+    is_inside = _both(_within(u, w), _within(v, h))
     pixels = ops.reshape(image, (h * w, channels))
     x0, y0 = ops.Floor()(u), ops.Floor()(v)
     right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, x0), (v, y0)))
 
     def corner(dy: int, dx: int) -> Node:
         at = [ops.add(y0, dy), ops.add(x0, dx)]
-        is_pixel = _all(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
+        is_pixel = _both(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
         row, column = (ops.cast(ops.clip(a, 0, size - 1), T.i32) for a, size in zip(at, (h, w), strict=True))
         pixel = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
         return ops.where(ops.expand_dims(is_pixel, 2), pixel, 0)
@@ -140,10 +140,10 @@ def transform_bilinear(c: Call) -> Node:
 
 
 def _within(x: Node, size: int) -> Node:
-    return _all(ops.compare("GE", x, 0), ops.compare("LE", x, size - 1))
+    return _both(ops.compare("GE", x, 0), ops.compare("LE", x, size - 1))
 
 
-def _all(a: Node, b: Node) -> Node:
+def _both(a: Node, b: Node) -> Node:
     return ops.and_(a, b)
 
 
@@ -160,5 +160,5 @@ def transform_landmarks(c: Call) -> Node:
     if points.shape[-1] not in (2, 3):
         raise Unsupported(f"landmarks {points.type}")
     x, y = (ops.index_axis(points, -1, i) for i in range(2))
-    points_moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
+    points_moved = [ops.expand_dims(v, -1) for v in _transformed(rows, x, y)]
     return ops.reshape(ops.concat([*points_moved, ops.slice_axis(points, -1, 2)], -1), shape)

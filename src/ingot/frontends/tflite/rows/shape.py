@@ -65,11 +65,11 @@ def _dynamic_slice(c: Call, x: Node, sizes: Sequence[DimLike]) -> Node:
 @row("STRIDED_SLICE", is_movement=True)
 def strided_slice(c: Call) -> Node:
     """Python's x[begin:end:stride, ...], with masks for an axis's special indices."""
-    begins, ends = c.dims(1), c.dims(2)
+    starts, ends = c.dims(1), c.dims(2)
     if c.flag("offset"):
-        ends = tuple(b + e for b, e in zip(begins, ends, strict=True))
+        ends = tuple(b + e for b, e in zip(starts, ends, strict=True))
     masks = {name: c.int(f"{name}_mask") for name in movement.MASKS}
-    return movement.strided_slice(c.x(), begins, ends, c.ints(3), masks, ops.slice_axis)
+    return movement.strided_slice(c.x(), starts, ends, c.ints(3), masks, ops.slice_axis)
 
 
 @row("SPLIT", is_movement=True)
@@ -161,7 +161,7 @@ def rank(c: Call) -> Node:
 def range_(c: Call) -> Node:
     dtype = c.type()
     if dtype.is_float:
-        values = [_known(c, i) for i in range(3)]
+        values = [_known_number(c, i) for i in range(3)]
         count: DimLike = max(0, math.ceil((values[1] - values[0]) / values[2]))
     else:
         (start,), (stop,), (step,) = (c.dims(i) for i in range(3))
@@ -170,7 +170,7 @@ def range_(c: Call) -> Node:
     return ops.add(ops.mul(places, c.x(2)), c.x(0))
 
 
-def _known(c: Call, i: int) -> float:
+def _known_number(c: Call, i: int) -> float:
     (value,) = c.importer.sizes.elements(c.x(i)).reshape(-1)
     return float(value)
 

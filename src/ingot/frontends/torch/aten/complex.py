@@ -89,7 +89,7 @@ _ADDED: dict[str, int] = {
 
 
 def is_complex(value: object) -> bool:
-    """Whether a call with this argument is one on complex numbers."""
+    """Whether this argument makes a call one on complex numbers."""
     if isinstance(value, tuple | list):
         return any(is_complex(v) for v in value)
     return isinstance(value, Complex | complex)
@@ -138,14 +138,14 @@ def _checked(args: Sequence[object], places: Sequence[int | None], named: Mappin
 
 
 def _linear(handler: Handler, places: tuple[int, ...]) -> Handler:
-    def both(c: Context, *args: object, **named: object) -> object:
+    def on_complex(c: Context, *args: object, **named: object) -> object:
         positions = _checked(args, places, named)
         real = handler(c, *_with(args, positions, [_part(args[i], False) for i in positions]), **named)
         if all(_is_real(args[i]) for i in positions):
             return _paired(real, None)
         return _paired(real, handler(c, *_with(args, positions, [_part(args[i], True) for i in positions]), **named))
 
-    return both
+    return on_complex
 
 
 def _paired(real: object, imag: object) -> object:

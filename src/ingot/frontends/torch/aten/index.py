@@ -288,7 +288,7 @@ def _place(axes: Sequence[int]) -> int:
     return axes[0] if adjacent else 0
 
 
-def _moved(lead: int, count: int, rank: int) -> tuple[int, ...]:
+def _moving_permutation(lead: int, count: int, rank: int) -> tuple[int, ...]:
     """The permutation that moves the first `lead` axes of `rank` after the next `at` ones."""
     return (*range(lead, lead + count), *range(lead), *range(lead + count, rank))
 
@@ -312,7 +312,7 @@ def index(c: Context, x: Node, indices: Indices) -> Node:
     axes = [axis for axis, _ in checked]
     grid = _grid(checked)
     picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
-    return ops.transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
+    return ops.transpose(picked, _moving_permutation(grid.type.rank - 1, _place(axes), picked.type.rank))
 
 
 @aten("index_put.default", "_unsafe_index_put.default", "index_put_impl.default")

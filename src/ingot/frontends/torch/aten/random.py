@@ -30,7 +30,7 @@ from ingot.ops import distributions, sampling
 aten = Table()
 
 # alpha dropout of self-normalizing networks (Klambauer et al. 2017)
-_ALPHA = 1.7580993408473766
+_SELU_SATURATION = 1.7580993408473766
 
 
 def _drawn(c: Context, sampler: sampling.Sampler) -> Node:
@@ -82,7 +82,7 @@ def randint_like_low(c: Context, x: Node, low: DimLike, high: DimLike, **named: 
     return _integers(c, low, high)
 
 
-def _beyond(dtype: DType) -> int:
+def _exclusive_limit(dtype: DType) -> int:
     """The exclusive upper bound of the integers that `random_` draws for a type: all consecutive ones from 0 on."""
     if dtype == boolean:
         return 2
@@ -93,7 +93,7 @@ def _beyond(dtype: DType) -> int:
 
 @aten("random.default")
 def random(c: Context, x: Node, **named: object) -> Node:
-    return _integers(c, 0, _beyond(c.dtype))
+    return _integers(c, 0, _exclusive_limit(c.dtype))
 
 
 @aten("random.to")
@@ -103,7 +103,7 @@ def random_to(c: Context, x: Node, to: int, **named: object) -> Node:
 
 @aten("random.from")
 def random_from(c: Context, x: Node, low: int, to: int | None = None, **named: object) -> Node:
-    return _integers(c, low, _beyond(c.dtype) if to is None else to)
+    return _integers(c, low, _exclusive_limit(c.dtype) if to is None else to)
 
 
 @aten("randperm.default", "randperm.generator")
@@ -127,7 +127,7 @@ def bernoulli_p(c: Context, x: Node, p: Operand = 0.5, **named: object) -> Node:
     return _bernoulli(c, p)
 
 
-def _moved(c: Context, x: Node, scale: Operand, shift: Operand) -> Node:
+def _affine(c: Context, x: Node, scale: Operand, shift: Operand) -> Node:
     """scale * x + shift."""
     factor, offset = (expand(node_of(v, x.dtype), c.shape) for v in (scale, shift))
     return cast(ops.Add()(ops.Mul()(x, factor), offset), c.dtype)
@@ -137,22 +137,22 @@ def _moved(c: Context, x: Node, scale: Operand, shift: Operand) -> Node:
 def uniform(c: Context, x: Node, low: Operand = 0.0, high: Operand = 1.0, **named: object) -> Node:
     ends = named.get("from", low), named.get("to", high)
     first, last = (float(v) for v in ends if isinstance(v, int | float))
-    return _moved(c, _drawn(c, sampling.uniform), last - first, first)
+    return _affine(c, _drawn(c, sampling.uniform), last - first, first)
 
 
 @aten("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def normal(c: Context, mean: Operand, std: Operand = 1.0, **named: object) -> Node:
-    return _moved(c, _drawn(c, sampling.normal), std, mean)
+    return _affine(c, _drawn(c, sampling.normal), std, mean)
 
 
 @aten("normal.float_float")
 def normal_of_size(c: Context, mean: Operand, std: Operand, size: Sequence[DimLike], **named: object) -> Node:
-    return _moved(c, _drawn(c, sampling.normal), std, mean)
+    return _affine(c, _drawn(c, sampling.normal), std, mean)
 
 
 @aten("normal.default", "normal_functional.default")
 def normal_like(c: Context, x: Node, mean: Operand = 0.0, std: Operand = 1.0, **named: object) -> Node:
-    return _moved(c, _drawn(c, sampling.normal), std, mean)
+    return _affine(c, _drawn(c, sampling.normal), std, mean)
 
 
 @aten("log_normal.default")
@@ -170,7 +170,7 @@ def exponential(c: Context, x: Node, lambd: float = 1.0, **named: object) -> Nod
 
 @aten("cauchy.default")
 def cauchy(c: Context, x: Node, median: float = 0.0, sigma: float = 1.0, **named: object) -> Node:
-    return _moved(c, _drawn(c, sampling.cauchy), sigma, median)
+    return _affine(c, _drawn(c, sampling.cauchy), sigma, median)
 
 
 @aten("geometric.default")
@@ -250,8 +250,8 @@ def _alpha_dropout(c: Context, x: Node, p: float, shape: Sequence[DimLike]) -> N
     if p == 1.0:
         return ops.Mul()(x, expand(scalar_like(0, x), x.shape))
     is_kept = cast(sampling.dropout_mask(c.key(), tuple(shape), p), x.dtype)
-    a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-    shift = ops.add(ops.mul(ops.sub(is_kept, 1.0), _ALPHA * a), _ALPHA * a * p)
+    a = 1 / math.sqrt((_SELU_SATURATION * _SELU_SATURATION * p + 1) * (1 - p))
+    shift = ops.add(ops.mul(ops.sub(is_kept, 1.0), _SELU_SATURATION * a), _SELU_SATURATION * a * p)
     return ops.add(ops.mul(x, ops.mul(is_kept, a)), shift)
 
 

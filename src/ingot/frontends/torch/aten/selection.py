@@ -49,7 +49,7 @@ def masked_select(c: Context, x: Node, mask: Node) -> Node:
 
 
 def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:
-    """The coordinates of a mask's true elements, which a mask as an index is short for."""
+    """The coordinates of a mask's true elements: a mask as an index stands for them."""
     return ops.coordinates(selected(c, ops.nonzero_mask(mask), like), mask.shape)
 
 

@@ -31,8 +31,8 @@ def attention(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    """The same op. It recomputes scores and reads neither the result nor the sums of exponentials: the query, which it
-    reads anyway, is passed in their places, so that they are not saved."""
+    """The same op. It recomputes the scores and reads neither the result nor the sums of exponentials. The query, which
+    it reads anyway, is passed instead of them, so that they are not saved."""
     if logsumexp is query:
         return NotImplemented
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -134,17 +134,19 @@ def average_pool(
     if _is_nothing(x):
         return NotImplemented
     backward = (_aten.avg_pool2d_backward, _aten.avg_pool3d_backward)[rank - 2]
-    return backward(grad, _nothing(grad, x), kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    return backward(grad, _spread_zero(grad, x), kernel, stride, padding, ceil_mode, count_include_pad, divisor)
 
 
 def adaptive_average_pool(rank: int, grad: Tensor, x: Tensor) -> Any:
     """The same op, which reads only the image's sizes."""
     if _is_nothing(x):
         return NotImplemented
-    return (_aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)[rank - 2](grad, _nothing(grad, x))
+    return (_aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)[rank - 2](
+        grad, _spread_zero(grad, x)
+    )
 
 
-def _nothing(grad: Tensor, x: Tensor) -> Tensor:
+def _spread_zero(grad: Tensor, x: Tensor) -> Tensor:
     """A zero broadcast to the shape of x, which takes no memory."""
     return grad.new_zeros([]).expand(x.shape)
 
@@ -233,7 +235,7 @@ def padded(op: Any, composition: Callable[..., Tensor]) -> Callable[..., Any]:
             return NotImplemented
         if not _is_static(*x.shape[-(len(padding) // 2) :], *padding):
             return composition(grad, x, padding)
-        return op(grad, _nothing(grad, x), padding)
+        return op(grad, _spread_zero(grad, x), padding)
 
     return backward
 

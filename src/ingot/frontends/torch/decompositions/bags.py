@@ -39,8 +39,8 @@ def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:
     """The bag of each index, from the number of bags that begin up to it."""
     if bag.shape[0]:
         return bag
-    begins = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
-    return begins[:-1].cumsum(0) - 1
+    bag_starts = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+    return bag_starts[:-1].cumsum(0) - 1
 
 
 def weights(

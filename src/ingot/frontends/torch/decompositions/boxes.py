@@ -2,9 +2,9 @@
 
     batched_nms(boxes, scores, classes, t)   ->   nms(boxes + classes * (boxes.max() + 1), scores, t)
 
-torchvision branches on the number of boxes, which is known only at run time: it returns early for none, and goes class
-by class for more than a thousand. Shifting the boxes of each class apart is what it does for fewer, and is right for
-none, too.
+torchvision branches on the number of boxes, which is known only at run time: it returns early for none, and loops over
+the classes for more than a thousand. For fewer boxes it shifts the boxes of each class apart, which is also right for
+no boxes.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     values, places = torch.sort(x.to(torch.uint8) if x.dtype == torch.bool else x, dim=dim, stable=True)
     lines = values.movedim(dim, -1)
     positions = torch.arange(lines.shape[-1]).expand(lines.shape)
-    begins = F.pad(lines[..., 1:] != lines[..., :-1], (1, 0), value=True)
-    length = positions - torch.cummax(torch.where(begins, positions, 0), -1).values
+    is_run_start = F.pad(lines[..., 1:] != lines[..., :-1], (1, 0), value=True)
+    length = positions - torch.cummax(torch.where(is_run_start, positions, 0), -1).values
     value, place = _one_of(values, places, dim, length.argmax(-1, keepdim=True).movedim(-1, dim), keepdim)
     return value.to(x.dtype), place
 

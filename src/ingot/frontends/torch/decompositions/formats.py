@@ -50,6 +50,28 @@ def _channel_shuffle(x: Tensor, groups: int) -> Any:
     return shuffled.movedim(-1, 1)
 
 
+_roll_in_own_format = _in_own_format(_aten.roll.default)
+
+
+def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
+    """Along axes in the input's format; of the elements in a row, row by row."""
+    if dims or suggest_memory_format(x) is torch.contiguous_format:
+        return _roll_in_own_format(x, shifts, dims)
+    return _aten.roll.default(x.contiguous(), shifts)
+
+
+def _of_packed(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The op, which makes its result contiguous or channels-last even for other strides of its first argument."""
+
+    def packed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        memory_format = suggest_memory_format(x)
+        if x.is_contiguous(memory_format=memory_format):
+            return NotImplemented
+        return op(x.contiguous(memory_format=memory_format), *args, **kwargs)
+
+    return packed
+
+
 def of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return get_decompositions([op])[op]
 
@@ -58,6 +80,8 @@ FORMATS: dict[Any, Callable[..., Any]] = {
     _aten.reflection_pad3d.default: _in_own_format(_aten.reflection_pad3d.default),
     _aten.replication_pad3d.default: _in_own_format(_aten.replication_pad3d.default),
     _aten.channel_shuffle.default: _channel_shuffle,
+    _aten.roll.default: _roll,
+    _aten._native_batch_norm_legit_no_training.default: _of_packed(_aten._native_batch_norm_legit_no_training.default),
     _aten.max_unpool2d.default: in_format_of(0, of_torch(_aten.max_unpool2d.default)),
     _aten.glu_backward.default: lambda *args: of_torch(_aten.glu_backward.default)(*args).contiguous(),
 }

@@ -1,8 +1,8 @@
 """Training of torch's fused GPU attention: gradients, and dropout with one mask for both passes.
 
-Without dropout both passes stay ops, and sums of exponentials are saved; the query is passed for the backward op's
-random state, so that none is saved. With dropout, torch saves a random state from which the backward op draws the same
-mask; here the mask is saved in its place.
+Without dropout both passes stay ops, and the sums of exponentials are saved. The query takes the place of the backward
+op's random state, so that no state is saved. With dropout, torch saves a random state from which the backward op draws
+the same mask; here the mask itself is saved.
 """
 
 from __future__ import annotations

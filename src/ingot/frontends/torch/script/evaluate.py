@@ -39,8 +39,8 @@ class Outcome:
     It is a separate object, as torch.export restores attributes of the module that forward sets.
     """
 
-    known: dict[str, Any] = field(default_factory=dict[str, Any])
-    changed: tuple[str, ...] = ()
+    known_values: dict[str, Any] = field(default_factory=dict[str, Any])
+    changed_paths: tuple[str, ...] = ()
 
 
 class Evaluator(nn.Module):
@@ -103,8 +103,8 @@ class Evaluator(nn.Module):
         self._check_lists(attributes, lists)
         result = _as_tensors(result)
         new_values = {p: attributes[p] for p in self.program.written_paths}
-        changed = self.outcome.changed = tuple(p for p, v in new_values.items() if isinstance(v, torch.Tensor))
-        self.outcome.known = {p: v for p, v in new_values.items() if p not in changed}
+        changed = self.outcome.changed_paths = tuple(p for p, v in new_values.items() if isinstance(v, torch.Tensor))
+        self.outcome.known_values = {p: v for p, v in new_values.items() if p not in changed}
         if self.keeps_buffers:
             for path, value in new_values.items():
                 getattr(self, self._buffers_of[path]).copy_(value)

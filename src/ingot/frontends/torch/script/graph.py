@@ -118,13 +118,13 @@ def read(folder: Path) -> Program:
     """Raises ImportModelError for files that are not from `write`."""
     try:
         tensors = {k: to_torch(v.copy()) for k, v in safetensors.read(folder / _TENSORS).items()}
-        name, arguments, body, attributes, written = json.loads((folder / _PROGRAM).read_text())
+        name, arguments, body, attributes, written_paths = json.loads((folder / _PROGRAM).read_text())
         return Program(
             str(name),
             tuple(Argument(str(n), bool(has), _value(v, tensors)) for n, has, v in arguments),
             _block(body, tensors),
             {str(k): _value(v, tensors) for k, v in attributes.items()},
-            tuple(map(str, written)),
+            tuple(map(str, written_paths)),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
         raise ImportModelError(f"the TorchScript archive was not read: {e}") from e

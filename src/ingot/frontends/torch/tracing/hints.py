@@ -1,6 +1,6 @@
 """Tracing nn.TransformerEncoder and decoder without testing whether a given mask is causal.
 
-They compare the mask's values and branch, which torch.export cannot trace, and pass the answer on as a hint, which is
+They branch on the mask's values, which torch.export cannot trace, and pass the answer on as a hint. The hint is
 redundant, as the mask is passed, too.
 """
 

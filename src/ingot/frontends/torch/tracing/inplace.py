@@ -32,7 +32,7 @@ _MAY_RETURN_INPUT = frozenset(
 )
 
 
-def written(node: fx.Node) -> fx.Node | None:
+def written_argument(node: fx.Node) -> fx.Node | None:
     """The argument that an in-place op (`add_`, `copy_`) writes; None for any other call."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -44,7 +44,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 def destination(node: fx.Node) -> fx.Node:
     """The value to which a chain of in-place ops writes; `node` itself if it is no such op."""
-    while (target := written(node)) is not None:
+    while (target := written_argument(node)) is not None:
         node = target
     return node
 
@@ -119,7 +119,9 @@ def needs_functionalization(graph: fx.Graph) -> bool:
     if not writes:
         return False
     names = Names(nodes)
-    return any((target := written(n)) is None or names.holds_input(target) or names.is_seen(n, target) for n in writes)
+    return any(
+        (target := written_argument(n)) is None or names.holds_input(target) or names.is_seen(n, target) for n in writes
+    )
 
 
 class Names:
@@ -159,7 +161,7 @@ def _aliases(nodes: Sequence[fx.Node]) -> _Aliases:
 def written_inputs(graph: fx.Graph) -> frozenset[str]:
     """Names of the placeholders whose storage some op of `graph` may write."""
     nodes = list(graph.nodes)
-    targets = [t for n in nodes if n.op == "call_function" and _writes(n) and (t := written(n)) is not None]
+    targets = [t for n in nodes if n.op == "call_function" and _writes(n) and (t := written_argument(n)) is not None]
     if not targets:
         return frozenset()
     aliases = _aliases(nodes)

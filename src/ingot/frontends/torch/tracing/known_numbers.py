@@ -53,10 +53,10 @@ class KnownNumbers(TorchFunctionMode):
         if any(id(v) in self._values for v in pytree.tree_leaves(arguments)):
             name = getattr(func, "__name__", "")
             self.is_written |= name.startswith("__i") or name == "__setitem__" or name.rstrip("_") + "_" == name
-            arguments = pytree.tree_map(self._known, arguments)
+            arguments = pytree.tree_map(self._number_of, arguments)
         return func(*arguments[0], **arguments[1])
 
-    def _known(self, value: Any) -> Any:
+    def _number_of(self, value: Any) -> Any:
         number = self._values.get(id(value))
         return value if number is None else torch.tensor(number[1], dtype=number[0].dtype)
 

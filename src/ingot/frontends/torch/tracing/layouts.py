@@ -5,9 +5,9 @@ permuted, and torch permutes them back. Views of inputs or of other results are 
 
     y = conv(x); t = transpose(view(y, [n, 4, h * w]), 1, 2); return y, t
     ->   the model: return permute(conv(x), [0, 2, 3, 1])
-         behind it: y = permute(made, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
+         after it: y = permute(result, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
 
-Before the model, torch reads memory behind inputs that are views, as the model sees only the elements of its inputs.
+Before the model runs, torch reads the memory that inputs are views of, as the model sees only its inputs' elements.
 Image-shaped values that forward saves for backward have their channels last, as Ingot's kernels write and read them;
 inputs in that layout are read as such.
 """
@@ -161,14 +161,14 @@ class _ViewGraph:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, written: int = 0) -> Results:
+def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, write_count: int = 0) -> Results:
     """Reduces `graph` to the results that the model must compute.
 
-    kept_slice: positions of results that only a backward graph reads, whose axis order is free. written: the number of
-    last results that are new values of inputs."""
+    kept_slice: positions of results that only a backward graph reads, whose axis order is free. write_count: of
+    the last results, which are new values of inputs."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
-    visible_count = len(results) - written
+    visible_count = len(results) - write_count
     saved = range(len(results))[kept_slice]
     visible = {r for i, r in enumerate(results[:visible_count]) if i not in saved and _is_strided(r)}
     returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
@@ -398,8 +398,8 @@ def _images(graph: fx.Graph) -> set[object]:
 
 
 def _is_image(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() >= 3 and not value.is_complex() and _known(value)
+    return isinstance(value, torch.Tensor) and value.dim() >= 3 and not value.is_complex() and _has_known_layout(value)
 
 
-def _known(value: torch.Tensor) -> bool:
+def _has_known_layout(value: torch.Tensor) -> bool:
     return all(isinstance(n, int) for n in (*value.shape, *value.stride()))

@@ -58,8 +58,8 @@ class Memory:
 
 def written_memories(net: nn.Module, program: ExportedProgram) -> list[Memory]:
     """The memories of `net` that `program`, traced from it, writes, except those of a single buffer."""
-    signature, written = program.graph_signature, written_inputs(program.graph)
-    specs = [s for s in signature.input_specs if s.kind in _STATE_KINDS and s.arg.name in written and s.target]
+    signature, written_nodes = program.graph_signature, written_inputs(program.graph)
+    specs = [s for s in signature.input_specs if s.kind in _STATE_KINDS and s.arg.name in written_nodes and s.target]
     tensors = (program.state_dict.get(str(s.target), program.constants.get(str(s.target))) for s in specs)
     places = {t.untyped_storage().data_ptr() for t in tensors if isinstance(t, Tensor)}
     members = [m for m in _members(net) if m.tensor.untyped_storage().data_ptr() in places] if places else []

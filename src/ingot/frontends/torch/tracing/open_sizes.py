@@ -154,17 +154,17 @@ def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Te
     """A window a0 - a1 cos(t) + a2 cos(2t) over one period; unless periodic, its last value equals the first."""
 
     def window(
-        window_length: Size, periodic: bool = True, *own: float, dtype: torch.dtype | None = None, device: Any = None,
+        window_length: Size, periodic: bool = True, *shape: float, dtype: torch.dtype | None = None, device: Any = None,
         layout: Any = None, requires_grad: bool = False, **named: float,
     ) -> Tensor:  # fmt: skip
-        t = 2 * math.pi * _turns(window_length, periodic, device)
-        y = sum((-1) ** k * a * torch.cos(k * t) for k, a in enumerate(coefficients(*own, **named)))
+        t = 2 * math.pi * _period_fractions(window_length, periodic, device)
+        y = sum((-1) ** k * a * torch.cos(k * t) for k, a in enumerate(coefficients(*shape, **named)))
         return _typed(y, dtype)
 
     return window
 
 
-def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
+def _period_fractions(n: Size, periodic: bool, device: Any) -> Tensor:
     """The positions of `n` points of a window, as fractions of its period."""
     return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
 
@@ -176,7 +176,7 @@ def _typed(values: Any, dtype: torch.dtype | None) -> Tensor:
 def _bartlett(
     window_length: Size, periodic: bool = True, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> Tensor:
-    return _typed(1 - (2 * _turns(window_length, periodic, device) - 1).abs(), dtype)
+    return _typed(1 - (2 * _period_fractions(window_length, periodic, device) - 1).abs(), dtype)
 
 
 def _kaiser(
@@ -184,7 +184,7 @@ def _kaiser(
     device: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
     """Kaiser and Schafer 1980: I0(beta sqrt(1 - (2t - 1)^2)) / I0(beta)."""
-    t = 2 * _turns(window_length, periodic, device) - 1
+    t = 2 * _period_fractions(window_length, periodic, device) - 1
     scale = torch.special.i0(torch.tensor(beta, dtype=torch.float64))
     return _typed(torch.special.i0(beta * (1 - t * t).clamp(min=0).sqrt()) / scale, dtype)
 

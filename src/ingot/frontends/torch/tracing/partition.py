@@ -5,7 +5,7 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rew
     y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer saves, instead of x
     clone(x), detach(x)               ->   x: nothing is written in place in a functional graph
     unbind(x)[1]                      ->   select(x, 1), and likewise split: views that torch does not recognize
-    a = x * 2; b = x * 2              ->   a alone; torch's pass for it imports Inductor, which takes half a second
+    a = x * 2; b = x * 2              ->   only a; torch's pass for this imports Inductor, which takes half a second
 
 Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
 Random draws inside a checkpoint are always saved: recomputing would draw other numbers.

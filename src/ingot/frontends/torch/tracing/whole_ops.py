@@ -5,6 +5,9 @@ its result, which takes seconds and fixes the length of the sequence. The rules 
 
 Resizes: torch decomposes them into gathers, whose gradients would be scatters. Those of static sizes are kept whole,
 with torch's gradients, which are ops, too.
+
+Attention on GPUs: torch has fused kernels only for masks whose last axis is contiguous. An expanded mask, as
+transformers makes them, would be decomposed into float32 products and a softmax: it is copied first.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from torch._decomp.decompositions import upsample_compute_output_size
 from ingot.frontends.torch.tracing.switch import Switch
 
 _aten = torch.ops.aten
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
+_KEYS = (_COMPOSITE, DispatchKey.Autograd)
+_attention = _aten.scaled_dot_product_attention.default
+_NEED_CONTIGUOUS_MASKS = {"cuda"}  # devices whose fused kernels do
 _RESIZES = (
     _aten.upsample_nearest1d, _aten.upsample_nearest2d, _aten.upsample_nearest3d, _aten._upsample_nearest_exact1d,
     _aten._upsample_nearest_exact2d, _aten._upsample_nearest_exact3d, _aten.upsample_linear1d,
@@ -114,3 +120,20 @@ def _whole_or(whole_op: Callable[..., Tensor], composed: Callable[..., Tensor]) 
 
 # within it, tracing records resizes of static sizes whole
 whole_resizes = Switch("ingot_whole_resizes", _install_resizes)
+
+
+def _install_attention() -> None:
+    _attention.py_impl(_COMPOSITE)(_with_contiguous_mask)
+
+
+def _with_contiguous_mask(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    is_split = attn_mask is not None and query.device.type in _NEED_CONTIGUOUS_MASKS and attn_mask.stride(-1) != 1
+    if whole_attention.on and is_split:
+        attn_mask = attn_mask.contiguous()
+    return _attention._op_dk(_COMPOSITE, query, key, value, attn_mask, *args, **kwargs)
+
+
+# within it, traced attention with an expanded mask on a GPU stays one op
+whole_attention = Switch("ingot_whole_attention", _install_attention)

@@ -44,7 +44,9 @@ class InPlaceWrites:
         uses = Counter(_root(r) for r in results if isinstance(r, fx.Node))
         exclusive = {i for i, n in enumerate(write_nodes) if n.target is ops[1] and uses[n.args[1]] == 1}
         # (position of the input, input, value) of values that are used nowhere else, not even as a view
-        self._own = [(place[n.args[0]], n.args[0], n.args[1]) for i, n in enumerate(write_nodes) if i in exclusive]
+        self._exclusive_writes = [
+            (place[n.args[0]], n.args[0], n.args[1]) for i, n in enumerate(write_nodes) if i in exclusive
+        ]
         if write_nodes:
             end.args = (tuple(results),)
         for node in write_nodes:
@@ -54,7 +56,7 @@ class InPlaceWrites:
         """{position of an input: index among the computed results of its new value}, for values that may be computed
         in place. excluded: positions of inputs that are constants, or have another axis order."""
         indices: dict[int, int] = {}
-        for i, target, value in self._own:
+        for i, target, value in self._exclusive_writes:
             old, new = target.meta.get("val"), value.meta.get("val")
             if i in excluded or i in indices or value not in results.computed or not _is_plain(old, new):
                 continue

@@ -423,8 +423,8 @@ def _turns_far() -> tuple[tuple[float, ...], ...]:
         row: list[float] = []
         for _ in range(4):
             row.append(rest / (1 << 1216))
-            over, under = row[-1].as_integer_ratio()
-            rest -= (over << 1216) // under
+            numerator, denominator = row[-1].as_integer_ratio()
+            rest -= (numerator << 1216) // denominator
         rows.append(row)
     return tuple((*column, 0.0, 0.0, 0.0) for column in zip(*rows, strict=True))
 

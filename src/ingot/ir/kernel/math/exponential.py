@@ -97,17 +97,17 @@ def logistic(x: Expr) -> Expr:
     """u / (u + u e^-x), -x = n ln2 - r, |r| <= ln2 / 2. The unit u, a power of two, lets the one factor u 2^n reach
     from where e^-x does not count beside 1 to where the quotient is 0."""
     f = format_of(x)
-    down = f.bias // 2 + 1
-    unit = lit(2.0**-down, x)
-    x = at_most(at_least(x, f.exp_range[0]), (down - 3) * f.ln2[0])
-    total = _decayed_and_unit(x, unit, down)
-    return k.call("quotient", unit, k.either(_by_table(x, unit, down), total) if x.dtype == f32 else total)
+    unit_exponent = f.bias // 2 + 1
+    unit = lit(2.0**-unit_exponent, x)
+    x = at_most(at_least(x, f.exp_range[0]), (unit_exponent - 3) * f.ln2[0])
+    total = _decayed_and_unit(x, unit, unit_exponent)
+    return k.call("quotient", unit, k.either(_by_table(x, unit, unit_exponent), total) if x.dtype == f32 else total)
 
 
-def _decayed_and_unit(x: Expr, unit: Expr, down: int) -> Expr:
-    """u e^-x + u, u = 2^-down."""
+def _decayed_and_unit(x: Expr, unit: Expr, unit_exponent: int) -> Expr:
+    """u e^-x + u, u = 2^-unit_exponent."""
     f = format_of(x)
-    bias = f.shift + f.bias - down
+    bias = f.shift + f.bias - unit_exponent
     shifted = k.fma(x, lit(-2 * f.half_log2e, x), lit(bias, x))
     n = plus(shifted, -bias)
     r = k.fma(n, lit(f.ln2[1], x), k.fma(n, lit(f.ln2[0], x), x))
@@ -116,10 +116,10 @@ def _decayed_and_unit(x: Expr, unit: Expr, down: int) -> Expr:
     return k.fma(e, _power_of_two(shifted), unit)
 
 
-def _by_table(x: Expr, unit: Expr, down: int) -> Expr:
+def _by_table(x: Expr, unit: Expr, unit_exponent: int) -> Expr:
     """The same of an f32: -x = n ln2 / 16 - r, |r| <= ln2 / 32. The table's entries lack what the low bits of n add to
     their exponents; what rounding cuts off them is in the terms."""
-    shift = F32.shift - 16 * down
+    shift = F32.shift - 16 * unit_exponent
     shifted = k.fma(x, lit(-32 * F32.half_log2e, x), lit(shift, x))
     n = plus(shifted, -shift)
     r = k.fma(n, lit(c.LN2_16[1], x), k.fma(n, lit(c.LN2_16[0], x), x))
@@ -200,11 +200,11 @@ def _sinh_near(a: Expr) -> Expr:
     """sinh(a) of an f32 from 0 to 86: with a = n ln2 / 16 + f, sinh(n ln2 / 16) cosh f + cosh(n ln2 / 16) sinh f. The
     former are half the sum and the difference of 2^(n/16) and 2^(-n/16) by a table; what rounding cuts off is kept."""
     shifted, n, f, f_low = sixteenths(a, lit(0.0, a))
-    up, up_low = _power_of_sixteenths(shifted, -1)
-    down, down_low = _power_of_sixteenths(k.sub(lit(F32.shift, a), n), -1)
-    s, co = k.sub(up, down), k.add(up, down)
-    s_low = k.add(k.sub(k.sub(up, s), down), k.sub(up_low, down_low))
-    co_low = k.add(k.add(k.sub(up, co), down), k.add(up_low, down_low))
+    growing, growing_low = _power_of_sixteenths(shifted, -1)
+    decaying, decaying_low = _power_of_sixteenths(k.sub(lit(F32.shift, a), n), -1)
+    s, co = k.sub(growing, decaying), k.add(growing, decaying)
+    s_low = k.add(k.sub(k.sub(growing, s), decaying), k.sub(growing_low, decaying_low))
+    co_low = k.add(k.add(k.sub(growing, co), decaying), k.add(growing_low, decaying_low))
     z = k.mul(f, f)
     odd = k.fma(k.mul(f, z), k.fma(z, lit(1 / 120, a), lit(1 / 6, a)), f_low)
     even = k.mul(z, k.fma(z, lit(1 / 24, a), lit(1 / 2, a)))

@@ -30,9 +30,9 @@ def split(x: Expr) -> tuple[Expr, Expr]:
     """(n, f) with x = 2^n (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), for finite x > 0."""
     f = format_of(x)
     subnormal = below(x, f.tiny)
-    up = f.fraction + 2
-    n, fraction = split_normal(k.select(subnormal, scaled_by(x, 2.0**up), x))
-    return k.sub(k.cast(n, x.dtype), k.select(subnormal, lit(float(up), x), lit(0.0, x))), fraction
+    scale_exponent = f.fraction + 2
+    n, fraction = split_normal(k.select(subnormal, scaled_by(x, 2.0**scale_exponent), x))
+    return k.sub(k.cast(n, x.dtype), k.select(subnormal, lit(float(scale_exponent), x), lit(0.0, x))), fraction
 
 
 def split_normal(x: Expr) -> tuple[Expr, Expr]:
@@ -79,8 +79,8 @@ def log1p(x: Expr) -> Expr:
     e = k.sub(x, plus(u, -1.0))
     n, fraction = split_normal(u)
     # 2^-n; so large an n that it has no such power has no e that counts
-    down = k.binary("min", n, k.lit(f.bias - 1, n.dtype))
-    unit = k.bitcast(k.binary("shl", k.sub(bits_lit(f.bias, x), down), bits_lit(f.fraction, x)), x.dtype)
+    unit_exponent = k.binary("min", n, k.lit(f.bias - 1, n.dtype))
+    unit = k.bitcast(k.binary("shl", k.sub(bits_lit(f.bias, x), unit_exponent), bits_lit(f.fraction, x)), x.dtype)
     d = k.mul(e, unit)
     little = k.fma(d, k.fma(fraction, fraction, negated(fraction)), d)
     value = _log_of_parts(k.cast(n, x.dtype), fraction, little)

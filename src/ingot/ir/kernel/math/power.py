@@ -37,8 +37,8 @@ def cbrt(x: Expr) -> Expr:
     small, huge = below(a, 2.0**-900), above(a, 2.0**900)
     one = lit(1.0, x)
     scaled = k.mul(x, k.select(small, lit(2.0**180, x), k.select(huge, lit(2.0**-180, x), one)))
-    back = k.select(small, lit(2.0**-60, x), k.select(huge, lit(2.0**60, x), one))
-    return k.mul(_cbrt(scaled, 3), back)
+    rescale = k.select(small, lit(2.0**-60, x), k.select(huge, lit(2.0**60, x), one))
+    return k.mul(_cbrt(scaled, 3), rescale)
 
 
 def _cbrt(x: Expr, steps: int) -> Expr:
@@ -67,8 +67,8 @@ def pow(x: Expr, y: Expr) -> Expr:
     if x.dtype == f32:
         a, b = k.cast(x, f64), k.cast(y, f64)
         if isinstance(y, Lit) and abs(y.value) <= 16 and y.value == int(y.value):
-            whole = power_by_squaring(a, abs(int(y.value)))
-            return k.cast(whole if y.value > 0 else quotient(lit(1.0, a), whole), f32)
+            power = power_by_squaring(a, abs(int(y.value)))
+            return k.cast(power if y.value > 0 else quotient(lit(1.0, a), power), f32)
         near, usual = _power_near(x, y)
         far = _signed_power(a, b, exp(k.mul(b, log(absolute(a)))))
         return k.select_uniform(usual, near, k.cast(far, f32))
@@ -89,13 +89,13 @@ def _log_by_table(x: Expr) -> tuple[Expr, Expr]:
     n, z = k.cast(exponent, f32), k.bitcast(k.sub(bits, exponent), f32)
     r = k.fma(z, k.lookup(c.LOG_INVERSES, place, f32), lit(-1.0, x))
     ln2, ln2_low = (lit(v * 2.0**-23, x) for v in c.LN2_SHORT)
-    whole = k.fma(n, ln2, k.lookup(c.LOG_HIGH, place, f32))
+    exponent_log = k.fma(n, ln2, k.lookup(c.LOG_HIGH, place, f32))
     low = k.fma(n, ln2_low, k.lookup(c.LOG_LOW, place, f32))
     half = scaled_by(r, -0.5)
     near = k.fma(half, r, r)
     near_low = k.fma(half, r, k.sub(r, near))
-    high = k.add(whole, near)
-    high_low = k.sub(near, k.sub(high, whole))
+    high = k.add(exponent_log, near)
+    high_low = k.sub(near, k.sub(high, exponent_log))
     tail = polynomial(r, [-2 * value for value in c.LOG_TABLE_TAIL])
     low = k.fma(k.mul(half, r), k.mul(r, tail), low)
     return high, k.add(low, k.add(high_low, near_low))
@@ -124,9 +124,9 @@ def _power_near(x: Expr, y: Expr) -> tuple[Expr, Expr]:
 
 def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
     """x^y from |x|^y: the sign, and the cases that logarithms miss."""
-    whole = k.binary("eq", k.unary("trunc", y), y)
+    is_integer = k.binary("eq", k.unary("trunc", y), y)
     halved = scaled_by(y, 0.5)
-    odd = k.binary("and", whole, k.binary("ne", k.unary("trunc", halved), halved))
+    odd = k.binary("and", is_integer, k.binary("ne", k.unary("trunc", halved), halved))
     negative = k.binary("lt", k.bitcast(x, i64), bits_lit(0, x))
     zero = k.binary("eq", x, lit(0.0, x))
     a = absolute(x)
@@ -135,7 +135,7 @@ def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
     one = lit(1.0, x)
     value = k.select(k.binary("and", unit, infinite_y), one, magnitude)
     value = k.select(k.binary("and", negative, odd), negated(value), value)
-    defined = k.binary("or", whole, k.binary("or", zero, k.binary("eq", a, lit(inf, x))))
+    defined = k.binary("or", is_integer, k.binary("or", zero, k.binary("eq", a, lit(inf, x))))
     undefined = k.binary("and", below(x, 0.0), k.unary("not", defined))
     value = k.select(undefined, lit(nan, x), value)
     trivial = k.binary("or", k.binary("eq", y, lit(0.0, y)), k.binary("eq", x, one))

@@ -41,13 +41,13 @@ def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
     times (its unit modulo 2 pi) is exact in f64, and so is their sum.
     """
     rest = k.cast(x, f64)
-    turned, low = lit(0.0, rest), lit(0.0, rest)
+    product, low = lit(0.0, rest), lit(0.0, rest)
     for unit, high_part, low_part in c.TURNS:
         count = k.unary("trunc", scaled_by(rest, 1 / unit))
         rest = k.fma(count, lit(-unit, rest), rest)
-        turned = k.fma(count, lit(high_part, rest), turned)
+        product = k.fma(count, lit(high_part, rest), product)
         low = k.fma(count, lit(low_part, rest), low)
-    total = k.add(rest, turned)
+    total = k.add(rest, product)
     shifted = k.fma(k.add(total, low), lit(c.TWO_OVER_PI, rest), lit(F64.shift, rest))
     j = plus(shifted, -F64.shift)
     r = k.fma(j, lit(-c.HALF_PI[1], rest), k.fma(j, lit(-c.HALF_PI[0], rest), total))
@@ -86,8 +86,8 @@ def _reduce_far_f64(x: Expr) -> tuple[Expr, Expr, Expr]:
     """
     exponent = k.binary("and", k.binary("lshr", k.bitcast(x, i64), bits_lit(52, x)), bits_lit(0x7FF, x))
     q = k.binary("lshr", k.binary("max", k.sub(exponent, bits_lit(1075, x)), bits_lit(0, x)), bits_lit(4, x))
-    down = k.sub(bits_lit(1023, x), k.binary("shl", q, bits_lit(4, x)))
-    m = k.mul(x, k.bitcast(k.binary("shl", down, bits_lit(52, x)), f64))
+    scale_exponent = k.sub(bits_lit(1023, x), k.binary("shl", q, bits_lit(4, x)))
+    m = k.mul(x, k.bitcast(k.binary("shl", scale_exponent, bits_lit(52, x)), f64))
     (p0, e0), (p1, e1), (p2, e2) = (two_product(m, k.lookup(t, q, f64)) for t in c.TURNS_FAR[:3])
     p3 = k.mul(m, k.lookup(c.TURNS_FAR[3], q, f64))
     total, low = two_sum(_modulo_4(p0), _modulo_4(e0))
@@ -238,7 +238,7 @@ def _atan2_near(y: Expr, x: Expr) -> tuple[Expr, Expr]:
 
     a, b = (k.bitcast(absolute(v), u32) for v in (y, x))
     steep = k.binary("gt", a, b)
-    back = k.binary("lt", k.bitcast(x, i32), bits_lit(0, x))
+    is_left = k.binary("lt", k.bitcast(x, i32), bits_lit(0, x))
     # as integers, so that NaN is the largest; 0 - 1 is larger still
     large, small = k.binary("max", a, b), k.binary("min", a, b)
     inside = k.binary("le", k.sub(large, bits(2.0**-80)), k.sub(bits(2.0**40), bits(2.0**-80)))
@@ -256,21 +256,21 @@ def _atan2_near(y: Expr, x: Expr) -> tuple[Expr, Expr]:
     little = k.fma(rest, inverse, k.lookup(_ANGLES_LOW, place, f32))
     little = k.fma(k.mul(z, t), polynomial(z, c.ATAN_TABLE_TAIL), little)
     base, base_low = (
-        k.select(steep, lit(half, x), k.select(back, lit(2 * half, x), lit(0.0, x))) for half in c.HALF_PI_SHORT
+        k.select(steep, lit(half, x), k.select(is_left, lit(2 * half, x), lit(0.0, x))) for half in c.HALF_PI_SHORT
     )
-    turned = k.select(k.binary("xor", steep, back), lit(-1.0, x), lit(1.0, x))
-    base = k.fma(turned, k.lookup(_ANGLES, place, f32), base)
-    angle = k.fma(turned, t, base)
-    lost = k.fma(turned, t, k.sub(base, angle))
-    angle = k.add(angle, k.add(lost, k.fma(turned, little, base_low)))
+    angle_sign = k.select(k.binary("xor", steep, is_left), lit(-1.0, x), lit(1.0, x))
+    base = k.fma(angle_sign, k.lookup(_ANGLES, place, f32), base)
+    angle = k.fma(angle_sign, t, base)
+    lost = k.fma(angle_sign, t, k.sub(base, angle))
+    angle = k.add(angle, k.add(lost, k.fma(angle_sign, little, base_low)))
     return with_sign(angle, y), usual
 
 
 def _in_quadrant(angle: Expr, y: Expr, x: Expr) -> Expr:
     """The angle of (x, y) from that of (|x|, |y|)."""
     negative = k.binary("lt", k.bitcast(x, i64), bits_lit(0, x))
-    back = k.add(k.sub(lit(c.PI[0], angle), angle), lit(c.PI[1], angle))
-    return with_sign(k.select(negative, back, angle), y)
+    supplement = k.add(k.sub(lit(c.PI[0], angle), angle), lit(c.PI[1], angle))
+    return with_sign(k.select(negative, supplement, angle), y)
 
 
 def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -294,8 +294,8 @@ def asin(x: Expr) -> Expr:
 def acos(x: Expr) -> Expr:
     """pi/2 - asin(x); 2 asin(sqrt((1 - a) / 2)) beyond 1/2, from pi on the negative side."""
     _, small, s = _asin_parts(x)
-    half, whole = (c.HALF_PI_F32, c.PI_F32) if x.dtype == f32 else (c.HALF_PI, c.PI)
-    near = k.sub(lit(half[0], x), k.sub(with_sign(s, x), lit(half[1], x)))
+    half_pi, pi = (c.HALF_PI_F32, c.PI_F32) if x.dtype == f32 else (c.HALF_PI, c.PI)
+    near = k.sub(lit(half_pi[0], x), k.sub(with_sign(s, x), lit(half_pi[1], x)))
     twice = k.add(s, s)
-    far = k.select(below(x, 0.0), k.sub(lit(whole[0], x), k.sub(twice, lit(whole[1], x))), twice)
+    far = k.select(below(x, 0.0), k.sub(lit(pi[0], x), k.sub(twice, lit(pi[1], x))), twice)
     return k.select(small, near, far)

@@ -26,7 +26,7 @@ def unfused(value: Expr, operands: Sequence[Expr]) -> Expr:
 class _Unfused(Rewriter):
     def __init__(self, operands: Sequence[Expr]) -> None:
         super().__init__()
-        self.images = {id(e): e for e in operands}
+        self.images = {id(e): (e, e) for e in operands}
 
     def expr(self, e: Expr) -> Expr:
         if not isinstance(e, Fma) or e.dtype not in (f32, f64):

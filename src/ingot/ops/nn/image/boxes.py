@@ -45,14 +45,14 @@ class SuppressOverlaps(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         boxes, count, max_kept, threshold = inputs
-        kept = np.zeros((boxes.shape[0], boxes.shape[2]), bool)
+        is_kept = np.zeros((boxes.shape[0], boxes.shape[2]), bool)
         for p, (x1, y1, x2, y2) in enumerate(boxes):
             area = (x2 - x1) * (y2 - y1)
             candidates = np.arange(boxes.shape[2]) < count[p]
             for i in range(int(count[p])):
-                if not candidates[i] or kept[p].sum() >= max_kept:
+                if not candidates[i] or is_kept[p].sum() >= max_kept:
                     continue
-                kept[p, i] = True
+                is_kept[p, i] = True
                 w = np.minimum(x2[i], x2) - np.maximum(x1[i], x1)
                 h = np.minimum(y2[i], y2) - np.maximum(y1[i], y1)
                 if not self.strict:
@@ -69,7 +69,7 @@ class SuppressOverlaps(Op):
                         & (area[i] + area > intersection)
                     )
                 candidates &= ~overlaps
-        return kept
+        return is_kept
 
     def lower(self, *inputs: Node) -> Node:
         """Each iteration of a loop takes the next kept box, for all p at once, and drops the boxes it overlaps."""

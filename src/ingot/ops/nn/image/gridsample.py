@@ -81,7 +81,8 @@ class GridSample(Op):
             is_odd = periods - t.floor(periods * 0.5) * 2
             reflected = t.where(t.equals(is_odd, 0), remainder + low, span - remainder + low)
             coordinate = t.where(t.equals(span, 0), coordinate * 0, reflected) if self.align_corners else reflected
-        return t.clamp(0, coordinate, n - 1)
+        # NaN, and what overflows on its way back, is the first element, as in PyTorch and ONNX Runtime
+        return t.clamp(0, t.where(t.equals(coordinate, coordinate), coordinate, 0.0), n - 1)
 
     def _axis(self, g: Value, size: DimLike) -> list[tuple[Value, Value, Value]]:
         """The taps of one axis: (index clamped into x, weight, whether the tap is inside x)."""
@@ -169,6 +170,11 @@ class GridSample(Op):
         yield cls("linear", "border"), (volume, at)
         yield cls("nearest"), (volume, at)
         yield cls("linear", "reflection", True), (x[:, :, :1], grid)
+        outside = grid.copy()
+        outside[0, 0, :, 0] = (np.nan, np.inf, -np.inf, 9.3, -7.2, 0.5)
+        for padding in ("zeros", "border", "reflection"):
+            for mode in ("nearest", "linear"):
+                yield cls(mode, padding), (x, outside)
         yield cls(), (x.astype(np.float16), grid.astype(np.float16))
 
 

@@ -39,8 +39,8 @@ def indexed_caches(graph: Graph) -> Graph:
 def _gathered_keys(n: Node) -> tuple[Node, Node] | None:
     """([B,H,R,D], the positions of its axis 2, [S]) of which n[B,H,S,D] is a gather, maybe with B = 1 added behind."""
     if isinstance(n.op, ops.Reshape) and n.shape == (1, *n.inputs[0].shape):
-        found = _gathered(n.inputs[0], 1)
-        return found and (ops.expand_dims(found[0], 0), found[1])
+        gathered = _gathered(n.inputs[0], 1)
+        return gathered and (ops.expand_dims(gathered[0], 0), gathered[1])
     return _gathered(n, 2)
 
 
@@ -50,10 +50,10 @@ def _gathered(n: Node, axis: int) -> tuple[Node, Node] | None:
         return None
     x, at = n.inputs
     is_vector = at.shape in ((n.shape[axis],), (n.shape[axis], 1))
-    kept = tuple(d for d in range(n.type.rank) if d != axis)
-    whole = tuple(1 if d == axis else size for d, size in enumerate(x.shape))
+    kept_dims = tuple(d for d in range(n.type.rank) if d != axis)
+    slice_sizes = tuple(1 if d == axis else size for d, size in enumerate(x.shape))
     dims = n.op.offset_dims, n.op.collapsed_slice_dims, n.op.start_index_map, n.op.operand_batching_dims
-    if not is_vector or dims != (kept, (axis,), (axis,), ()) or n.op.slice_sizes != whole:
+    if not is_vector or dims != (kept_dims, (axis,), (axis,), ()) or n.op.slice_sizes != slice_sizes:
         return None
     return x, ops.reshape(at, (n.shape[axis],))
 

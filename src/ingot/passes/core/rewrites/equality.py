@@ -118,10 +118,10 @@ def _value(n: Node, values: Mapping[Node, np.ndarray], rounding: np.ndarray | No
 def literal(value: np.ndarray) -> np.ndarray:
     """Floats, which are m * 2^e, as elements of the field."""
     mantissa, exponent = np.frexp(value.astype(np.float64))
-    whole = np.round(mantissa * 2.0**53).astype(np.int64) % PRIME
+    residue = np.round(mantissa * 2.0**53).astype(np.int64) % PRIME
     # 2^13 is 1 modulo 2^13 - 1
     power = np.left_shift(1, (exponent.astype(np.int64) - 53) % 13)
-    return np.asarray(whole * power % PRIME, np.float64)
+    return np.asarray(residue * power % PRIME, np.float64)
 
 
 def flops(graph: Graph) -> int:

@@ -85,7 +85,7 @@ def parsed(r: Rewrite) -> tuple[Graph, Graph] | None:
 
 
 @cache
-def holds(r: Rewrite) -> bool:
+def is_sound(r: Rewrite) -> bool:
     """Whether the two sides are equal; with a warning in the log if not."""
     sides = parsed(r)
     equal = sides is not None and equality.are_equal(*sides, exactly=r.exact)
@@ -139,7 +139,7 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     for n in graph.nodes():
         bound = next(match(root, n, {}, may_be), None)
         # proved again only for a model that has what it is about
-        if bound is not None and holds(r) and fuel.burn(f"rewrite {r}"):
+        if bound is not None and is_sound(r) and fuel.burn(f"rewrite {r}"):
             done[n] = rebuild(after.outputs, {p: done[bound[p]] for p in after.inputs})[0]
         else:
             done[n] = n.with_inputs([done[i] for i in n.inputs]) if n.inputs else n

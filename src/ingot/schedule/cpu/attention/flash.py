@@ -168,15 +168,15 @@ class Flash:
             self._visible_block(b, first, stop, first_hidden)
             return
         mask_block, lanes = self.mask_block, self.t.lanes
-        most = b.alloc("most", self.dtype, 1, lanes=lanes)
-        b.store(most, ZERO, k.lit(-inf, self.dtype, lanes))
+        row_max = b.alloc("most", self.dtype, 1, lanes=lanes)
+        b.store(row_max, ZERO, k.lit(-inf, self.dtype, lanes))
         size = ix.mul(k.sub(stop, first), integer(self.t.width))
 
         def fold(x: Block, i: Expr) -> None:
-            x.store(most, ZERO, k.binary("maxnum", k.load(mask_block, i, lanes), k.load(most, ZERO)))
+            x.store(row_max, ZERO, k.binary("maxnum", k.load(mask_block, i, lanes), k.load(row_max, ZERO)))
 
         b.loop("i", ZERO, b.let(size, "n"), lanes, fold, multiple=lanes)
-        is_visible = k.binary("eq", k.reduce("max", k.load(most, ZERO)), k.lit(0.0, self.dtype))
+        is_visible = k.binary("eq", k.reduce("max", k.load(row_max, ZERO)), k.lit(0.0, self.dtype))
         b.when(is_visible, lambda x: self._visible_block(x, first, stop, first_hidden))
 
     def _visible_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:
@@ -230,9 +230,9 @@ class Flash:
         power = 1 << (size - 1).bit_length() - 1 if size > 1 else 0
         while power:
             start, rows = full_end, power
-            fits = k.binary("le", ix.add(start, integer(rows)), stop)
-            block.when(fits, lambda b, start=start, rows=rows: emit_tile(b, start, rows))
-            full_end = block.let(k.select(fits, ix.add(start, integer(rows)), start), "w")
+            is_small = k.binary("le", ix.add(start, integer(rows)), stop)
+            block.when(is_small, lambda b, start=start, rows=rows: emit_tile(b, start, rows))
+            full_end = block.let(k.select(is_small, ix.add(start, integer(rows)), start), "w")
             power //= 2
 
     def _scores(self, block: Block, first: Expr, j: Expr, rows: int, row_max: Buffer, is_masked: bool) -> None:

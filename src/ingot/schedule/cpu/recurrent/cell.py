@@ -18,9 +18,9 @@ from ingot.schedule.recurrent import anchor_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
-LINE = 16  # counters of a pass and direction: on cache lines of their own
-BYTES = 4  # of a lane that a dot product takes
-BLOCK = 4  # vectors of a block of columns, if the gates allow it
+COUNTERS_PER_LINE = 16  # counters of a pass and direction: on cache lines of their own
+BYTES_PER_LANE = 4  # of a lane that a dot product takes
+MAX_BLOCK_VECTORS = 4  # vectors of a block of columns, if the gates allow it
 PART_SECONDS = 3e-6  # of work that is worth a wait
 
 
@@ -81,7 +81,7 @@ class Recurrence:
         # a constant R stays as narrow as it is, and is widened as it is loaded
         self.r_dtype: DType = r.dtype if self.r_at >= 0 else self.dtype
         # bytes of a column are multiplied four at a time
-        self.depth = -(-self.hidden // BYTES) * BYTES if op.has_scales else self.hidden
+        self.depth = -(-self.hidden // BYTES_PER_LANE) * BYTES_PER_LANE if op.has_scales else self.hidden
         self.operand = u8 if op.has_scales else self.dtype
         self.lanes = machine.lanes(self.dtype)
         if not machine.masks:
@@ -108,10 +108,10 @@ class Recurrence:
     def _stage(self, node: Node, first: int, before: list[Stage], levels: tuple[Node, ...]) -> Stage:
         gates = int(node.shape[1]) // self.hidden
         lanes = self.lanes
-        most = -(-self.hidden // lanes)
-        vectors = max(1, min(BLOCK // gates, most))
+        max_vectors = -(-self.hidden // lanes)
+        vectors = max(1, min(MAX_BLOCK_VECTORS // gates, max_vectors))
         if not self.machine.masks:
-            while most % vectors:
+            while max_vectors % vectors:
                 vectors -= 1
         width = gates * vectors
         # registers for sums, the weights of a k and a value of h
@@ -123,7 +123,7 @@ class Recurrence:
         folds = tuple(n for n in topological(levels or [node.inputs[0]]) if isinstance(n.op, ops.Reduce))
         if folds and before:
             raise CompileError("a recurrent cell", expected="reductions of a state in front of its first product alone")
-        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base, folds, levels)
+        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-max_vectors // vectors), base, folds, levels)
 
     def _weights_size(self, s: Stage) -> int:
         return s.blocks * self.depth * s.gates * s.vectors * self.lanes
@@ -138,7 +138,7 @@ class Recurrence:
             seconds += max(weights * self.r_dtype.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
         share = seconds / len(self.stages)
         workers = max(1, self.machine.threads // len(self.directions))
-        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE))
+        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), COUNTERS_PER_LINE))
 
     def lengths(self) -> Node:
         """The operand that has them."""
@@ -149,10 +149,10 @@ def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarr
     """R[D, G*H, H] as [direction][stage][block][k][gate][columns of the block], missing columns zero."""
     for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
         for s in stages:
-            own = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
+            weights = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
             wide = s.blocks * s.vectors * lanes
             padded = np.zeros((s.gates, wide, hidden), r.dtype)
-            padded[:, :hidden] = own
+            padded[:, :hidden] = weights
             blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden).transpose(1, 3, 0, 2)
             line[s.base : s.base + blocks.size] = blocks.reshape(-1)
 
@@ -161,18 +161,20 @@ def pack_bytes(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarray
     """R as [direction][stage][block][k / 4][gate][columns of the block][4], padded with zeros."""
     for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
         for s in stages:
-            columns, turns = s.vectors * lanes, -(-hidden // BYTES)
-            padded = np.zeros((s.gates, s.blocks * columns, turns * BYTES), r.dtype)
+            columns, groups = s.vectors * lanes, -(-hidden // BYTES_PER_LANE)
+            padded = np.zeros((s.gates, s.blocks * columns, groups * BYTES_PER_LANE), r.dtype)
             padded[:, :hidden, :hidden] = direction[s.first : s.first + s.gates * hidden].reshape(
                 s.gates, hidden, hidden
             )
-            blocks = padded.reshape(s.gates, s.blocks, columns, turns, BYTES).transpose(1, 3, 0, 2, 4)
+            blocks = padded.reshape(s.gates, s.blocks, columns, groups, BYTES_PER_LANE).transpose(1, 3, 0, 2, 4)
             line[s.base : s.base + blocks.size] = blocks.reshape(-1)
 
 
-def pack_columns(stages: tuple[Stage, ...], hidden: int, lanes: int, given: np.ndarray, out: np.ndarray) -> None:
+def pack_columns(
+    stages: tuple[Stage, ...], hidden: int, lanes: int, numbers_by_row: np.ndarray, out: np.ndarray
+) -> None:
     """A number for each row of R [D, G*H], or its sums of [D, G*H, H], as [direction][stage][block][gate][columns]."""
-    numbers = given if given.ndim == 2 else given.sum(axis=2, dtype=np.int32)
+    numbers = numbers_by_row if numbers_by_row.ndim == 2 else numbers_by_row.sum(axis=2, dtype=np.int32)
     for direction, line in zip(numbers, out.reshape(len(numbers), -1), strict=True):
         at = 0
         for s in stages:
@@ -183,4 +185,4 @@ def pack_columns(stages: tuple[Stage, ...], hidden: int, lanes: int, given: np.n
             at += padded.size
 
 
-__all__ = ["LINE", "Cell", "Recurrence", "Stage", "pack_weights"]
+__all__ = ["COUNTERS_PER_LINE", "Cell", "Recurrence", "Stage", "pack_weights"]

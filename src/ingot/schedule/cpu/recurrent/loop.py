@@ -19,7 +19,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.cpu.chunks import Write, vector_loop
-from ingot.schedule.cpu.recurrent.cell import BYTES, LINE, Cell, Recurrence, Stage
+from ingot.schedule.cpu.recurrent.cell import BYTES_PER_LANE, COUNTERS_PER_LINE, Cell, Recurrence, Stage
 from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
@@ -61,12 +61,12 @@ class Loop:
         # of the first product, where it waits for folds of the state: each worker makes its own
         self.operand = self._param("operand", scan.operand, operand, True) if operand is not None else None
         self.control = self._param("control", i64, control, True) if control is not None else None
-        needed = set(topological([n for c in scan.cells for n in c.results]))
+        needed_nodes = set(topological([n for c in scan.cells for n in c.results]))
         if scan.op.has_lengths:
-            needed |= set(topological([scan.lengths()]))
+            needed_nodes |= set(topological([scan.lengths()]))
         self.leaves: dict[Node, Leaf] = {}
         for i, (n, buffer) in enumerate(zip(scan.body.inputs, scan.operands.ins, strict=True)):
-            if n in needed:
+            if n in needed_nodes:
                 self.params.append((buffer, Arg("in", i)))
                 self.leaves[n] = load_leaf(buffer, scan.ins[i])
         self.params += [(b, Arg("out", i)) for i, b in enumerate(scan.operands.outs)]
@@ -97,11 +97,11 @@ class Loop:
     def _one_chunk(self, top: Block, direction: Expr) -> None:
         """One chunk per direction does all passes."""
 
-        def turn(block: Block, i: Expr) -> None:
+        def step(block: Block, i: Expr) -> None:
             for s in range(len(self.scan.stages)):
                 self._direction(block, direction, i, s, ZERO)
 
-        top.loop("i", 0, self.scan.steps, 1, turn)
+        top.loop("i", 0, self.scan.steps, 1, step)
 
     def _shared(self, top: Block, chunk: Expr, control: Buffer) -> None:
         """A chunk does one part of one pass of one direction."""
@@ -109,30 +109,30 @@ class Loop:
         count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
         order = top.let(k.binary("div", chunk, integer(parts)), "order")
         direction = top.let(k.binary("rem", order, integer(count)), "d")
-        turn = top.let(k.binary("div", order, integer(count)), "turn")
-        line = top.let(k.mul(order, integer(LINE)), "line")
+        pass_number = top.let(k.binary("div", order, integer(count)), "turn")
+        line = top.let(k.mul(order, integer(COUNTERS_PER_LINE)), "line")
         mine = top.alloc("mine", i64, 1, scratch=0)
         last = top.let(k.load(mine, ZERO), "last")
         # what lies in fresh scratch may be any number
-        wanted = top.let(k.binary("rem", k.binary("max", last, ZERO), integer(parts)), "wanted")
-        found = top.alloc("part", i64, 1)
-        top.store(found, ZERO, integer(-1))
+        preferred = top.let(k.binary("rem", k.binary("max", last, ZERO), integer(parts)), "wanted")
+        claimed = top.alloc("part", i64, 1)
+        top.store(claimed, ZERO, integer(-1))
         for i in range(parts):
 
             def claim(b: Block, i: int = i) -> None:
-                part = b.let(k.binary("rem", k.add(wanted, integer(i)), integer(parts)), "p")
-                taken = b.fresh("taken")
-                b.stmts.append(k.Increment(taken, control, k.add(line, part)))
-                b.store(found, ZERO, k.select(k.binary("eq", taken, ZERO), part, integer(-1)))
+                part = b.let(k.binary("rem", k.add(preferred, integer(i)), integer(parts)), "p")
+                claims = b.fresh("taken")
+                b.stmts.append(k.Increment(claims, control, k.add(line, part)))
+                b.store(claimed, ZERO, k.select(k.binary("eq", claims, ZERO), part, integer(-1)))
 
-            top.when(k.binary("lt", k.load(found, ZERO), ZERO), claim)
-        part = top.let(k.load(found, ZERO), "part")
+            top.when(k.binary("lt", k.load(claimed, ZERO), ZERO), claim)
+        part = top.let(k.load(claimed, ZERO), "part")
         top.store(mine, ZERO, part)
-        i = top.let(k.binary("div", turn, integer(stages)), "i")
+        i = top.let(k.binary("div", pass_number, integer(stages)), "i")
         if stages == 1:
             self._direction(top, direction, i, 0, part)
         else:
-            stage = top.let(k.binary("rem", turn, integer(stages)), "stage")
+            stage = top.let(k.binary("rem", pass_number, integer(stages)), "stage")
             for s in range(stages):
                 top.when(k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part))
 
@@ -159,9 +159,9 @@ class Loop:
             step.make_operand(block)
 
         def columns(b: Block, c: Expr) -> None:
-            back = k.sub(k.sub(k.add(low, high), integer(1)), c)
-            own = b.let(k.select(odd, back, c), "c")
-            step.columns(b, own)
+            reversed_c = k.sub(k.sub(k.add(low, high), integer(1)), c)
+            ordered_c = b.let(k.select(odd, reversed_c, c), "c")
+            step.columns(b, ordered_c)
 
         block.loop("c", low, high, 1, columns)
 
@@ -185,7 +185,7 @@ class _Step:
         size = len(self.scan.directions) * self.scan.batch * self.scan.hidden
         return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
 
-    def _own(self, b: Expr) -> Expr:
+    def _operand_row(self, b: Expr) -> Expr:
         """The place of row b of the operand that this worker makes."""
         scan = self.scan
         mine = ix.add(integer(self.cell.at.index * scan.parts), self.part)
@@ -205,17 +205,17 @@ class _Step:
                 f.add(x, em.value(x, f.node.inputs[0], index, mask), index[1], mask, 0)
 
         def store(x: Block, index: Index, mask: Expr | None) -> None:
-            store_at(x, target, ix.add(self._own(index[0]), index[1]), em.value(x, operand, index, mask), mask)
+            store_at(x, target, ix.add(self._operand_row(index[0]), index[1]), em.value(x, operand, index, mask), mask)
 
-        self._over(block, fold)
+        self._for_each_element(block, fold)
         for f in folds:
             value = block.let(f.result(block), "fold")
             em.bind(f.node, Leaf(lambda b, index, mask, value=value: value, home=block, pinned=True))
         if terms:
             self.zero, self.scale = (em.value(block, n, ()) for n in terms)
-        self._over(block, store)
+        self._for_each_element(block, store)
 
-    def _over(self, block: Block, body: Write) -> None:
+    def _for_each_element(self, block: Block, body: Write) -> None:
         """body(block, (row, columns), mask) for all elements of a state."""
         scan = self.scan
 
@@ -256,10 +256,10 @@ class _Step:
         at: Expr = ZERO
 
         def some(rows: int, test: str) -> Expr:
-            here = at
-            has = block.let(k.binary(test, count, k.add(here, integer(rows))), "has")
-            block.when(has, lambda x: self._products(x, column, k.add(b, here), here, rows, sums))
-            return block.let(k.select(has, k.add(here, integer(rows)), here), "at")
+            start = at
+            has_rows = block.let(k.binary(test, count, k.add(start, integer(rows))), "has")
+            block.when(has_rows, lambda x: self._products(x, column, k.add(b, start), start, rows, sums))
+            return block.let(k.select(has_rows, k.add(start, integer(rows)), start), "at")
 
         for rows in (16, 8, 4):
             if rows < self.stage.rows:
@@ -282,7 +282,7 @@ class _Step:
         for n in range(sets * tile):
             block.store(acc, integer(n), zero)
         if self.loop.operand is not None:
-            source, start = self.loop.operand, self._own(b)
+            source, start = self.loop.operand, self._operand_row(b)
         elif self.number == 0:
             source = self.loop.outputs
             start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
@@ -295,21 +295,21 @@ class _Step:
             "w",
         )
 
-        def turns(x: Block, e: Expr) -> None:
+        def iteration(x: Block, e: Expr) -> None:
             e = x.let(k.select(self.odd, k.sub(integer(h - unroll), e), e), "k")
             for u in range(unroll):
-                here = ix.add(e, integer(u))
-                row = ix.add(line, ix.mul(here, integer(width * lanes)))
-                own = [k.load(self.loop.weights, ix.add(row, integer(n * lanes)), lanes) for n in range(width)]
-                weights = [x.let(k.cast(w, scan.dtype), "w") for w in own]
+                k_at = ix.add(e, integer(u))
+                row = ix.add(line, ix.mul(k_at, integer(width * lanes)))
+                stored = [k.load(self.loop.weights, ix.add(row, integer(n * lanes)), lanes) for n in range(width)]
+                weights = [x.let(k.cast(w, scan.dtype), "w") for w in stored]
                 for r in range(rows):
-                    value = x.let(k.load(source, ix.add(start, ix.add(here, integer(r * h)))), "x")
+                    value = x.let(k.load(source, ix.add(start, ix.add(k_at, integer(r * h)))), "x")
                     value = x.let(k.splat(value, lanes), "x")
                     for n, w in enumerate(weights):
                         slot = integer(u % sets * tile + r * width + n)
                         x.store(acc, slot, k.fma(value, w, k.load(acc, slot)))
 
-        block.loop("k", 0, h, unroll, turns)
+        block.loop("k", 0, h, unroll, iteration)
         for n in range(tile):
             value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
             block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
@@ -319,39 +319,39 @@ class _Step:
         scan, s, lanes, loop = self.scan, self.stage, self.scan.lanes, self.loop
         assert loop.operand is not None
         operand, (totals, scales) = loop.operand, loop.columns
-        width, turns = s.width, scan.depth // BYTES
-        tile, vector = rows * width, BYTES * lanes
-        unroll = next(u for u in (8, 4, 2, 1) if (turns % u == 0 and u * tile <= MAX_UNROLLED_MULTIPLY_ADDS) or u == 1)
+        width, groups = s.width, scan.depth // BYTES_PER_LANE
+        tile, vector = rows * width, BYTES_PER_LANE * lanes
+        unroll = next(u for u in (8, 4, 2, 1) if (groups % u == 0 and u * tile <= MAX_UNROLLED_MULTIPLY_ADDS) or u == 1)
         sets = min(unroll, -(-MIN_ACCUMULATORS // tile))
         acc = block.alloc("acc", i32, sets * tile, lanes=lanes)
         for n in range(sets * tile):
             block.store(acc, integer(n), k.lit(0, i32, lanes))
-        start = block.let(self._own(b), "h")
+        start = block.let(self._operand_row(b), "h")
         first = self.cell.at.index * scan.weights_size + s.base
         line = block.let(k.add(integer(first), k.mul(column, integer(scan.depth * width * lanes))), "w")
 
-        def turn(x: Block, e: Expr) -> None:
-            e = x.let(k.select(self.odd, k.sub(integer(turns - unroll), e), e), "k")
+        def iteration(x: Block, e: Expr) -> None:
+            e = x.let(k.select(self.odd, k.sub(integer(groups - unroll), e), e), "k")
             for u in range(unroll):
-                here = ix.add(e, integer(u))
-                row = ix.add(line, ix.mul(here, integer(width * vector)))
+                k_at = ix.add(e, integer(u))
+                row = ix.add(line, ix.mul(k_at, integer(width * vector)))
                 weights = [_weights(x, loop.weights, ix.add(row, integer(n * vector)), lanes) for n in range(width)]
                 for r in range(rows):
-                    place = ix.add(ix.add(start, integer(r * scan.depth)), ix.mul(here, integer(BYTES)))
+                    place = ix.add(ix.add(start, integer(r * scan.depth)), ix.mul(k_at, integer(BYTES_PER_LANE)))
                     value = _in_all_lanes(x, operand, place, lanes)
                     for n, w in enumerate(weights):
                         slot = integer(u % sets * tile + r * width + n)
                         x.store(acc, slot, _dot(value, w, k.load(acc, slot)))
 
-        block.loop("k", 0, turns, unroll, turn)
+        block.loop("k", 0, groups, unroll, iteration)
         zero = block.let(k.splat(k.cast(self.zero, i32), lanes), "zero")
         scale = block.let(k.splat(self.scale, lanes), "scale")
         terms = k.add(integer(first // scan.depth), k.mul(column, integer(width * lanes)))
         for n in range(tile):
             value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
-            own = ix.add(terms, integer(n % width * lanes))
-            exact = k.sub(value, k.mul(zero, k.load(totals, own, lanes)))
-            value = k.mul(k.cast(exact, scan.dtype), k.mul(scale, k.load(scales, own, lanes)))
+            column_at = ix.add(terms, integer(n % width * lanes))
+            exact = k.sub(value, k.mul(zero, k.load(totals, column_at, lanes)))
+            value = k.mul(k.cast(exact, scan.dtype), k.mul(scale, k.load(scales, column_at, lanes)))
             block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
 
     def _finish(self, block: Block, column: Expr, b: Expr, products: Buffer, r: Expr, v: int) -> None:
@@ -362,7 +362,7 @@ class _Step:
         mask: Expr | None = None
         if scan.hidden % (s.vectors * lanes):
             mask = block.let(k.binary("lt", k.ramp(j, lanes), integer(scan.hidden)), "live")
-        across = k.ramp(j, lanes) if lanes > 1 else j
+        columns = k.ramp(j, lanes) if lanes > 1 else j
         start = ix.mul(r, integer(s.width * lanes))
         sums = [
             block.let(k.load(products, ix.add(start, integer((g * s.vectors + v) * lanes)), lanes), "s")
@@ -374,25 +374,25 @@ class _Step:
             row = ix.add(ix.mul(dim_expr(scan.batch), integer(cell.at.index)), b)
             base = ix.mul(row, integer(s.gates * scan.hidden))
             for g, value in enumerate(sums):
-                store_at(block, dots, ix.add(ix.add(base, integer(g * scan.hidden)), across), value, mask)
-            value = em.value(block, cell.stages[self.number + 1].operand, (b, across), mask)
-            store_at(block, operand, self._state(b, across), value, mask)
+                store_at(block, dots, ix.add(ix.add(base, integer(g * scan.hidden)), columns), value, mask)
+            value = em.value(block, cell.stages[self.number + 1].operand, (b, columns), mask)
+            store_at(block, operand, self._state(b, columns), value, mask)
             return
-        values = [block.let(em.value(block, n, (b, across), mask), "y") for n in cell.results]
+        values = [block.let(em.value(block, n, (b, columns), mask), "y") for n in cell.results]
         y, *states = values
         lay = scan.outs[0]
-        place = (self._time(block), integer(cell.at.index), b, across)
+        place = (self._time(block), integer(cell.at.index), b, columns)
         target = scan.operands.outs[0]
         store_at(block, target, ix.linear(place, lay.strides, lay.offset), k.cast(y, target.dtype), mask)
-        own = self._state(b, across)
-        store_at(block, self.loop.outputs, ix.add(self._slot(block, self.i), own), states[0], mask)
+        state_at = self._state(b, columns)
+        store_at(block, self.loop.outputs, ix.add(self._slot(block, self.i), state_at), states[0], mask)
         for buffer, value in zip(self.loop.state_buffers, states[1:], strict=True):
-            store_at(block, buffer, own, value, mask)
+            store_at(block, buffer, state_at, value, mask)
 
         def final(x: Block) -> None:
             for n, value in enumerate(states):
                 buffer, lay = scan.operands.outs[1 + n], scan.outs[1 + n]
-                at = ix.linear((integer(cell.at.index), b, across), lay.strides, lay.offset)
+                at = ix.linear((integer(cell.at.index), b, columns), lay.strides, lay.offset)
                 store_at(x, buffer, at, k.cast(value, buffer.dtype), mask)
 
         block.when(k.binary("eq", self.i, dim_expr(scan.steps - 1)), final)
@@ -453,17 +453,17 @@ class _Step:
 
 
 def _weights(block: Block, buffer: Buffer, place: Expr, lanes: int) -> tuple[Expr, ...]:
-    """BYTES neighbours in each lane: a vector of them, or for a single lane one number each."""
+    """BYTES_PER_LANE neighbours in each lane: a vector of them, or for a single lane one number each."""
     if lanes > 1:
-        return (block.let(k.load(buffer, place, BYTES * lanes), "w"),)
-    return tuple(block.let(k.cast(k.load(buffer, ix.add(place, integer(i))), i32), "w") for i in range(BYTES))
+        return (block.let(k.load(buffer, place, BYTES_PER_LANE * lanes), "w"),)
+    return tuple(block.let(k.cast(k.load(buffer, ix.add(place, integer(i))), i32), "w") for i in range(BYTES_PER_LANE))
 
 
 def _in_all_lanes(block: Block, buffer: Buffer, place: Expr, lanes: int) -> tuple[Expr, ...]:
-    """BYTES neighbours, the same in all lanes, as `_weights` has them."""
+    """BYTES_PER_LANE neighbours, the same in all lanes, as `_weights` has them."""
     if lanes == 1:
         return _weights(block, buffer, place, lanes)
-    word = k.bitcast(k.load(buffer, place, BYTES), u32)
+    word = k.bitcast(k.load(buffer, place, BYTES_PER_LANE), u32)
     return (block.let(k.bitcast(k.splat(word, lanes), u8), "x"),)
 
 

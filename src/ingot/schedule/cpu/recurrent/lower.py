@@ -23,7 +23,14 @@ from ingot.ops.nn.terms import Term
 from ingot.schedule.cpu.contraction.lower import lower_contraction
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_bytes, pack_columns, pack_weights
+from ingot.schedule.cpu.recurrent.cell import (
+    COUNTERS_PER_LINE,
+    Cell,
+    Recurrence,
+    pack_bytes,
+    pack_columns,
+    pack_weights,
+)
 from ingot.schedule.cpu.recurrent.loop import Loop
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.recurrent import input_projection, subgraph
@@ -58,10 +65,10 @@ class _Scan(Recurrence):
 
     def _embed(self, low: Lowered, ins: tuple[Arg, ...], outs: tuple[Arg, ...]) -> None:
         """Run another group's steps on these operands."""
-        own = low.inlined(ins, outs, len(self.temps), len(self.packs))
-        self.launches += own.steps
-        self.temps += own.temps
-        self.packs += own.packs
+        inlined = low.inlined(ins, outs, len(self.temps), len(self.packs))
+        self.launches += inlined.steps
+        self.temps += inlined.temps
+        self.packs += inlined.packs
 
     def _compute(self, value: Node, to: Arg, layout: Layout) -> None:
         """Write a pointwise value of the group's inputs to memory."""
@@ -95,10 +102,10 @@ class _Scan(Recurrence):
         for d in self.directions:
             for s in stages:
                 wide = s.blocks * s.vectors * lanes
-                own = Term(r).cast(self.dtype).slice(0, d.index, d.index + 1)
-                own = own.slice(1, s.first, s.first + s.gates * h).reshape((s.gates, h, h))
-                own = own.pad(1, 0, wide - h, 0.0).reshape((s.gates, s.blocks, s.vectors * lanes, h))
-                value = own.transpose((1, 3, 0, 2)).node
+                weights = Term(r).cast(self.dtype).slice(0, d.index, d.index + 1)
+                weights = weights.slice(1, s.first, s.first + s.gates * h).reshape((s.gates, h, h))
+                weights = weights.pad(1, 0, wide - h, 0.0).reshape((s.gates, s.blocks, s.vectors * lanes, h))
+                value = weights.transpose((1, 3, 0, 2)).node
                 dense = Layout.contiguous(value.shape)
                 self._compute(value, to, Layout(dense.shape, dense.strides, d.index * size + s.base))
         return to
@@ -107,11 +114,11 @@ class _Scan(Recurrence):
         """Of each row of R, where it has levels: their sum, and their scale."""
         if not self.op.has_scales:
             return []
-        own = self.body.inputs.index(self.anchor.inputs[-1])
+        r_scales_at = self.body.inputs.index(self.anchor.inputs[-1])
         count, size = len(self.directions), self.weights_size // self.depth
         write = partial(pack_columns, self.stages, self.hidden, self.lanes)
         what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in self.stages)
-        for name, at, dtype in (("sums", self.r_at, i32), ("scales", own, f32)):
+        for name, at, dtype in (("sums", self.r_at, i32), ("scales", r_scales_at, f32)):
             self.packs.append(Pack(at, f"scan {name} {what} {self.hidden} {self.lanes}", dtype, size * count, write))
         return [Arg("pack", len(self.packs) - 2), Arg("pack", len(self.packs) - 1)]
 
@@ -139,11 +146,11 @@ class _Scan(Recurrence):
             (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
             for s in self.stages[:-1]
         ]
-        each = self.parts * count * self.batch * self.depth
-        rounded = self._temp(each, self.operand) if self.stages[0].folds else None
+        operand_size = self.parts * count * self.batch * self.depth
+        rounded = self._temp(operand_size, self.operand) if self.stages[0].folds else None
         control: Arg | None = None
         if self.parts > 1:
-            counters = self.steps * len(self.stages) * count * LINE
+            counters = self.steps * len(self.stages) * count * COUNTERS_PER_LINE
             control = self._temp(counters, i64)
             zero = ops.BroadcastInDim((counters,), ())(const(0, np.int64))
             clear = lower_pointwise(Graph((), (zero,)), (), (Layout.contiguous((counters,)),), self.machine)

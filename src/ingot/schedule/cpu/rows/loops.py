@@ -50,7 +50,7 @@ MAX_VECTORS_ACROSS = 8  # of adjacent rows that are read together if an outer di
 
 def cached_column_count(body: Graph, rows: Rows, machine: Machine) -> int | None:
     """The number of columns to reduce with accumulators in the first-level cache, so that rows of memory are read
-    sequentially. None if these are short, or if later passes read them again."""
+    sequentially. None if the rows are short, or if later passes read them again."""
     reductions, lanes = reductions_of(body), lanes_for(body, machine)
     if rows.horizontal or lanes == 1 or not operands_exceed_caches(body, machine):
         return None
@@ -94,7 +94,7 @@ class RowLoops(RowPasses):
         self.row_buffers: dict[int, Buffer] = {}  # results of rows, while each pass runs over several
 
     def _vectors_across(self, vector_count: int) -> int:
-        """How many of `vector_count` adjacent vectors of rows to visit together, as these read contiguous memory."""
+        """The number of adjacent vectors of rows, of `vector_count`, to visit together: they read contiguous memory."""
         # arg reductions need registers for positions, too
         has_arg_reduction = any(isinstance(n.op, ArgReduce) for n in self.reductions)
         max_vectors = (
@@ -124,26 +124,28 @@ class RowLoops(RowPasses):
         if row_group is not None:
             rows_per_chunk = -(-rows_per_chunk // self.lanes) * self.lanes
 
-        def visit(block: Block, at: Expr, across: int) -> None:
+        def visit(block: Block, at: Expr, row_count: int) -> None:
             # a new emitter: values bound in one branch are not visible in another
             self.em, self.scratch = self.operands.emitter(self.body, self.ins), 0
             if self.has_cached_columns:
                 self._fold_cached_columns(block, at)
                 return
-            self.visits, far = self._visits(block, at, across), self._prefetch_distance()
-            self.next_visits = self._visits(block, k.add(at, integer(far)), across) if far else ()
+            self.visits, prefetch_steps = self._visits(block, at, row_count), self._prefetch_distance()
+            self.next_visits = (
+                self._visits(block, k.add(at, integer(prefetch_steps)), row_count) if prefetch_steps else ()
+            )
             self._row(block)
 
-        def one(block: Block, at: Expr) -> None:
+        def visit_step(block: Block, at: Expr) -> None:
             if not self.last_across:
                 return visit(block, at, self.vectors_across)
             number = k.binary("rem", at, dim_expr(blocks))
-            whole = k.binary("lt", number, dim_expr(blocks - 1))
+            is_full = k.binary("lt", number, dim_expr(blocks - 1))
             full, last = self.vectors_across, self.last_across
-            return block.when(whole, lambda b: visit(b, at, full), lambda b: visit(b, at, last))
+            return block.when(is_full, lambda b: visit(b, at, full), lambda b: visit(b, at, last))
 
         if rows_per_chunk == 1:
-            one(top, chunk)
+            visit_step(top, chunk)
         else:
             first = top.let(k.mul(chunk, integer(rows_per_chunk)), "first")
             last = top.let(k.binary("min", k.add(first, integer(rows_per_chunk)), dim_expr(total)), "last")
@@ -151,7 +153,7 @@ class RowLoops(RowPasses):
                 span = k.mul(k.binary("div", k.sub(last, first), integer(self.lanes)), integer(self.lanes))
                 begin, first = first, top.let(k.add(first, span), "rest")
                 top.loop("r", begin, first, self.lanes, row_group)
-            top.loop("r", first, last, 1, one)
+            top.loop("r", first, last, 1, visit_step)
         shapes = (d for n in self.body.inputs for d in n.shape)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
         chunks = dim_expr(ceildiv(total, rows_per_chunk))
@@ -162,19 +164,19 @@ class RowLoops(RowPasses):
         """The number of blocks of columns along the vectorized dimension; 1 if it is reduced."""
         return 1 if self.rows.horizontal else ceildiv(self.rows.shape[self.rows.axis], self.columns)
 
-    def _visits(self, block: Block, step: Expr, across: int) -> tuple[Visit, ...]:
+    def _visits(self, block: Block, step: Expr, row_count: int) -> tuple[Visit, ...]:
         """The row of a step, or its `vectors_across` vectors of adjacent rows."""
         rows, lanes = self.rows, self.lanes
         number, index = self._coordinates(block, step)
         if rows.horizontal:
             return (Visit(tuple(index[d] for d in rows.kept_dims)),)
         extent, visits = rows.shape[rows.axis], list[Visit]()
-        for i in range(across):
+        for i in range(row_count):
             low = block.let(ix.add(k.mul(number, integer(self.columns)), integer(lanes * i)), "lo")
             block.multiples[getattr(low, "name", "")] = lanes
             at, mask = k.ramp(low, lanes), None
             # if the extent is static, only the last vector can be partial
-            is_partial = i == across - 1 and (across == self.last_across or not self.last_across)
+            is_partial = i == row_count - 1 and (row_count == self.last_across or not self.last_across)
             if not isinstance(extent, int) or (extent % lanes and is_partial):
                 mask = block.let(k.binary("lt", at, dim_expr(extent)), "live")
             visits.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept_dims), mask))
@@ -238,9 +240,9 @@ class RowLoops(RowPasses):
             if len(at) + 1 < len(rows.reduced):
                 b.loop("k", 0, extent, 1, lambda c, e: nest(c, (*at, e)))
                 return
-            whole = b.let(k.mul(k.binary("div", dim_expr(extent), integer(rows_per_step)), integer(rows_per_step)), "m")
-            b.loop("k", 0, whole, rows_per_step, lambda c, e: fold_rows_at(c, (*at, e), rows_per_step))
-            b.loop("k", whole, extent, 1, lambda c, e: fold_rows_at(c, (*at, e), 1))
+            end = b.let(k.mul(k.binary("div", dim_expr(extent), integer(rows_per_step)), integer(rows_per_step)), "m")
+            b.loop("k", 0, end, rows_per_step, lambda c, e: fold_rows_at(c, (*at, e), rows_per_step))
+            b.loop("k", end, extent, 1, lambda c, e: fold_rows_at(c, (*at, e), 1))
 
         def finish(b: Block, row: Index, place: Expr, mask: Expr | None) -> None:
             self.em, self.visits = self.operands.emitter(self.body, self.ins), (Visit(row, mask),)
@@ -304,8 +306,8 @@ class RowLoops(RowPasses):
             parts = [self.alloc_scratch(block, accumulator(n.inputs[0].dtype), lanes * lanes) for n in level]
 
             def fold(b: Block, level: list[Node] = level, parts: list[Buffer] = parts) -> None:
-                for buffer, own in zip(parts, self.fold_level(b, level, level is not levels[0]), strict=True):
-                    b.store(buffer, k.mul(self.row_number, integer(lanes)), own.vector(b, lanes))
+                for buffer, reducer in zip(parts, self.fold_level(b, level, level is not levels[0]), strict=True):
+                    b.store(buffer, k.mul(self.row_number, integer(lanes)), reducer.vector(b, lanes))
 
             earlier_caches = dict(self.cached)
             self.cached |= self.alloc_caches(block, level)
@@ -464,11 +466,11 @@ class RowLoops(RowPasses):
             return
         for stream in self._streamed_operands():
             nbytes = stream.dtype.nbytes
-            below = (*at[:-1], k.add(at[-1], integer(-(-PREFETCH_BYTES // (self.columns * nbytes)))))
+            index_below = (*at[:-1], k.add(at[-1], integer(-(-PREFETCH_BYTES // (self.columns * nbytes)))))
             for visit, i in itertools.product(self.visits, range(0, self.lanes, CACHE_LINE_BYTES // nbytes)):
                 pairs = zip(self.rows.kept_dims, visit.row, strict=True)
                 row = tuple(ix.add(e, integer(i)) if d == self.rows.axis else e for d, e in pairs)
-                self._prefetch(block, stream, below, row)
+                self._prefetch(block, stream, index_below, row)
 
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
@@ -480,8 +482,7 @@ class RowLoops(RowPasses):
                 at = ix.linear(tuple(index[d] for d in self.rows.reduced), self._row_layout.strides)
                 store_at(block, row_buffer, ix.add(ix.mul(self.row_number, integer(self._elements())), at), value, mask)
                 continue
-            lay = self.outs[i]
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, mask, stream=self.stream)
 
     @property
@@ -489,11 +490,10 @@ class RowLoops(RowPasses):
         return Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
 
     def _store_row(self, block: Block, i: int, root: Node) -> None:
-        lay = self.outs[i]
         for visit in self.visits:
             index = reshape_index(block, root.shape, self.rows.kept_shape, visit.row)
             value = self.em.value(block, root, index, visit.mask)
-            flat = ix.linear(index, lay.strides, lay.offset)
+            flat = ix.linear(index, self.outs[i].strides, self.outs[i].offset)
             store_at(block, self.operands.outs[i], flat, value, visit.mask, stream=self.stream)
 
 

@@ -181,12 +181,12 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     reductions, independent = reductions_of(body), _independent_reductions(body)
     only_row_results = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
     row_parts = _row_parts(body, rows, machine, is_reread=only_row_results and len(independent) < len(reductions))
-    joined = None if row_parts is None else join_parts(body, row_parts)
-    if joined is not None and only_row_results:
-        return lower_first(*joined, ins, outs, machine)
+    joining = None if row_parts is None else join_parts(body, row_parts)
+    if joining is not None and only_row_results:
+        return lower_first(*joining, ins, outs, machine)
     row_parts = _row_parts(body, rows, machine, is_reread=False)
     if row_parts is not None and len({n.shape for n in body.outputs}) == 1:
-        return lower_first(body, independent if joined is None else reductions, ins, outs, machine)
+        return lower_first(body, independent if joining is None else reductions, ins, outs, machine)
     return RowLoops(body, ins, outs, rows, machine).lower()
 
 

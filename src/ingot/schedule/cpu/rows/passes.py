@@ -71,7 +71,7 @@ class RowPasses:
             raise CompileError("a row group visits its rows in one loop")
         levels = self.levels()
         for level in levels:
-            self._pass(block, level, again=level is not levels[0])
+            self._pass(block, level, is_repeated=level is not levels[0])
 
     def prefetch_next(self, block: Block, at: tuple[Expr, ...], i: int) -> None:
         """Prefetch the element at `at` of visit `i` of the next visits."""
@@ -142,8 +142,8 @@ class RowPasses:
                 return
 
             def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
-                own = at | {self.rows.axis: e}
-                full = tuple(own[d] for d in self.rows.reduced)
+                index = at | {self.rows.axis: e}
+                full = tuple(index[d] for d in self.rows.reduced)
                 if prefetches and mask is None and e.lanes > 1:
                     self.prefetch_next(c, full, 0)
                 body(c, self.full_index(full, self.visits[0].row), mask, slot)
@@ -169,17 +169,17 @@ class RowPasses:
             visit = partial(_loop_over_dim, sums, level, dim, self.rows.shape[dim], visit)
         visit(block, {})
 
-    def _pass(self, block: Block, level: list[Node], again: bool) -> None:
+    def _pass(self, block: Block, level: list[Node], is_repeated: bool) -> None:
         """One pass over the row for all reductions of a level."""
         self.cached = self.alloc_caches(block, level)
-        folds = self.fold_level(block, level, again)
+        folds = self.fold_level(block, level, is_repeated)
         for n, fold in zip(level, folds, strict=True):
             results = [fold.result(block)] if self.rows.horizontal else fold.slot_results(block)
             self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
         self.bind_cached(block, self.cached)
         self.cached = {}
 
-    def fold_level(self, block: Block, level: list[Node], again: bool) -> list[Reducer]:
+    def fold_level(self, block: Block, level: list[Node], is_repeated: bool) -> list[Reducer]:
         """The loop over the row for all reductions of a level, which also caches values that later passes need."""
         lanes, horizontal = self.lanes, self.rows.horizontal
         unroll, as_one = 1, False
@@ -193,8 +193,8 @@ class RowPasses:
 
         def fold_of(n: Node) -> Reducer:
             words = lanes > 1 and self._folds_as_words(n)
-            own = vectors_per_word if words else 1
-            return Reducer.of(n, block, own * lanes, unroll // own if horizontal else len(self.visits), words)
+            vectors = vectors_per_word if words else 1
+            return Reducer.of(n, block, vectors * lanes, unroll // vectors if horizontal else len(self.visits), words)
 
         folds = [fold_of(n) for n in level]
         cached = self.cached.keys() & {self._operand(n) for n in level}
@@ -216,7 +216,7 @@ class RowPasses:
                     fold.add(b, part, self._position(at), mask if horizontal else None, slot + i // fold.lanes, width)
 
         sums = self._long_sums(block, level, folds)
-        self.over_row(block, body, unroll, again, as_one=as_one, sums=sums)
+        self.over_row(block, body, unroll, is_repeated, as_one=as_one, sums=sums)
         sums.finish(block)
         return folds
 
@@ -284,8 +284,8 @@ class RowPasses:
         keeps_dims = len(rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
 
         def read(b: Block, index: Index, mask: Expr | None) -> Expr:
-            own = tuple(index[d] for d in rows.kept_dims) if keeps_dims else index
-            return results[_visit_at(visits, own, rows.kept_shape, node)]
+            row_index = tuple(index[d] for d in rows.kept_dims) if keeps_dims else index
+            return results[_visit_at(visits, row_index, rows.kept_shape, node)]
 
         return Leaf(read, home=block)
 
@@ -337,12 +337,12 @@ def _visit_at(visits: Sequence[Visit], row: Index, shape: Sequence[DimLike], nod
     """The number of the visit to `row`. shape: of the dimensions that are not reduced."""
     for i, visit in enumerate(visits):
         sized = zip(visit.row, row, shape, strict=False)
-        if len(row) == len(visit.row) and all(d == 1 or _same(a, c) for a, c, d in sized):
+        if len(row) == len(visit.row) and all(d == 1 or _are_equal(a, c) for a, c, d in sized):
             return i
     raise CompileError("a reduction's result is read at another row than the one visited", where=node.loc)
 
 
-def _same(a: Expr, b: Expr) -> bool:
+def _are_equal(a: Expr, b: Expr) -> bool:
     """Whether two index expressions are structurally equal. They are small."""
     return a is b or a == b
 

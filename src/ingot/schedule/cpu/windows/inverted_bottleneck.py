@@ -70,8 +70,8 @@ class _InvertedBottleneck(Depthwise):
         self.padded = anchor.inputs[0]
         self.widened, self.padding = self.padded, (0, 0)
         if isinstance(self.padded.op, ops.Pad):
-            above, left = static_shape(self.padded.op.low[1:3])
-            self.widened, self.padding = self.padded.inputs[0], (above, left)
+            rows_above, columns_left = static_shape(self.padded.op.low[1:3])
+            self.widened, self.padding = self.padded.inputs[0], (rows_above, columns_left)
         self.row_elements = (
             static_shape(self.padded.shape[2:])[0] * self.plan.panel_columns
         )  # elements of a row in scratch
@@ -149,7 +149,7 @@ class _InvertedBottleneck(Depthwise):
     def _clear_padding(self, top: Block, first: Expr, last: Expr) -> None:
         """Write zeros to the padding in scratch."""
         height, width = static_shape(self.widened.shape[1:3])
-        lanes, panel, (above, left) = self.lanes, self.plan.panel_columns, self.padding
+        lanes, panel, (rows_above, columns_left) = self.lanes, self.plan.panel_columns, self.padding
         zero = k.lit(0.0, self.widened.dtype, lanes)
 
         def clear(block: Block, row: Expr, begin: int, end: int) -> None:
@@ -162,10 +162,12 @@ class _InvertedBottleneck(Depthwise):
             row = block.let(ix.mul(ix.sub(h, first), integer(self.row_elements)), "z")
 
             def clear_edges(b: Block) -> None:
-                clear(b, row, 0, left)
-                clear(b, row, left + width, self.row_elements // panel)
+                clear(b, row, 0, columns_left)
+                clear(b, row, columns_left + width, self.row_elements // panel)
 
-            outside = k.binary("or", k.binary("lt", h, integer(above)), k.binary("ge", h, integer(above + height)))
+            outside = k.binary(
+                "or", k.binary("lt", h, integer(rows_above)), k.binary("ge", h, integer(rows_above + height))
+            )
             block.when(outside, lambda b: clear(b, row, 0, self.row_elements // panel), clear_edges)
 
         if self.widened is not self.padded:
@@ -174,17 +176,19 @@ class _InvertedBottleneck(Depthwise):
     def _widen(self, top: Block, image: Expr, panel: Expr, first: Expr, last: Expr) -> None:
         """Emit the 1x1 convolution for the input rows [first, last) that are inside the image."""
         height = dim_expr(self.widened.shape[1])
-        above, left = (integer(n) for n in self.padding)
+        rows_above, columns_left = (integer(n) for n in self.padding)
         lines = (
-            top.let(ix.add(ix.mul(image, height), k.binary("max", ix.sub(first, above), ZERO)), "g"),
-            top.let(ix.add(ix.mul(image, height), k.binary("min", ix.sub(last, above), height)), "g"),
+            top.let(ix.add(ix.mul(image, height), k.binary("max", ix.sub(first, rows_above), ZERO)), "g"),
+            top.let(ix.add(ix.mul(image, height), k.binary("min", ix.sub(last, rows_above), height)), "g"),
         )
 
         def write(block: Block, loop_index: Index, acc: Expr, mask: Expr | None) -> None:
             bind_result(self.em, block, self.expand, block.let(k.cast(acc, self.expand.dtype), "acc"))
             n, h, w, c = self.loops.result(self.loops.full(loop_index))
             value = self.em.value(block, self.widened, (n, h, w, c), mask)
-            offset = ix.linear((ix.add(h, above), ix.add(w, left), c), (self.row_elements, self.plan.panel_columns, 1))
+            offset = ix.linear(
+                (ix.add(h, rows_above), ix.add(w, columns_left), c), (self.row_elements, self.plan.panel_columns, 1)
+            )
             store_at(block, self.x_buffer, ix.add(offset, self.shift), value, mask)
 
         a = Operand(self.operands.ins[self.a_input], self.a_layout.offset)

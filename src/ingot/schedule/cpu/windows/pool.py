@@ -248,8 +248,8 @@ class _Pool:
         lanes = [origin if origin.lanes == 1 else k.Extract(origin.dtype, 1, origin, i) for i in (0, origin.lanes - 1)]
 
         def positions(room: Expr) -> Expr:
-            up = ix.add(k.binary("max", room, ZERO), integer(op.dilation[d] - 1))
-            return up if op.dilation[d] == 1 else k.binary("div", up, integer(op.dilation[d]))
+            rounded = ix.add(k.binary("max", room, ZERO), integer(op.dilation[d] - 1))
+            return rounded if op.dilation[d] == 1 else k.binary("div", rounded, integer(op.dilation[d]))
 
         if not _at_most(low, 0):
             begin = block.let(positions(ix.sub(ZERO, lanes[1])), "k")

@@ -12,9 +12,10 @@ queries and many keys, the keys are split into parts, one per program, and the l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
@@ -25,7 +26,8 @@ from ingot.ir.types import f32, i64
 from ingot.ops import Attention, AttentionWithSums
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.choice import Flash, Site
+from ingot.schedule.choice import Flash as FlashChoice
+from ingot.schedule.choice import Site
 from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE, Operand, Scores, head_span
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -55,7 +57,7 @@ SHORT_HEAD_SIZE = 64  # up to which several programs of three stages fit on a mu
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """Lower an Attention with its epilogue, or an AttentionWithSums. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention | AttentionWithSums))
-    return _Flash.of(anchor, body, ins, outs, machine).lower()
+    return Flash.of(anchor, body, ins, outs, machine).lower()
 
 
 class _Sums(NamedTuple):
@@ -67,18 +69,21 @@ class _Sums(NamedTuple):
 
 
 @dataclass
-class _Flash:
+class Flash:
+    """A group of an attention whose keys lie one after another."""
+
     anchor: Node
     group: Group
     scores: Scores
     inputs: list[Operand]
     machine: Machine
 
-    @staticmethod
-    def of(anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> _Flash:
+    @classmethod
+    def of(cls, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Self:
         group = Group.of(body, ins, outs)
+        scores = Scores.of(anchor, group)
         inputs = [Operand.of(group, x) for x in anchor.inputs[:3]]
-        return _Flash(anchor, group, Scores.of(anchor, group), inputs, machine)
+        return cls(anchor, group, scores, inputs, machine)
 
     @cached_property
     def heads_per_tile(self) -> int:
@@ -105,15 +110,15 @@ class _Flash:
         return flash_site(self.group.body, self.anchor, self._default_choice(), self._admits)
 
     @cached_property
-    def choice(self) -> Flash:
-        return decided(self.site, self.machine, Flash)
+    def choice(self) -> FlashChoice:
+        return decided(self.site, self.machine, FlashChoice)
 
     @property
     def tile(self) -> Tile:
         """Queries and keys of an iteration."""
         return self.choice.queries, self.choice.keys
 
-    def _default_choice(self) -> Flash:
+    def _default_choice(self) -> FlashChoice:
         """Return the largest tile of queries that leaves a program for most multiprocessors."""
         batch, heads, rows = map(estimate, self._query_shape)
         is_long_head = self.anchor.inputs[0].dtype != f32 and SHORT_HEAD_SIZE < self.scores.depth <= 2 * SHORT_HEAD_SIZE
@@ -134,7 +139,7 @@ class _Flash:
         programs = batch * heads * -(-rows // height)
         parts = max(1, min(self.machine.processors // max(1, programs), self._max_parts(width)))
         warps = 8 if height == 128 or (height == MIN_TILE_SIDE and is_narrow) else 4
-        return Flash(
+        return FlashChoice(
             height,
             width,
             warps,
@@ -143,15 +148,20 @@ class _Flash:
         )
 
     @property
+    def _keys(self) -> DimLike:
+        """The number of keys, or the most that there may be."""
+        return self.anchor.inputs[1].shape[2]
+
+    @property
     def _estimated_keys(self) -> int:
-        return estimate(self.anchor.inputs[1].shape[2])
+        return estimate(self._keys)
 
     def _max_parts(self, width: int) -> int:
         """The maximum number of parts of the keys, for tiles of `width`; keys of symbolic size are not split."""
-        is_static_shape = isinstance(self.anchor.inputs[1].shape[2], int) and is_static(self._query_shape)
+        is_static_shape = isinstance(self._keys, int) and is_static(self._query_shape)
         return min(-(-self._estimated_keys // width), MAX_PARTS) if is_static_shape else 1
 
-    def _admits(self, c: Flash) -> bool:
+    def _admits(self, c: FlashChoice) -> bool:
         are_powers_of_two = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
         fits = MIN_TILE_SIDE <= c.queries <= 128 and MIN_TILE_SIDE <= c.keys <= 128
         copied_elements = c.queries * self.scores.depth + c.stages * c.keys * (self.scores.depth + self.scores.width)
@@ -298,14 +308,14 @@ class _Flash:
         best = register(top, "best", constant_tile(f32, (height, 1), -inf))
         total = register(top, "total", constant_tile(f32, (height, 1)))
         acc = register(top, "acc", constant_tile(f32, (height, out_width)))
+        begin, end, is_key = self._key_range(top, b, first, part, parts)
 
         def loop_body(block: Block, at: Expr) -> None:
-            keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
-            kt = self.inputs[1].read(
-                block, (b, key_head, keys.position, depth_rows.position), all_of(depth_rows.in_bounds, keys.in_bounds)
-            )
+            keys = self._key_span(block, at, 1, is_key)
+            kt = self._key_tile(block, 1, b, key_head, keys, depth_rows)
             kt = k.spread(kt, (depth_rows.position.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
+            s = self._scaled(block, s, 0, b, key_head, keys)
             s = (
                 s
                 if self.scores.scales_in_exponent
@@ -320,25 +330,47 @@ class _Flash:
             rescale = block.let(self._weight(old, level), "kept")
             block.store(best, ZERO, new)
             block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_axis("add", p, 1)))
-            key_rows = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
+            key_rows = self._key_span(block, at, 0, is_key)
             value_columns = head_span(block, self.scores.width, 1)
-            v = self.inputs[2].read(
-                block,
-                (b, key_head, key_rows.position, value_columns.position),
-                all_of(key_rows.in_bounds, value_columns.in_bounds),
-            )
+            v = self._key_tile(block, 2, b, key_head, key_rows, value_columns)
             v = k.spread(v, (width, out_width))
             scaled = k.mul(k.load(acc, ZERO), rescale)
+            p = self._scaled(block, p, 1, b, key_head, keys)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
 
-        begin, end = ZERO, self.scores.key_end(top, first, height)
-        if parts > 1:
-            keys = estimate(self.anchor.inputs[1].shape[2])
-            length = -(-keys // (width * parts)) * width
-            begin = top.let(k.mul(part, integer(length)), "begin")
-            end = top.let(k.binary("min", k.add(begin, integer(length)), end), "end")
         top.loop("j", begin, end, width, loop_body, multiple=width)
         return _Sums(*(top.let(k.load(x, ZERO), "sums") for x in (best, total, acc)))
+
+    # --- keys
+
+    def _key_range(
+        self, top: Block, b: Expr, first: Expr, part: Expr, parts: int
+    ) -> tuple[Expr, Expr, Callable[[Expr], Expr] | None]:
+        """(the first key of a part, a multiple of the tile's keys; its end; whether a position within is that of a key,
+        None: all in bounds are)."""
+        height, width = self.tile
+        begin, end = ZERO, self.scores.key_end(top, first, height)
+        if parts > 1:
+            length = -(-self._estimated_keys // (width * parts)) * width
+            begin = top.let(k.mul(part, integer(length)), "begin")
+            end = top.let(k.binary("min", k.add(begin, integer(length)), end), "end")
+        return begin, end, None
+
+    def _key_span(self, block: Block, at: Expr, axis: int, is_key: Callable[[Expr], Expr] | None) -> Span:
+        """The positions of a tile's keys, from `at` on, along an axis."""
+        if is_key is None:
+            return Span.of(block, at, self.tile[1], self._keys, axis)
+        position = block.let(k.add(at, k.lane_indices(self.tile[1], axis)), "at")
+        return Span(position, block.let(is_key(position), "live"))
+
+    def _key_tile(self, block: Block, operand: int, b: Expr, key_head: Expr, keys: Span, columns: Span) -> Expr:
+        """A tile of keys (operand 1) or values (operand 2)."""
+        masks = (columns.in_bounds, keys.in_bounds) if operand == 1 else (keys.in_bounds, columns.in_bounds)
+        return self.inputs[operand].read(block, (b, key_head, keys.position, columns.position), all_of(*masks))
+
+    def _scaled(self, block: Block, x: Expr, operand: int, b: Expr, key_head: Expr, keys: Span) -> Expr:
+        """The products with keys (operand 0), or the weights of values (operand 1), times the scales of these."""
+        return x
 
     def _weight(self, score: Expr, level: Expr) -> Expr:
         """Return the exponential of a score relative to `level`. `level` is multiplied separately, so that its rounding
@@ -361,4 +393,4 @@ def _tile_offsets(tile: Tile) -> Expr:
     return rows if tile[1] == 1 else k.add(rows, k.lane_indices(tile[1], 1))
 
 
-__all__ = ["lower_attention"]
+__all__ = ["MAX_PARTS", "Flash", "lower_attention"]

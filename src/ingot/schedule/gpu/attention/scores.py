@@ -11,7 +11,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import boolean, f32
-from ingot.ops import Attention, AttentionGradients, AttentionWithSums
+from ingot.ops import Attention, AttentionGradients, AttentionWithSums, PagedAttention
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
@@ -62,14 +62,15 @@ class Scores:
             raise CompileError("attention", expected="a static head size", got=f"{q.type} and {v.type}")
         op = anchor.op
         masks = AttentionGradients.masks(anchor.inputs) if isinstance(op, AttentionGradients) else anchor.inputs[3:]
-        op = op.forward if isinstance(op, AttentionWithSums | AttentionGradients) else op
+        masks = () if isinstance(op, PagedAttention) else masks
+        op = op.forward if isinstance(op, AttentionWithSums | AttentionGradients | PagedAttention) else op
         assert isinstance(op, Attention)
         operand: Operand | None = None
         for mask in masks:
             memory, shape = Operand.of(group, mask), (*q.shape[:3], key.shape[2])
             trailing_dims = tuple(range(4 - len(mask.shape), 4))
             operand = Operand(memory.buffer, memory.layout.broadcast(shape, trailing_dims))
-        return Scores(op, q, key, operand, depth, width, v.dtype.bits == 16)
+        return Scores(op, q, key, operand, depth, width, q.dtype.bits == 16)
 
     @property
     def offset(self) -> DimLike:

@@ -146,8 +146,8 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
     ints = vector_of("i32", lanes)
     if source.name == "bf16":
         wide = _op(b, "zext", x, "i16", "i32", lanes)
-        up = b.emit(f"shl {ints} {wide}, {b.splat('16', 'i32', lanes)}", (wide,))
-        return _op(b, "bitcast", up, "i32", "float", lanes)
+        shifted = b.emit(f"shl {ints} {wide}, {b.splat('16', 'i32', lanes)}", (wide,))
+        return _op(b, "bitcast", shifted, "i32", "float", lanes)
     if source not in (f8e4m3fn, f8e5m2):
         return _widen_bits(b, x, source, lanes)
     # 8-bit floats via f16: e5m2 is its upper byte; e4m3fn has the same layout shifted, with a bias of 7 instead of 15
@@ -155,13 +155,13 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
     wide = _op(b, "zext", x, "i8", "i16", lanes)
     shorts = vector_of("i16", lanes)
     if source.name == "f8e5m2":
-        up = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
-        return _half_to_float(b, _op(b, "bitcast", up, "i16", "half", lanes), lanes)
+        shifted = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
+        return _half_to_float(b, _op(b, "bitcast", shifted, "i16", "half", lanes), lanes)
     low = b.emit(f"and {shorts} {wide}, {b.splat('127', 'i16', lanes)}", (wide,))
-    up = b.emit(f"shl {shorts} {low}, {b.splat('7', 'i16', lanes)}", (low,))
+    shifted = b.emit(f"shl {shorts} {low}, {b.splat('7', 'i16', lanes)}", (low,))
     sign = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
     sign = b.emit(f"and {shorts} {sign}, {b.splat('-32768', 'i16', lanes)}", (sign,))
-    bits = b.emit(f"or {shorts} {up}, {sign}", (up, sign))
+    bits = b.emit(f"or {shorts} {shifted}, {sign}", (shifted, sign))
     y = _half_to_float(b, _op(b, "bitcast", bits, "i16", "half", lanes), lanes)
     floats = vector_of("float", lanes)
     scaled = b.emit(f"fmul {floats} {y}, {b.splat(literal(256.0, f32), 'float', lanes)}", (y,))
@@ -235,8 +235,8 @@ def _widen_bits(b: Builder, x: str, source: DType, lanes: int) -> str:
         step = (128 - form.bias) << 23
         lifted = _op(b, "bitcast", op("add", shifted, const(step)), "i32", "float", lanes)
         base = _op(b, "bitcast", const(step), "i32", "float", lanes)
-        moved = b.emit(f"fsub {floats} {lifted}, {base}", (lifted, base))
-        subnormal = _op(b, "bitcast", moved, "float", "i32", lanes)
+        rebased = b.emit(f"fsub {floats} {lifted}, {base}", (lifted, base))
+        subnormal = _op(b, "bitcast", rebased, "float", "i32", lanes)
         is_subnormal = b.emit(f"icmp ult {ints} {low}, {const(1 << form.mantissa)}", (low,))
         magnitude = b.emit(
             f"select {flags} {is_subnormal}, {ints} {subnormal}, {ints} {normal}", (is_subnormal, subnormal, normal)
@@ -388,11 +388,13 @@ def _narrow_bits(b: Builder, x: str, target: DType, lanes: int) -> str:
     value = b.emit(
         f"select {flags} {is_subnormal}, {ints} {subnormal}, {ints} {normal}", (is_subnormal, subnormal, normal)
     )
-    over = b.emit(f"icmp ugt {ints} {value}, {const(form.top)}", (value,))
+    is_too_large = b.emit(f"icmp ugt {ints} {value}, {const(form.top)}", (value,))
     huge = b.emit(f"icmp ugt {ints} {magnitude}, {const((254 - 127 + 127) << 23)}", (magnitude,))
     if form.has_sign:
-        over = b.emit(f"or {flags} {over}, {huge}", (over, huge))
-    value = b.emit(f"select {flags} {over}, {ints} {const(form.overflow)}, {ints} {value}", (over, value))
+        is_too_large = b.emit(f"or {flags} {is_too_large}, {huge}", (is_too_large, huge))
+    value = b.emit(
+        f"select {flags} {is_too_large}, {ints} {const(form.overflow)}, {ints} {value}", (is_too_large, value)
+    )
     is_nan = b.emit(f"icmp ugt {ints} {magnitude}, {const(0x7F800000)}", (magnitude,))
     if not form.has_sign:
         is_negative = b.emit(f"icmp slt {ints} {bits}, {const(1)}", (bits,))  # zeros and negative numbers

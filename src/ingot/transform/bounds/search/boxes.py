@@ -14,11 +14,12 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.crown import Walk, lower_bounds
+from ingot.transform.bounds.crown import Walk
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
 from ingot.transform.bounds.rounding import absolute_value, maximum, minimum, where
 from ingot.transform.bounds.search.attack import Goal
+from ingot.transform.bounds.walks import lower_bounds
 from ingot.transform.vectorize import vectorize
 
 _SLOPE_STEPS = (1.0, 0.3, 0.2, 0.1)  # of the slopes of the last walk

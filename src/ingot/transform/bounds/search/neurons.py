@@ -96,7 +96,7 @@ def _step_graph(bounded: Bounded, hinges: Sequence[Node], count: int) -> Graph:
     seed = Input("row", TensorType(f64, y.shape))()
     rows = Input("rows", TensorType(f64, (count, *y.shape)))()
     backward = Backward(walk)
-    total = c.guarded(backward.run(y, Term(seed)), -float("inf"))
+    total = c.guarded(backward.run({y: Term(seed)}), -float("inf"))
     costs = [backward.costs[n] if n in backward.costs else t.full(n.shape, 0.0, f64) for n in hinges]
     mapped = dict(
         zip([v for group in single_inputs for v in group], [v for group in batched_inputs for v in group], strict=True)

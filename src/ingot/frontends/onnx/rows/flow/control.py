@@ -96,8 +96,8 @@ def if_(c: Call) -> Result:
     shapes = [list(room) for room in rooms]
     for (k, a), size in zip(varying, values[len(rooms) :], strict=True):
         low = smallest([nodes[k].shape[a] for nodes in outputs], inner_sizes)
-        more = ops.sub(size, ops.scalar(low, T.i64))
-        shapes[k][a] = low + c.importer.computed_sizes.size(more, rooms[k][a] - low, "chosen")
+        extra_size = ops.sub(size, ops.scalar(low, T.i64))
+        shapes[k][a] = low + c.importer.computed_sizes.size(extra_size, rooms[k][a] - low, "chosen")
     parts = map(with_shape, values, map(tuple, shapes))
     results = zip(parts, forms, strict=True)
     return [

@@ -29,7 +29,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
-from ingot.support.limits import max_turns
+from ingot.support.limits import max_run_time_iterations
 
 # the most iterations that are unrolled
 _UNROLL_STEPS = 64
@@ -169,13 +169,13 @@ def _slice_at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _TracedBody:
     """One iteration of a loop that is not unrolled, as a graph. names: the carried values, or buffers that hold them;
-    lengths: the carried sizes; turn, length_sizes: the sizes that it finds of these."""
+    lengths: the carried sizes. iteration, length_sizes: the iteration's number and `lengths`, as computed sizes."""
 
     names: tuple[Node, ...]
     lengths: dict[str, Node]
-    turn: DimLike
+    iteration: DimLike
     length_sizes: dict[str, DimLike]
     captures: Captures
     cond: Value | None
@@ -184,15 +184,17 @@ class _Turn:
     sizes: Sizes
 
 
-def _turn(it: _Iteration, growth: Growth, forms: Sequence[Form | None], step: Node, is_going: Node) -> _Turn:
+def _traced_body(
+    it: _Iteration, growth: Growth, forms: Sequence[Form | None], step: Node, is_going: Node
+) -> _TracedBody:
     """The iteration of carried values that grow so. Raises Unsupported."""
     c, loc = it.call, it.call.loc
     captures = Captures(c, ".captured")
     lengths = growth.lengths(loc)
     with c.importer.body() as sizes:
-        turn = c.importer.computed_sizes.size(step, growth.turns, "turn") if growth.per_turn else 0
+        iteration = c.importer.computed_sizes.size(step, growth.max_iterations, "turn") if growth.steps else 0
         length_sizes = growth.sizes(c.importer.computed_sizes, lengths)
-        shapes = growth.shapes(turn, length_sizes)
+        shapes = growth.shapes(iteration, length_sizes)
         types = [TensorType(n.dtype, s) for n, s in zip(growth.starts, growth.rooms or shapes, strict=True)]
         names = tuple(Input(f"{loc}.carried{k}", t)() for k, t in enumerate(types))
         parts = map(with_shape, names, shapes)
@@ -207,7 +209,7 @@ def _turn(it: _Iteration, growth: Growth, forms: Sequence[Form | None], step: No
         cond, results, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = tensors_of(in_form(results, forms), "a loop with a carried value")
     stacks = tensors_of(stacked, "a loop with a stacked value")
-    return _Turn(names, lengths, turn, length_sizes, captures, cond, ends, stacks, sizes)
+    return _TracedBody(names, lengths, iteration, length_sizes, captures, cond, ends, stacks, sizes)
 
 
 def _forms(it: _Iteration) -> list[Form | None]:
@@ -243,48 +245,48 @@ def _run_time_loop(it: _Iteration) -> Result:
     step, is_going = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
     forms = _forms(it)
     starts = tuple(tensors_of(in_form(it.carried, forms), "a loop that is not unrolled, with a carried value"))
-    growth, turn, mark = Growth(starts, max_turns()), None, c.importer.checkpoint()
+    growth, traced, mark = Growth(starts, max_run_time_iterations()), None, c.importer.checkpoint()
     for _ in range(_MAX_GUESSES):
-        turn = _turn(it, growth, forms, step, is_going)
-        refined = growth.refined(turn.ends, turn.turn, turn.length_sizes, turn.sizes)
+        traced = _traced_body(it, growth, forms, step, is_going)
+        refined = growth.refined(traced.ends, traced.iteration, traced.length_sizes, traced.sizes)
         if refined is None:
             break
-        growth, turn = refined, None
+        growth, traced = refined, None
         c.importer.roll_back(mark)
-    if turn is None:
-        raise Unsupported("a loop whose carried values change their sizes from turn to turn in no way that is known")
-    counted, cond = _counted(it, turn.cond, (step, *turn.names), (ops.add(step, 1), *turn.ends))
+    if traced is None:
+        raise Unsupported("a loop whose carried values change their sizes from iteration to iteration in no known way")
+    loop, cond = _with_trip_count(it, traced.cond, (step, *traced.names), (ops.add(step, 1), *traced.ends))
     forever = cond is None or _known_bool(cond) is True or cond.node is is_going
     condition = it.condition
-    open_end = counted.count is None or not forever or (condition is not None and _known_bool(condition) is not True)
-    is_stored = bool(turn.stacked or growth)
-    if is_stored and counted.count is None and c.has(0):
+    open_end = loop.count is None or not forever or (condition is not None and _known_bool(condition) is not True)
+    is_stored = bool(traced.stacked or growth)
+    if is_stored and loop.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
     # room: the most iterations whose results are stored; one more iteration is run to detect that it is exceeded
-    is_bounded = counted.count is not None and (not isinstance(counted.count, int) or counted.count <= max_turns())
-    room = counted.count if counted.count is not None and (is_bounded or not open_end) else max_turns()
+    is_bounded = loop.count is not None and (not isinstance(loop.count, int) or loop.count <= max_run_time_iterations())
+    room = loop.count if loop.count is not None and (is_bounded or not open_end) else max_run_time_iterations()
     if growth:
-        growth = growth.with_rooms(room, turn.ends, turn.length_sizes, turn.sizes, room is counted.count)
+        growth = growth.with_rooms(room, traced.ends, traced.length_sizes, traced.sizes, room is loop.count)
         c.importer.roll_back(mark)
-        turn = _turn(it, growth, forms, step, is_going)
-        counted, cond = _counted(it, turn.cond, (step, *turn.names), (ops.add(step, 1), *turn.ends))
-    it = counted
-    buffers, writes = _stacks(it, turn.stacked, step, room)
+        traced = _traced_body(it, growth, forms, step, is_going)
+        loop, cond = _with_trip_count(it, traced.cond, (step, *traced.names), (ops.add(step, 1), *traced.ends))
+    it = loop
+    buffers, writes = _stacks(it, traced.stacked, step, room)
     next_step = ops.add(step, 1)
     next_go = is_going if cond is None else ops.reshape(cond.node, ())
-    captured = tuple(turn.captures.inputs.values())
-    state = (step, is_going, *turn.names, *turn.lengths.values(), *captured, *buffers)
-    ends = map(_written, turn.names, turn.ends)
-    following = (next_step, next_go, *ends, *growth.next_lengths(turn.ends), *captured, *writes)
+    captured = tuple(traced.captures.inputs.values())
+    state = (step, is_going, *traced.names, *traced.lengths.values(), *captured, *buffers)
+    ends = map(_at_start, traced.names, traced.ends)
+    following = (next_step, next_go, *ends, *growth.next_lengths(traced.ends), *captured, *writes)
     test = is_going
     if is_stored and room is not it.count:
         test = ops.and_(is_going, ops.compare("LE", step, ops.scalar(room, T.i64)))
-    for key, length in turn.lengths.items():
-        test = ops.and_(test, ops.compare("LE", length, ops.scalar(growth.most[key], T.i64)))
+    for key, length in traced.lengths.items():
+        test = ops.and_(test, ops.compare("LE", length, ops.scalar(growth.max_lengths[key], T.i64)))
     first_go = const(True) if it.condition is None else ops.reshape(it.condition.node, ())
     first_lengths = [ops.scalar(size, T.i64) for size in growth.first_lengths().values()]
     firsts = map(in_room, starts, growth.rooms or [n.shape for n in starts])
-    operands = [const(np.int64(0)), first_go, *firsts, *first_lengths, *turn.captures.inputs]
+    operands = [const(np.int64(0)), first_go, *firsts, *first_lengths, *traced.captures.inputs]
     operands += [ops.full(b.shape, 0 if b.dtype != T.boolean else False, b.dtype) for b in buffers]
     if it.count is not None:
         test = ops.and_(test, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
@@ -294,25 +296,25 @@ def _run_time_loop(it: _Iteration) -> Result:
         state, following = (*state, trip), (*following, trip)
         test = ops.and_(test, ops.compare("LT", step, trip))
         operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
-    body = body_of(state, following, turn.sizes)
+    body = body_of(state, following, traced.sizes)
     results = ops.While(Graph(state, (test,)), body)(*operands).results
     computed, last_carried = c.importer.computed_sizes, 2 + len(starts)
     count = computed.size(results[0], room, "turns") if is_stored and open_end else room
-    last_lengths = dict(zip(turn.lengths, results[last_carried:], strict=False))
+    last_lengths = dict(zip(traced.lengths, results[last_carried:], strict=False))
     shapes = growth.shapes(count, growth.sizes(computed, last_lengths))
     parts = map(with_shape, results[2:last_carried], shapes)
     carried = [x if form is None else OpenSequence(x, form.axis) for x, form in zip(parts, forms, strict=True)]
-    first_buffer = last_carried + len(turn.lengths) + len(captured)
+    first_buffer = last_carried + len(traced.lengths) + len(captured)
     stacks = list(results[first_buffer : first_buffer + len(buffers)])
     return [*carried, *(_filled(it, stacks, count, room) if open_end else stacks)]
 
 
-def _written(buffer: Node, x: Node) -> Node:
+def _at_start(buffer: Node, x: Node) -> Node:
     """`x` at the start of the buffer that held the value before."""
     return x if x.shape == buffer.shape else ops.DynamicUpdateSlice()(buffer, x, *[const(np.int64(0))] * len(x.shape))
 
 
-def _counted(
+def _with_trip_count(
     it: _Iteration, cond: Value | None, state: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> tuple[_Iteration, Value | None]:
     """The loop with a condition that only counts iterations turned into a count. state: the step, then the carried

@@ -31,18 +31,18 @@ def in_room(x: Node, room: Sequence[DimLike]) -> Node:
     """`x` at the start of a buffer, zeros behind it."""
     if x.shape == tuple(room):
         return x
-    high = tuple(most - size for most, size in zip(room, x.shape, strict=True))
+    high = tuple(room_size - size for room_size, size in zip(room, x.shape, strict=True))
     return ops.pad(x, (0,) * len(high), high, False if x.dtype == T.boolean else 0)
 
 
 def largest(size: DimLike, sizes: Sizes) -> DimLike:
     """An upper bound of a size, without the sizes that a body finds. Raises Unsupported where none is known."""
-    for name, (_, most) in reversed(sizes.items()):
+    for name, (_, upper_bound) in reversed(sizes.items()):
         if name not in symbols_of(size):
             continue
         low, high = bounds(substitute(size, {name: symbol(name) + 1}) - size)
         if low is not None and low >= 0:
-            size = substitute(size, {name: most})
+            size = substitute(size, {name: upper_bound})
         elif high is not None and high <= 0:
             size = substitute(size, {name: 0})
         else:
@@ -148,21 +148,21 @@ def _form_of(v: AnyValue, inner: Sizes) -> Form | None:
 class Growth:
     """How the sizes of a loop's carried values change, a guess until `refined` finds that it holds.
 
-    turns: the most turns. per_turn: axes that grow by the same each turn. groups: axes whose sizes are carried along;
-    those of a group are equal, and unless it is `shrinking` never less than at the start. rooms: the shapes of buffers
-    for the carried values; most: the largest size of each group.
+    steps: axes that grow, by the same in each iteration. groups: axes whose sizes are carried along; those of
+    a group are equal, and unless it is `shrinking` never less than at the start. rooms: the shapes of buffers for the
+    carried values; max_lengths: the largest size of each group.
     """
 
     starts: tuple[Node, ...]
-    turns: DimLike
-    per_turn: Mapping[_Axis, DimLike] = field(default_factory=dict)
+    max_iterations: DimLike
+    steps: Mapping[_Axis, DimLike] = field(default_factory=dict)
     groups: Mapping[_Axis, str] = field(default_factory=dict)
     shrinking: frozenset[str] = frozenset()
     rooms: tuple[Shape, ...] = ()
-    most: Mapping[str, DimLike] = field(default_factory=dict)
+    max_lengths: Mapping[str, DimLike] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.per_turn or self.groups)
+        return bool(self.steps or self.groups)
 
     def _first_axes(self) -> dict[str, _Axis]:
         axes: dict[str, _Axis] = {}
@@ -171,11 +171,11 @@ class Growth:
         return axes
 
     def first_lengths(self) -> dict[str, DimLike]:
-        """The size of each group before the first turn."""
+        """The size of each group before the first iteration."""
         return {key: self.starts[k].shape[a] for key, (k, a) in self._first_axes().items()}
 
     def next_lengths(self, ends: Sequence[Node]) -> list[Node]:
-        """The size of each group after a turn with these values."""
+        """The size of each group after an iteration with these values."""
         return [ops.scalar(ends[k].shape[a], T.i64) for k, a in self._first_axes().values()]
 
     def lengths(self, loc: str) -> dict[str, Node]:
@@ -187,29 +187,29 @@ class Growth:
         sizes: dict[str, DimLike] = {}
         for key, length in lengths.items():
             floor = self._floor(key)
-            more = self.most.get(key, max_run_time_size()) - floor
-            sizes[key] = floor + computed.size(ops.sub(length, ops.scalar(floor, T.i64)), more, "length")
+            extra_room = self.max_lengths.get(key, max_run_time_size()) - floor
+            sizes[key] = floor + computed.size(ops.sub(length, ops.scalar(floor, T.i64)), extra_room, "length")
         return sizes
 
     def _floor(self, key: str) -> DimLike:
         return 0 if key in self.shrinking else self.first_lengths()[key]
 
-    def shapes(self, turn: DimLike, lengths: Mapping[str, DimLike]) -> list[Shape]:
-        """The shapes of the carried values after `turn` turns, where groups have these sizes."""
+    def shapes(self, iteration: DimLike, lengths: Mapping[str, DimLike]) -> list[Shape]:
+        """The shapes of the carried values after `iteration` iterations, where groups have these sizes."""
         return [
             tuple(
-                lengths[self.groups[k, a]] if (k, a) in self.groups else d + self.per_turn.get((k, a), 0) * turn
+                lengths[self.groups[k, a]] if (k, a) in self.groups else d + self.steps.get((k, a), 0) * iteration
                 for a, d in enumerate(start.shape)
             )
             for k, start in enumerate(self.starts)
         ]
 
     def refined(
-        self, ends: Sequence[Node], turn: DimLike, lengths: Mapping[str, DimLike], inner: Sizes
+        self, ends: Sequence[Node], iteration: DimLike, lengths: Mapping[str, DimLike], inner: Sizes
     ) -> Growth | None:
-        """A better guess, where the values after a turn have other shapes than this one; None where it holds."""
-        expected = self.shapes(turn + 1, lengths)
-        per_turn, groups = dict(self.per_turn), dict(self.groups)
+        """A better guess, where the values after an iteration have other shapes than this one; None where it holds."""
+        expected = self.shapes(iteration + 1, lengths)
+        steps, groups = dict(self.steps), dict(self.groups)
         group_ends: dict[str, DimLike] = {}
         shrinking = set(self.shrinking)
         for k, (start, end) in enumerate(zip(self.starts, ends, strict=True)):
@@ -224,35 +224,40 @@ class Growth:
                         shrinking.add(key)
                 elif size != expected[k][a]:
                     step = size - start.shape[a]
-                    is_steady = (k, a) not in per_turn and not symbols_of(step) & inner.keys()
+                    is_steady = (k, a) not in steps and not symbols_of(step) & inner.keys()
                     if is_steady and (bounds(step)[0] or 0) > 0:
-                        per_turn[k, a] = step
+                        steps[k, a] = step
                     else:
-                        per_turn.pop((k, a), None)
+                        steps.pop((k, a), None)
                         groups[k, a] = str(start.shape[a])
-        refined = replace(self, per_turn=per_turn, groups=groups, shrinking=frozenset(shrinking))
-        is_new = per_turn != self.per_turn or groups != self.groups or shrinking != self.shrinking
+        refined = replace(self, steps=steps, groups=groups, shrinking=frozenset(shrinking))
+        is_new = steps != self.steps or groups != self.groups or shrinking != self.shrinking
         return refined if is_new else None
 
     def with_rooms(
-        self, turns: DimLike, ends: Sequence[Node], lengths: Mapping[str, DimLike], inner: Sizes, is_exact: bool
+        self,
+        max_iterations: DimLike,
+        ends: Sequence[Node],
+        lengths: Mapping[str, DimLike],
+        inner: Sizes,
+        is_exact: bool,
     ) -> Growth:
-        """This one with the rooms of buffers. is_exact: whether no turn beyond the most is run, which finds that there
-        were too many."""
+        """This one with the rooms of buffers. is_exact: whether no iteration is run beyond `max_iterations` to find
+        that there were too many."""
         names = {key: next(iter(symbols_of(size) & inner.keys())) for key, size in lengths.items()}
         outer = {name: v for name, v in inner.items() if name not in names.values()}
-        most: dict[str, DimLike] = {}
+        max_lengths: dict[str, DimLike] = {}
         for key, (k, a) in self._first_axes().items():
             step = largest(ends[k].shape[a], outer) - lengths[key]
             low = bounds(step)[0]
             is_bounded = not symbols_of(step) & inner.keys() and low is not None and low >= 0
-            most[key] = self.starts[k].shape[a] + step * turns if is_bounded else max_run_time_size()
+            max_lengths[key] = self.starts[k].shape[a] + step * max_iterations if is_bounded else max_run_time_size()
         bounded = {
             **inner,
-            **{names[key]: (inner[names[key]][0], size - self._floor(key)) for key, size in most.items()},
+            **{names[key]: (inner[names[key]][0], size - self._floor(key)) for key, size in max_lengths.items()},
         }
-        shapes = [list(shape) for shape in self.shapes(turns if is_exact else turns + 1, most)]
+        shapes = [list(shape) for shape in self.shapes(max_iterations if is_exact else max_iterations + 1, max_lengths)]
         for (k, a), key in self.groups.items():
             sizes = (self.starts[k].shape[a], largest(ends[k].shape[a], bounded))
-            shapes[k][a] = dim_max(most[key], dim_max(*sizes))
-        return replace(self, turns=turns, rooms=tuple(map(tuple, shapes)), most=most)
+            shapes[k][a] = dim_max(max_lengths[key], dim_max(*sizes))
+        return replace(self, max_iterations=max_iterations, rooms=tuple(map(tuple, shapes)), max_lengths=max_lengths)

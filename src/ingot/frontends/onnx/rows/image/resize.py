@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
-from ingot.frontends.onnx.rows.common import ints_of, told_size
+from ingot.frontends.onnx.rows.common import checked_size, ints_of
 from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, cast
 from ingot.frontends.shared.quotients import Quotient
 from ingot.frontends.shared.refusal import Unsupported
@@ -123,7 +123,7 @@ def resize(c: Call) -> Result:
     axes = normal_axes(c.int_list("axes"), c.rank()) if c.has_attr("axes") else tuple(range(c.rank()))
     nearest = c.str("nearest_mode", "round_prefer_floor")
     if c.has(3):
-        sizes = [told_size(c, d) for d in c.dims(3)]
+        sizes = [checked_size(c, d) for d in c.dims(3)]
         policy = c.str("keep_aspect_ratio_policy", "stretch")
         if policy == "stretch":
             return _resize(c, None, sizes, axes, coordinates, nearest)

@@ -46,7 +46,7 @@ class Forest:
             f.exchange(f.mode == mode)
             f.mode[f.mode == mode] = complement
         equal = np.flatnonzero(f.mode == EQ)
-        second = f.more(equal, mode=LT, yes=f.no[equal], no=f.yes[equal], nan=False)
+        second = f.append(equal, mode=LT, yes=f.no[equal], no=f.yes[equal], nan=False)
         f.mode[equal], f.yes[equal] = LEQ, second
         is_less = f.mode == LT
         never = is_less & np.isneginf(f.split)
@@ -56,14 +56,14 @@ class Forest:
         f.exchange(never)
         # "x is no NaN" as two tests: x > 0, or x <= 0
         number_tests = np.flatnonzero((f.mode == LEQ) & np.isposinf(f.split) & ~f.nan)
-        second = f.more(number_tests, split=0)
+        second = f.append(number_tests, split=0)
         f.yes[number_tests], f.no[number_tests], f.split[number_tests], f.nan[number_tests] = (
             second,
             f.yes[number_tests],
             0,
             True,
         )
-        f.more(np.zeros(1, np.int64), mode=LEAF)
+        f.append(np.zeros(1, np.int64), mode=LEAF)
         return Forest(f.roots, f.feature, f.split, f.mode, f.yes, f.no, f.nan)
 
     def depths(self) -> np.ndarray:
@@ -117,7 +117,7 @@ class _Fields:
         """Negate the test at nodes `at`, by exchanging their children."""
         self.yes[nodes], self.no[nodes], self.nan[nodes] = self.no[nodes], self.yes[nodes], ~self.nan[nodes]
 
-    def more(self, nodes: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
+    def append(self, nodes: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
         """Append copies of nodes `at` with some fields changed; returns the new indices."""
         new_nodes = len(self.mode) + np.arange(len(nodes))
         for name in ("feature", "split", "mode", "yes", "no", "nan"):

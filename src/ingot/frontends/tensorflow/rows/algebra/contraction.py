@@ -36,9 +36,12 @@ def _conv(c: Call, image: Node, kernel: Node, groups: int) -> Node:
     rank = image.type.rank
     window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", rank), windows.spatial(c, "dilations", rank)
-    around = windows.padding_of(c, image.shape[2:], window, strides, dilation)
-    image, padding = pad_first(image, around, 0, 2)
-    return windows.channels_as_given(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
+    padding_amounts = windows.padding_of(c, image.shape[2:], window, strides, dilation)
+    y = windows.no_windows(image, kernel.shape[0], padding_amounts, window, strides, dilation)
+    if y is None:
+        image, padding = pad_first(image, padding_amounts, 0, 2)
+        y = ops.Conv(strides, padding, dilation, groups)(image, kernel)
+    return windows.channels_as_given(c, y)
 
 
 @row("Conv2DBackpropInput", "Conv3DBackpropInputV2")

@@ -45,7 +45,10 @@ class _Band:
 
     def spread(self, band: Node, fill: Node) -> Node:
         """[..., rows, columns]: `fill` with the band on its diagonals."""
-        down, columns_index = ops.expand_dims(ops.arange(self.rows), 1), ops.expand_dims(ops.arange(self.columns), 0)
+        rows_index, columns_index = (
+            ops.expand_dims(ops.arange(self.rows), 1),
+            ops.expand_dims(ops.arange(self.columns), 0),
+        )
         for i, k in enumerate(self.diagonals):
             line = band if self.low == self.high else ops.index_axis(band, -2, i)
             line = ops.slice_axis(line, -1, self.before(k), self.before(k) + self.length(k))
@@ -53,7 +56,7 @@ class _Band:
             size, axis = (self.rows, -1) if k >= 0 else (self.columns, -2)
             rest = (0,) * (line.type.rank - 1)
             line = ops.expand_dims(ops.pad(line, (*rest, 0), (*rest, size - self.length(k))), axis)
-            fill = ops.where(ops.compare("EQ", ops.sub(columns_index, down), k), line, fill)
+            fill = ops.where(ops.compare("EQ", ops.sub(columns_index, rows_index), k), line, fill)
         return fill
 
     def of(self, x: Node, padding: Node) -> Node:
@@ -131,8 +134,8 @@ def tridiagonal_solve(c: Call, band: Node, b: Node) -> Node:
 
 
 @row("TridiagonalMatMul")
-def tridiagonal_product(c: Call, above: Node, main: Node, below: Node, b: Node) -> Node:
-    return ops.MatMul()(_tridiagonal(ops.concat([above, main, below], -2)), b)
+def tridiagonal_product(c: Call, superdiagonal: Node, diagonal: Node, subdiagonal: Node, b: Node) -> Node:
+    return ops.MatMul()(_tridiagonal(ops.concat([superdiagonal, diagonal, subdiagonal], -2)), b)
 
 
 @row("BandedTriangularSolve")
@@ -141,5 +144,5 @@ def banded_solve(c: Call, band: Node, b: Node) -> Node:
     if not isinstance(diagonals, int):
         raise Unsupported("of an open number of diagonals")
     band_shape = _Band(n, n, 1 - diagonals if lower else 0, 0 if lower else diagonals - 1, "LEFT_RIGHT")
-    whole = band_shape.spread(band if diagonals > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
-    return linalg.solve_triangular(whole, b, upper=not lower, transpose=c.flag("adjoint"))
+    matrix = band_shape.spread(band if diagonals > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
+    return linalg.solve_triangular(matrix, b, upper=not lower, transpose=c.flag("adjoint"))

@@ -27,12 +27,12 @@ def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: No
         [d if requested == -1 else requested for d, requested in zip(inner, tail, strict=True)], inner, "inner sizes"
     )
     if rows != -1:
-        begins, lengths = levels[0]
-        more = (rows - lengths.shape[0],)
-        levels[0] = ops.pad(begins, (0,), more), ops.pad(lengths, (0,), more)
-    for (begins, lengths), width in zip(reversed(levels), reversed(widths), strict=True):
+        starts, lengths = levels[0]
+        missing_rows = (rows - lengths.shape[0],)
+        levels[0] = ops.pad(starts, (0,), missing_rows), ops.pad(lengths, (0,), missing_rows)
+    for (starts, lengths), width in zip(reversed(levels), reversed(widths), strict=True):
         columns = _longest(c, lengths, values.shape[0]) if width == -1 else width
-        values = _dense(values, default, begins, lengths, columns)
+        values = _dense(values, default, starts, lengths, columns)
     return values
 
 
@@ -55,8 +55,8 @@ def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
 def _rows(splits: Node) -> tuple[Node, Node]:
     """The offset and the length of each row."""
     splits = ops.cast(splits, i64)
-    begins = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
-    return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)
+    starts = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
+    return starts, ops.sub(ops.slice_axis(splits, 0, 1), starts)
 
 
 def _longest(c: Call, lengths: Node, max_length: DimLike) -> DimLike:
@@ -66,19 +66,19 @@ def _longest(c: Call, lengths: Node, max_length: DimLike) -> DimLike:
     return c.walk.computed_sizes.size(longest, max_length, "row")
 
 
-def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:
+def _dense(values: Node, default: Node, starts: Node, lengths: Node, width: DimLike) -> Node:
     column = ops.arange(width)
     is_inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
-    places = ops.where(is_inside, ops.add(ops.expand_dims(begins, 1), column), 0)
-    shown = ops.reshape(is_inside, (*is_inside.shape, *(1 for _ in values.shape[1:])))
-    return ops.where(shown, ops.Take(0)(values, places), default)
+    places = ops.where(is_inside, ops.add(ops.expand_dims(starts, 1), column), 0)
+    is_valid = ops.reshape(is_inside, (*is_inside.shape, *(1 for _ in values.shape[1:])))
+    return ops.where(is_valid, ops.Take(0)(values, places), default)
 
 
 def _owners(lengths: Node, total: DimLike) -> tuple[Node, Node]:
     """For each value, its row and its position in that row: i64[total]."""
     row_of = ops.repeat_indices(lengths, total)
-    begins = ops.sub(ops.cumulative("sum", lengths, 0), lengths)
-    return row_of, ops.sub(ops.arange(total), ops.Take(0)(begins, row_of))
+    starts = ops.sub(ops.cumulative("sum", lengths, 0), lengths)
+    return row_of, ops.sub(ops.arange(total), ops.Take(0)(starts, row_of))
 
 
 @row("RaggedGather", results=("output_nested_splits", "output_dense_values"))
@@ -89,12 +89,12 @@ def gather(c: Call, *operands: Node) -> Result:
         raise Unsupported(f"of {len(nested)} levels by indices of {rows.type.rank} axes: one by a vector is read")
     if not c.walk.may_find((*nested, rows)):
         raise Unsupported("rows whose number of values only the run knows, in a loop or branch")
-    begins, lengths = (ops.Take(0)(v, ops.cast(rows, i64)) for v in _rows(nested[0]))
+    starts, lengths = (ops.Take(0)(v, ops.cast(rows, i64)) for v in _rows(nested[0]))
     ends = ops.cumulative("sum", lengths, 0)
     total = c.walk.computed_sizes.size(ops.reduce_sum(lengths), max_run_time_size(), "gathered")
     row_of, column = _owners(lengths, total)
     splits = ops.cast(ops.concat([ops.full((1,), 0, i64), ends]), nested[0].dtype)
-    return [splits, ops.Take(0)(values, ops.add(ops.Take(0)(begins, row_of), column))]
+    return [splits, ops.Take(0)(values, ops.add(ops.Take(0)(starts, row_of), column))]
 
 
 @row("RaggedTensorToSparse", results=("sparse_indices", "sparse_values", "sparse_dense_shape"))

@@ -69,9 +69,9 @@ def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node)
     # all elements, followed by one for each row, of which those of empty rows are kept
     starts = ops.pad(ops.expand_dims(ops.arange(rows), 1), (0, 0), (0, at.shape[1] - 1))
     places, filled = ops.concat([at, starts]), ops.concat([values, ops.broadcast_to(default, (rows,))])
-    stay = c.walk.computed_sizes.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")
-    keys = ops.Take(0)(ops.index_axis(places, 1, 0), stay)
-    source = ops.Sort(0, False, True, 1)(keys, stay).results[1]
+    kept_places = c.walk.computed_sizes.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")
+    keys = ops.Take(0)(ops.index_axis(places, 1, 0), kept_places)
+    source = ops.Sort(0, False, True, 1)(keys, kept_places).results[1]
     nowhere = ops.full((count + rows,), 0, i64)
     went = ops.ScatterND()(nowhere, ops.expand_dims(source, 1), ops.arange(source.shape[0]))
     return [ops.Take(0)(places, source), ops.Take(0)(filled, source), empty, ops.slice_axis(went, 0, 0, count)]
@@ -81,8 +81,8 @@ def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node)
 def reshape(c: Call, at: Node, sizes: Node, new_sizes: Node) -> Result:
     old, new = c.sizes(sizes), list(c.sizes(new_sizes))
     if -1 in new:
-        known = product(d for d in new if d != -1)
-        new[new.index(-1)] = floordiv(product(old), known)
+        known_size = product(d for d in new if d != -1)
+        new[new.index(-1)] = floordiv(product(old), known_size)
     places = ops.stack(ops.coordinates(_flat(at, old), tuple(new)), 1)
     return [places, ops.stack([ops.scalar(d, i64) for d in new])]
 
@@ -90,13 +90,13 @@ def reshape(c: Call, at: Node, sizes: Node, new_sizes: Node) -> Result:
 @row("SparseReduceSum", "SparseReduceMax")
 def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
     shape = c.sizes(sizes)
-    over = tuple(normal_axis(a, len(shape)) for a in c.numbers(axes))
+    reduced_axes = tuple(normal_axis(a, len(shape)) for a in c.numbers(axes))
     if c.op.endswith("Sum"):
-        return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
+        return ops.reduce_sum(_dense(at, values, shape), reduced_axes, c.flag("keep_dims"))
     keep = c.flag("keep_dims")
-    is_present = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
+    is_present = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), reduced_axes, keep)
     lowest = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
-    maxima = ops.reduce_max(ops.ScatterND("max")(lowest, ops.cast(at, i64), values), over, keep)
+    maxima = ops.reduce_max(ops.ScatterND("max")(lowest, ops.cast(at, i64), values), reduced_axes, keep)
     return ops.where(ops.compare("GT", is_present, 0), maxima, 0)  # 0 where nothing is
 
 
@@ -126,9 +126,9 @@ def concat(c: Call, *operands: Node) -> Result:
     for s in shapes[1:]:
         total[axis] = total[axis] + s[axis]
     wide = ops.stack([ops.scalar(d, i64) for d in total])
-    at, joined = ops.concat(shifted, 0), ops.concat(list(values), 0)
+    at, all_values = ops.concat(shifted, 0), ops.concat(list(values), 0)
     order = ops.Sort(0, False, True, 1)(_flat(at, tuple(total)), ops.arange(at.shape[0], i64)).results[1]
-    return [ops.Take(0)(at, order), ops.Take(0)(joined, order), wide]
+    return [ops.Take(0)(at, order), ops.Take(0)(all_values, order), wide]
 
 
 @row("SparseSoftmax")

@@ -36,11 +36,15 @@ def is_wide(c: Call, i: int, bias: int) -> bool:
     return c.x(i).dtype == T.i16 and not (c.has(bias) and c.x(bias).dtype == T.i32)
 
 
-def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) -> Node:
+def scaled(c: Call, total: Node, scales: tuple[int, int], is_rounded_once: bool = False) -> Node:
     """Sums of products of operands `scales` (values, weights) as the result's levels."""
     x, w, result_levels = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
     by = Multiplier.of(*(x.scale * s / result_levels.scale for s in w.scales))
-    y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
+    y = (
+        multiplied_wide(total, by)
+        if total.dtype == T.i64 and not is_rounded_once
+        else multiplied(total, by, is_rounded_once)
+    )
     low, high = activation_range(c.int("activation"), result_levels, c.type())
     return saturated(ops.add(y, result_levels.zero), c.type(), low, high)
 

@@ -68,7 +68,7 @@ def triangular_solve(
 @on_complex("linalg_qr.default")
 def qr(c: Context, z: object, mode: str = "reduced") -> tuple[Complex, Complex]:
     q, r = linalg.complex_qr(_parts(z, c), mode == "complete")
-    return (_nothing(c, 0) if mode == "r" else Complex(*q)), Complex(*r)
+    return (_empty_result(c, 0) if mode == "r" else Complex(*q)), Complex(*r)
 
 
 @on_complex("_linalg_eigh.default")
@@ -77,7 +77,7 @@ def eigh(c: Context, z: object, UPLO: str = "L", compute_v: bool = True) -> tupl
     if UPLO.upper() == "U":
         re, im = linalg.transposed(re), ops.Neg()(linalg.transposed(im))
     w, v = linalg.complex_eigh((re, im))
-    return w, (Complex(*v) if compute_v else _nothing(c, 1))
+    return w, (Complex(*v) if compute_v else _empty_result(c, 1))
 
 
 @on_complex("_linalg_svd.default")
@@ -86,11 +86,11 @@ def svd(
 ) -> tuple[Complex, Node, Complex]:
     u, s, (re, im) = linalg.complex_svd(_parts(z, c), full_matrices)
     if not compute_uv:
-        return _nothing(c, 0), s, _nothing(c, 2)
+        return _empty_result(c, 0), s, _empty_result(c, 2)
     return Complex(*u), s, Complex(linalg.transposed(re), ops.Neg()(linalg.transposed(im)))
 
 
-def _nothing(c: Context, result: int) -> Complex:
+def _empty_result(c: Context, result: int) -> Complex:
     """An empty result, for one that was not requested."""
     kind = c.results[result]
     return Complex(filled(kind.shape, 0, kind.dtype))

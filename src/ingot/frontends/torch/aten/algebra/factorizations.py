@@ -39,7 +39,7 @@ def failed(bad: Node) -> Node:
     return cast(ops.where(ops.compare("LT", first, 2**31 - 1), first, ops.scalar(0, i64)), i32)
 
 
-def _counted(pivots: Node) -> Node:
+def _one_based(pivots: Node) -> Node:
     """Pivots counted from 1, as in LAPACK."""
     return cast(ops.add(pivots, 1), i32)
 
@@ -91,7 +91,7 @@ def lu_factor_ex(c: Context, x: Node, *, pivot: bool = True, check_errors: bool 
     _with_pivots(pivot)
     lu, pivots, _ = ops.LU()(x).results
     diagonal = linalg.diagonal(lu)
-    return lu, _counted(pivots), failed(ops.compare("EQ", diagonal, ops.scalar(0, diagonal.dtype)))
+    return lu, _one_based(pivots), failed(ops.compare("EQ", diagonal, ops.scalar(0, diagonal.dtype)))
 
 
 def _with_pivots(pivot: bool) -> None:

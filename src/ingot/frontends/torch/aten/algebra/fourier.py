@@ -24,7 +24,7 @@ aten = Table()
 Along = Callable[[Complex], Complex]
 
 
-def _along(z: Complex, axis: int, transform: Along) -> Complex:
+def _along_axis(z: Complex, axis: int, transform: Along) -> Complex:
     """`transform`, which works on the last axis, along `axis`."""
 
     def move_axis(x: Node, source: int, target: int) -> Node:
@@ -66,7 +66,7 @@ def _length(n: DimLike) -> int:
 def _transform(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
     """Transform along each of `axes` in turn."""
     for axis in axes:
-        z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
+        z = _along_axis(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
         scale = 1.0
     return z
 
@@ -78,7 +78,7 @@ def fft_r2c(c: Context, x: Node, dim: Sequence[int], normalization: int, oneside
     if not onesided:
         return _transform(Complex(x), axes, scale, False)
     *other_axes, last = axes
-    half = _along(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
+    half = _along_axis(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
     return _transform(half, other_axes, 1.0, False)
 
 
@@ -94,7 +94,7 @@ def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last
     scale = _scale(c.shape, (*other_axes, last), normalization)
     n = c.shape[last]
     z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, other_axes, 1.0, True).parts))
-    inverse = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
+    inverse = _along_axis(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
     return inverse.real
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: PyTorch's several ops for it."""
+"""Scaled dot-product attention: the ops of PyTorch that compute it."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ def embedding_bag(
     size = _pitch(offsets)
     # the bag of each index is a running sum of the bags that begin there; an empty last bag begins after all indices
     places = filled((count + 1,), 0, i64)  # one more, for bags that begin after the last index
-    begins = write_rows(places, 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
-    begins = ops.slice_axis(begins, 0, 0, count)
-    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
+    bag_starts = write_rows(places, 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    bag_starts = ops.slice_axis(bag_starts, 0, 0, count)
+    bag = ops.Sub()(ops.CumReduce("sum", 0)(bag_starts), filled((count,), 1, i64))
 
     def folded(kind: str, values: Node) -> Node:
         if size is not None and bags * size == count:
@@ -93,13 +93,13 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
     return ops.Select()(is_inside, rows_read, zeros)
 
 
-def _pitch(begins: Node) -> int | None:
-    """n where `begins` are 0, n, 2n, ..., as for bags that are the rows of a matrix; else None."""
-    if isinstance(begins.op, ops.Iota):
+def _pitch(starts: Node) -> int | None:
+    """n where `starts` are 0, n, 2n, ..., as for bags that are the rows of a matrix; else None."""
+    if isinstance(starts.op, ops.Iota):
         return 1
-    if not (isinstance(begins.op, ops.Mul) and isinstance(begins.inputs[0].op, ops.Iota)):
+    if not (isinstance(starts.op, ops.Mul) and isinstance(starts.inputs[0].op, ops.Iota)):
         return None
-    step = begins.inputs[1]
+    step = starts.inputs[1]
     while step.op.rearranges and len(step.inputs) == 1:
         (step,) = step.inputs
     return int(step.op.value) if isinstance(step.op, Const) else None

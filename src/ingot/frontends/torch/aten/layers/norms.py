@@ -120,16 +120,16 @@ def batch_norm_backward(
     axes = tuple(i for i in range(x.type.rank) if i != 1)
     count = node_of(product(x.shape[i] for i in axes), wide_dtype)
 
-    def over(channels: Node) -> Node:
+    def over_channels(channels: Node) -> Node:
         return ops.BroadcastInDim(x.shape, (1,))(channels)
 
-    centered = ops.Sub()(x, over(mean))
+    centered = ops.Sub()(x, over_channels(mean))
     total, product_sums = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
     factor = scale if weight is None else ops.Mul()(scale, cast(weight, wide_dtype))
     if training:
         slope = ops.Mul()(ops.div(product_sums, count), ops.Mul()(scale, scale))
-        g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
-    gradients = ops.Mul()(g, over(factor)), ops.Mul()(product_sums, scale), total
+        g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over_channels(slope))), over_channels(ops.div(total, count)))
+    gradients = ops.Mul()(g, over_channels(factor)), ops.Mul()(product_sums, scale), total
     return tuple(
         cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
     )

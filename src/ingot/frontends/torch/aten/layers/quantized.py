@@ -1,6 +1,7 @@
 """Quantization: ops of PT2E export and weight-only quantizers (`quantized_decomposed`), and fake quantization.
 
-Torch multiplies by a rounded 1 / scale where these divide: a value half-way between two levels may round differently.
+Torch multiplies by a rounded 1 / scale where these rows divide by the scale: a value half-way between two levels may
+round differently.
 """
 
 from __future__ import annotations

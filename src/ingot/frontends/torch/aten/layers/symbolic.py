@@ -3,8 +3,8 @@
     conv(x, w, padding=n // 2)   ->   conv(pad(x, n // 2), w)
     conv(x, w, stride=n)         ->   conv(x[o * n + k], w, stride=K)       for places o and the K taps of the kernel
 
-Attributes of ops are numbers: what is a size becomes a movement of elements, so that no product is computed that the
-definition does not name.
+Attributes of ops are numbers. A symbolic one becomes a movement of elements, which adds no product to those of the
+definition.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
         unfused_axes.append(dilated)
     result = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
     for axis, step in removed:
-        result = _every(result, axis, step)
+        result = _every_nth(result, axis, step)
     return result
 
 
@@ -74,7 +74,7 @@ def _picked(x: Node, axis: int, kernel: int, step: DimLike, dilation: DimLike) -
     return ops.Take(axis)(x, reshape(indices, (places * kernel,)))
 
 
-def _every(x: Node, axis: int, step: DimLike) -> Node:
+def _every_nth(x: Node, axis: int, step: DimLike) -> Node:
     """x[::step]."""
     size = x.shape[axis]
     count = floordiv(size - 1, step) + 1

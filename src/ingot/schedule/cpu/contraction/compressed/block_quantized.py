@@ -251,7 +251,7 @@ class BlockQuantizedPanels:
         return self.c.has_few_rows or len(starts) == 1
 
     def _words(
-        self, block: Block, at: Place, turn: Expr, part: tuple[Expr, int],
+        self, block: Block, at: Place, iteration: Expr, part: tuple[Expr, int],
         visit: Callable[[Block, Expr, Words, int], None], ahead: bool = False, unroll: bool = False,
     ) -> None:  # fmt: skip
         """Call visit(block, first place, words, number of places) for each word of the lowest plane of a block, or of
@@ -259,7 +259,7 @@ class BlockQuantizedPanels:
         lowest, lanes = self.b.planes[0], self.plan.lanes
         places_per_word, plane_rows = 32 // lowest, self.b.word_rows(self._block)
         count = self._block // part[1]
-        start = block.let(add(at.words, mul(turn, integer(sum(plane_rows) * at.width))), "bw")
+        start = block.let(add(at.words, mul(iteration, integer(sum(plane_rows) * at.width))), "bw")
         first_word = mul(part[0], integer(-(-count // places_per_word)))
 
         def visit_word(b: Block, w: Expr, places: int) -> None:
@@ -284,22 +284,22 @@ class BlockQuantizedPanels:
         if count % places_per_word:
             visit_word(block, integer(count // places_per_word), count % places_per_word)
 
-    def _factor(self, block: Block, at: Place, turn: Expr, factor: Factor, dtype: DType = f32) -> list[Expr]:
+    def _factor(self, block: Block, at: Place, iteration: Expr, factor: Factor, dtype: DType = f32) -> list[Expr]:
         """The zeros of a block, or a factor of its scales or minima, for each vector of columns."""
         lanes = self.plan.lanes
         if isinstance(factor.values, Lit):
             return [k.lit(factor.values.value, factor.values.dtype, lanes) for _ in at.vectors]
-        line = block.let(factor.line(at.column, integer(at.width), turn), "p")
+        line = block.let(factor.line(at.column, integer(at.width), iteration), "p")
         return [block.let(k.cast(k.load(factor.values, add(line, integer(v)), lanes), dtype), "p") for v in at.vectors]
 
-    def _term(self, block: Block, at: Place, turn: Expr, factors: Sequence[Factor]) -> list[Expr]:
+    def _term(self, block: Block, at: Place, iteration: Expr, factors: Sequence[Factor]) -> list[Expr]:
         """The scales or minima of a block, for each vector of columns."""
-        values = zip(*(self._factor(block, at, turn, factor) for factor in factors), strict=True)
+        values = zip(*(self._factor(block, at, iteration, factor) for factor in factors), strict=True)
         return [block.let(reduce(k.mul, block_factors), "p") for block_factors in values]
 
-    def _zeros(self, block: Block, at: Place, turn: Expr) -> list[list[Expr]]:
+    def _zeros(self, block: Block, at: Place, iteration: Expr) -> list[list[Expr]]:
         """For each vector of columns the terms to subtract from its levels."""
-        lanes, zeros = self.plan.lanes, self._factor(block, at, turn, self.b.zeros)
+        lanes, zeros = self.plan.lanes, self._factor(block, at, iteration, self.b.zeros)
         if not self.b.has_integer_zeros:
             return [[k.lit(float(_MAGIC + self.b.bias), f32, lanes), zero] for zero in zeros]
         if isinstance(self.b.zeros.values, Lit):

@@ -53,7 +53,7 @@ class SparseProducts:
 
     def __init__(self, g: ContractionGroup) -> None:
         self.g, self.masks = g, g.machine.masks
-        self.lanes, self.turned_at_once = g.machine.lanes(self.summed), g.machine.lanes(self.a_dtype)
+        self.lanes, self.rows_per_vector = g.machine.lanes(self.summed), g.machine.lanes(self.a_dtype)
         weights = g.anchor.inputs[1].inputs
         self.blocks, self.height = static_shape(weights[0].shape)[:2]
         self.groups = static_shape(weights[2].shape)[0] - 1
@@ -75,7 +75,7 @@ class SparseProducts:
             for i, (name, dtype, _) in enumerate(self._transpose_buffers())
         ]
         sizes = tuple(self.row_blocks * (size * dtype.nbytes) for _, dtype, size in self._transpose_buffers())
-        return Lowered((self._turning(temps), self._products(temps)), sizes)
+        return Lowered((self._transposing_step(temps), self._products(temps)), sizes)
 
     def _transpose_buffers(self) -> tuple[tuple[str, DType, int], ...]:
         """(name, type, elements) of the buffers that transposing fills for a block of rows; the first holds A."""
@@ -83,17 +83,17 @@ class SparseProducts:
 
     # Transposing A
 
-    def _turning(self, temps: Sequence[Param]) -> Step:
+    def _transposing_step(self, temps: Sequence[Param]) -> Step:
         """The step that transposes A, with a chunk for each vector of rows."""
         chunk, top = k.var("chunk"), Block()
-        vectors, g = self.wide // self.turned_at_once, self.g
+        vectors, g = self.wide // self.rows_per_vector, self.g
         block, vector = (top.let(e, "c") for e in delinearize(chunk, (self.row_blocks, vectors), top.multiples))
-        at = mul(vector, integer(self.turned_at_once))
+        at = mul(vector, integer(self.rows_per_vector))
         places = [
             (b, mul(block, integer(size)))
             for (b, _), (_, _, size) in zip(temps, self._transpose_buffers(), strict=True)
         ]
-        self._turn(top, chunk, [(b, top.let(add(start, at), "t")) for b, start in places])
+        self._transpose_rows(top, chunk, [(b, top.let(add(start, at), "t")) for b, start in places])
         params = [(g.a.buffer, Arg("in", g.a_input)), *temps]
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
@@ -101,9 +101,9 @@ class SparseProducts:
         """The row of A in this lane of a transposed vector."""
         return lane
 
-    def _turn(self, block: Block, vector: Expr, made: Sequence[Place]) -> None:
-        """made[0][at + k * rows] = a vector of rows of A, for each k. Rows past the last are copies of it."""
-        (transposed, at), lanes, last = made[0], self.turned_at_once, dim_expr(self.rows - 1)
+    def _transpose_rows(self, block: Block, vector: Expr, outputs: Sequence[Place]) -> None:
+        """outputs[0][at + k * rows] = a vector of rows of A, for each k. Rows past the last are copies of it."""
+        (transposed, at), lanes, last = outputs[0], self.rows_per_vector, dim_expr(self.rows - 1)
         first = block.let(mul(vector, integer(lanes)), "r")
         strides, extents = tuple(x.a for x in self.row_axes), tuple(x.extent for x in self.row_axes)
         bases = [
@@ -117,7 +117,7 @@ class SparseProducts:
             )
             for i in range(lanes)
         ]
-        note, finish = self._noted(block, made)
+        note, finish = self._finiteness_checks(block, outputs)
 
         def address_of(kk: Expr) -> Expr:
             return add(at, mul(kk, integer(self.wide)))
@@ -157,12 +157,12 @@ class SparseProducts:
         nest(block, self.reduce, ZERO, ZERO)
         finish()
 
-    def _noted(
-        self, block: Block, made: Sequence[Place]
+    def _finiteness_checks(
+        self, block: Block, outputs: Sequence[Place]
     ) -> tuple[Callable[[Block, Expr, int], None], Callable[[], None]]:
-        """(called with the vector of each k, called at the end): they set made[1] to NaN for rows with elements that
+        """(called with the vector of each k, called at the end): they set outputs[1] to NaN for rows with elements that
         are not finite, else to 0."""
-        (odd, at), lanes = made[1], self.lanes
+        (odd, at), lanes = outputs[1], self.lanes
         sums = block.alloc("odd", f32, 2, lanes=lanes)
         for i in range(2):
             block.store(sums, integer(i), k.lit(0.0, f32, lanes))
@@ -196,20 +196,22 @@ class SparseProducts:
         ]
         (self.sums, self.lines), self.scratch = scratch_buffers[:2], scratch_buffers[2 : len(sums)]
         if temps:
-            made = [
+            outputs = [
                 (buffer, top.let(mul(rows, integer(size)), "t"))
                 for (buffer, _), (_, _, size) in zip(temps, self._transpose_buffers(), strict=True)
             ]
         else:
-            made = [(buffer, ZERO) for buffer in scratch_buffers[len(sums) :]]
-            vectors, lanes = self.wide // self.turned_at_once, integer(self.turned_at_once)
+            outputs = [(buffer, ZERO) for buffer in scratch_buffers[len(sums) :]]
+            vectors, lanes = self.wide // self.rows_per_vector, integer(self.rows_per_vector)
 
             def transpose_rows(b: Block, v: Expr) -> None:
-                self._turn(b, add(mul(rows, integer(vectors)), v), [(x, add(at, mul(v, lanes))) for x, at in made])
+                self._transpose_rows(
+                    b, add(mul(rows, integer(vectors)), v), [(x, add(at, mul(v, lanes))) for x, at in outputs]
+                )
 
             top.loop("v", 0, vectors, 1, transpose_rows)
-        self.turned, self.at = made[0]
-        self._begin(top, made)
+        self.transposed, self.at = outputs[0]
+        self._begin(top, outputs)
         low = top.let(mul(panel_run, integer(plan.panels)), "p")
         high = top.let(k.binary("min", add(low, integer(plan.panels)), integer(panels)), "p")
 
@@ -228,23 +230,23 @@ class SparseProducts:
         """(name, type, elements) of further scratch buffers of a chunk."""
         return (("group", f32, self.k * self.height),)
 
-    def _begin(self, top: Block, made: Sequence[Place]) -> None:
+    def _begin(self, top: Block, outputs: Sequence[Place]) -> None:
         """Emit what all groups of a block of rows share: whether the rows are finite."""
-        odd, at = made[1]
+        odd, at = outputs[1]
         vectors = [k.load(odd, add(at, integer(v * self.lanes)), self.lanes) for v in range(self.plan.vectors)]
         total = top.let(k.reduce("add", reduce(k.add, vectors)), "odd")
         self.finite = top.let(k.binary("eq", total, k.lit(0.0, f32)), "finite")
 
-    def _span(self, block: Block, group: Expr, own: Expr) -> tuple[Expr, Expr, Expr]:
-        """(first block of a group of columns, end of its blocks, offset of its sums). own: the number of the group in
-        its panel."""
+    def _span(self, block: Block, group: Expr, group_in_panel: Expr) -> tuple[Expr, Expr, Expr]:
+        """(first block of a group of columns, end of its blocks, offset of its sums). group_in_panel: its number in its
+        panel."""
         ends = [k.load(self.starts, k.binary("min", add(group, integer(i)), integer(self.groups))) for i in (0, 1)]
         begin, end = (block.let(k.cast(e, i64), "q") for e in ends)
-        return begin, end, block.let(mul(own, integer(self.height * self.wide)), "o")
+        return begin, end, block.let(mul(group_in_panel, integer(self.height * self.wide)), "o")
 
-    def _group(self, block: Block, group: Expr, own: Expr) -> None:
+    def _group(self, block: Block, group: Expr, group_in_panel: Expr) -> None:
         """Emit the sums of a group of columns."""
-        begin, end, out = self._span(block, group, own)
+        begin, end, out = self._span(block, group, group_in_panel)
         dense_group = self.scratch[0]
 
         def column(b: Block, q: Expr) -> Expr:
@@ -282,7 +284,7 @@ class SparseProducts:
 
         def products(b: Block, q: Expr) -> None:
             start = b.let(add(self.at, mul(column(b, q), integer(self.wide))), "a")
-            x = [b.let(k.load(self.turned, add(start, integer(v * lanes)), lanes), "x") for v in range(vectors)]
+            x = [b.let(k.load(self.transposed, add(start, integer(v * lanes)), lanes), "x") for v in range(vectors)]
             first = b.let(add(mul(q, integer(self.height)), integer(low)), "w")
             for j in range(rows):
                 value = b.let(k.splat(k.load(values, add(first, integer(j))), lanes), "s")

@@ -35,24 +35,24 @@ class SparseBytes(SparseProducts):
         return (("turned", u8, self.wide * self.k),)
 
     def _row_of(self, lane: int) -> int:
-        segment = min(SEGMENT_BYTES, self.turned_at_once)
+        segment = min(SEGMENT_BYTES, self.rows_per_vector)
         lanes_per_segment = segment // 4  # of the lanes of sums
         segment_index, (vector, place) = lane // segment, divmod(lane % segment, lanes_per_segment)
         return vector * self.lanes + segment_index * lanes_per_segment + place
 
-    def _noted(
-        self, block: Block, made: Sequence[Place]
+    def _finiteness_checks(
+        self, block: Block, outputs: Sequence[Place]
     ) -> tuple[Callable[[Block, Expr, int], None], Callable[[], None]]:
         return lambda b, column, j: None, lambda: None
 
     def _scratch(self) -> tuple[tuple[str, DType, int], ...]:
         return ()
 
-    def _begin(self, top: Block, made: Sequence[Place]) -> None:
+    def _begin(self, top: Block, outputs: Sequence[Place]) -> None:
         pass
 
-    def _group(self, block: Block, group: Expr, own: Expr) -> None:
-        begin, end, out = self._span(block, group, own)
+    def _group(self, block: Block, group: Expr, group_in_panel: Expr) -> None:
+        begin, end, out = self._span(block, group, group_in_panel)
         for low in range(0, self.height, self.plan.rows_at_once):
             self._dots(block, begin, end, out, low)
 
@@ -67,7 +67,7 @@ class SparseBytes(SparseProducts):
             first = mul(q, integer(4))
             ks = [b.let(k.cast(k.load(self.columns, add(first, integer(i))), i64), "k") for i in range(4)]
             starts = [b.let(add(self.at, mul(p, integer(self.wide))), "a") for p in ks]
-            x = [b.let(k.load(self.turned, start, self.turned_at_once), "x") for start in starts]
+            x = [b.let(k.load(self.transposed, start, self.rows_per_vector), "x") for start in starts]
             x = interleave_segments(b, x)
             weight = b.let(mul(add(mul(q, integer(height)), integer(low)), integer(4)), "w")
             for j in range(rows):
