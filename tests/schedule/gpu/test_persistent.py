@@ -8,6 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.kernel import For
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f16, f32
 from ingot.schedule.choice import Site, Tiling, read_choice
@@ -17,6 +18,7 @@ from ingot.schedule.gpu.machine import A100, H100, MI300
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100 as TARGET
+from tests.conftest import Golden
 
 
 @pytest.mark.parametrize("terms", [16, 72])
@@ -47,6 +49,23 @@ def test_every_tile_is_computed_once(
     assert program.steps[0].chunks == programs
     assert [s.flatten for s in kernel.body if isinstance(s, For)] == [True]
     assert "flatten=True" in print_kernel(kernel).text
+
+
+@pytest.mark.parametrize(("name", "shape", "tiling"), [
+    ("persistent", (1000, 640, 128), Tiling(64, 64, 64, 4, 3, boxes=1, persistent=1)),
+    ("uneven", (1000, 640, 128), Tiling(128, 192, 64, 8, 4, boxes=1)),
+    ("sums", (520, 384, 1280), Tiling(128, 128, 64, 8, 4, 3, boxes=1)),
+])  # fmt: skip
+def test_golden(
+    name: str, shape: tuple[int, int, int], tiling: Tiling, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel IR and the text of a layer with a bias; `sums` has a kernel that adds parts."""
+    m, n, terms = shape
+    x, w, bias = (Input(s, TensorType(f16, d))() for s, d in (("x", (m, terms)), ("w", (n, terms)), ("bias", (n,))))
+    z = ops.add(ops.DotGeneral(((), ()), ((1,), (1,)), dtype=f32)(x, w), ops.cast(bias, f32))
+    monkeypatch.setattr(product, "decided", lambda site, machine, kind: tiling)
+    _, kernels = planned(Graph((x, w, bias), (ops.cast(z, f16),)), TARGET)
+    golden(name, "\n".join(f"{show_kernel(kernel)}\n{print_kernel(kernel).text}" for kernel in kernels.values()))
 
 
 def test_where_they_can_be() -> None:
