@@ -37,7 +37,7 @@ class Machine:
         return 4 * self.processors
 
 
-H100 = Machine(product_rate=3.5e6)
+H100 = Machine(product_rate=3.2e6)
 A100 = Machine(80, 108, 163 << 10, has_box_copies=False, has_f8_products=False)
 A40 = Machine(86, 84, 99 << 10, has_box_copies=False, has_f8_products=False)
 L40 = Machine(89, 142, 99 << 10, has_box_copies=False)
