@@ -249,12 +249,12 @@ def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int
 
     A case that is to check for a refusal catches it itself.
     """
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for end in ends:
         left, waited = list(cases), set[str]()
         while left:
             done, status, stack = _in_child(cases, left, end, seconds)
-            found.update({f"{name} ({end})": how for name, how in done.items() if how})
+            results.update({f"{name} ({end})": how for name, how in done.items() if how})
             left = left[len(done) :]
             if left and status:
                 if stack.startswith("Timeout") and left[0] not in waited:
@@ -262,16 +262,16 @@ def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int
                     print(f"{left[0]} ({end}) waited, and runs again", stack, sep="\n", file=sys.stderr)
                     continue
                 how = f"signal {signal.Signals(status).name}" if status > 0 else f"exit {-status}"
-                found[f"{left[0]} ({end})"] = f"{how}\n{stack}" if stack else how
+                results[f"{left[0]} ({end})"] = f"{how}\n{stack}" if stack else how
                 del left[0]
-    return found
+    return results
 
 
 def check_all(cases: Mapping[str, Case], ends: Sequence[End] = ENDS) -> None:
     """Fail with the first cases that do."""
-    found = failures(cases, ends)
-    text = "\n".join(f"{name}: {how}" for name, how in [*found.items()][:9])
-    assert not found, f"{len(found)} of {len(ends) * len(cases)}:\n{text}"
+    results = failures(cases, ends)
+    text = "\n".join(f"{name}: {how}" for name, how in [*results.items()][:9])
+    assert not results, f"{len(results)} of {len(ends) * len(cases)}:\n{text}"
 
 
 def _in_child(

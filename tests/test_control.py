@@ -93,8 +93,8 @@ def test_lowered_recurrent_layers(op) -> None:
     shapes: dict = {0: (s, b, 20), 4: (d, b, op.hidden), 5: (d, b, op.hidden)}
     if op.has_lengths:
         shapes[6] = (b,)
-    for given in (None, shapes):
-        graph = lower_model_ops(op_graph(op, xs, given), frozenset())
+    for data in (None, shapes):
+        graph = lower_model_ops(op_graph(op, xs, data), frozenset())
         check(graph, xs)
 
 

@@ -89,15 +89,15 @@ def test_random_graphs_beside_onnx_runtime(first: int) -> None:
 def test_damaged_numbers_leave_the_rest_as_it_is() -> None:
     """A text has its words, and a message its other fields, with lengths that fit."""
     text = b"slice [1:3, 0:9] : tensor<4x9xf32> -> %r"
-    found: set[bytes] = set()
+    results: set[bytes] = set()
     for seed in range(60):
         changed = mutations.mutate_text(text, random.Random(seed))
         assert re.sub(rb"-?\d+", b"0", changed) == re.sub(rb"-?\d+", b"0", text)
-        found.add(mutations.mutate_wire(b"\x0a\x02\x08\x07\x18\x09", random.Random(seed)))
+        results.add(mutations.mutate_wire(b"\x0a\x02\x08\x07\x18\x09", random.Random(seed)))
     assert all(
-        fields is not None and [tag for tag, _, _ in fields] == [1, 3] for fields in map(mutations._fields, found)
+        fields is not None and [tag for tag, _, _ in fields] == [1, 3] for fields in map(mutations._fields, results)
     )
-    assert len(found) > 9
+    assert len(results) > 9
 
 
 def test_a_seed_is_always_the_same_case() -> None:

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,28 +101,39 @@ class Import:
         return f"{self.file}.py:{self.line} imports {self.module}"
 
 
-def _imports(path: Path) -> Iterator[Import]:
-    file = path.relative_to(SOURCE).with_suffix("").as_posix().removesuffix("/__init__") or "__init__"
+@cache
+def _import_nodes(path: Path) -> tuple[tuple[ast.Import | ast.ImportFrom, bool, bool], ...]:
+    """The imports of a file, each with whether it is in a function, and whether it is for types only."""
+    results: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
     stack: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text()), False, False)]
     while stack:
         node, local, typing = stack.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            results.append((node, local, typing))
+        elif isinstance(node, ast.stmt | ast.Module | ast.excepthandler | ast.match_case):  # imports are statements
+            local = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+            stack += [(child, local, typing) for child in ast.iter_child_nodes(node)]
+    return tuple(results)
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    file = path.relative_to(SOURCE).with_suffix("").as_posix().removesuffix("/__init__") or "__init__"
+    for node, local, typing in _import_nodes(path):
         if isinstance(node, ast.Import):
             yield from (Import(file, node.lineno, a.name, local, typing) for a in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{file}.py:{node.lineno}: imports are absolute"
             # `from ingot import ops` imports ingot.ops
             names = [f"ingot.{a.name}" for a in node.names] if node.module == "ingot" else [node.module or ""]
             yield from (Import(file, node.lineno, name, local, typing) for name in names)
-        local = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        stack += [(child, local, typing) for child in ast.iter_child_nodes(node)]
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
-    found = [i for path in sorted(SOURCE.rglob("*.py")) for i in _imports(path)]
-    assert len(found) > 200
-    return found
+    results = [i for path in sorted(SOURCE.rglob("*.py")) for i in _imports(path)]
+    assert len(results) > 200
+    return results
 
 
 def _layer(module: str) -> str:
@@ -176,10 +188,10 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node, _, _ in _import_nodes(path):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module in modules:
+        elif node.module and node.module in modules:
             inside = [f"{node.module}.{a.name}" for a in node.names]
             yield from (name if name in modules else node.module for name in inside)
 
@@ -267,7 +279,7 @@ def test_dataclasses_are_those_that_cost_little_to_make():
         str(path)
         for path in SOURCE.rglob("*.py")
         if path != SOURCE / "support" / "dataclass.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node, _, _ in _import_nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if any(a.name == "dataclass" for a in node.names)
     ]

@@ -159,12 +159,12 @@ def test_a_length_that_a_loop_over_blocks_fixes() -> None:
 
     class Blocks(torch.nn.Module):
         def forward(self, x):
-            n, found = x.shape[1], []
+            n, result = x.shape[1], []
             for i in range((n + 3) // 4):
                 block = x[:, 4 * i : min(4 * i + 4, n)].clone()
                 block[:, 1:].mul_(2)
-                found.append(block.cumsum(1))
-            return torch.cat(found, 1) + x
+                result.append(block.cumsum(1))
+            return torch.cat(result, 1) + x
 
     net = Blocks().eval()
     compiled = ingot.compile(net, (torch.randn(2, 8),), dynamic={"x": {0: "batch", 1: "length"}})

@@ -1,9 +1,10 @@
 """Tokens of a Llama of 1.2 billion on a GPU, with weights as GGUF files have them, beside the GPU's own copies and
 `transformers` with Inductor's CUDA graphs.
 
-    python -m benchmarks.gpu.generate [--formats BF16,Q8_0,Q4_0] [--streams 16] [--peer] [--report FILE]
+    python -m benchmarks.gpu.generate [--formats BF16,Q8_0,Q4_0] [--streams 16] [--report FILE]
+    python -m benchmarks.gpu.generate --formats peer
 
-Weights are random, written to files first; all programs are compiled before anything is timed. A line for each format:
+Weights are random, written to files first. A line for each format:
 tokens a second of one stream behind a prompt of 512 tokens, the time to its first token, the bytes of weights that its
 tokens read a second beside the GPU's copies (bytes read and written), and the tokens a second of several streams by
 the engine. `same_tokens`: how many of 24 tokens of a small model are those of the CPU, alone and by the engine;
@@ -19,13 +20,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from ingot import LanguageModel
+from ingot.driver.compile import Options
+from ingot.driver.language import language_programs
 from ingot.frontends.gguf import FORMATS
+from ingot.language.engine.paging import Steps
+from ingot.runtime.cpu.pool import thread_count
 from tests.frontends.gguf.builder import (
     CODES,
     F32,
@@ -41,7 +47,8 @@ from tests.frontends.gguf.builder import (
 
 REPEATED = 1 << 14  # blocks of random bits, over and over
 SIZES = {"width": 2048, "heads": 32, "shared": 8, "inner": 8192, "words": 128256}
-CONTEXT, SMALL_TOKENS = 1024, 24
+CONTEXT, SMALL_TOKENS, SMALL_STREAMS = 1024, 24, 3
+SMALL_OPTIONS = {"precision": "float32", "cache": "float32"}
 SMALL = {"width": 256, "heads": 8, "shared": 2, "inner": 512, "words": 512}
 
 
@@ -54,9 +61,7 @@ def write(path: Path, form: str, layers: int, *, width: int, heads: int, shared:
         count = rows * columns // format.elements
         if form == "BF16":
             rng = np.random.default_rng(len(tensors))
-            some = (rng.normal(0, width**-0.5, REPEATED * 32).astype(np.float32).view(np.uint32) >> 16).astype(
-                np.uint16
-            )
+            some = rng.normal(0, width**-0.5, REPEATED * 32).astype(ml_dtypes.bfloat16).view(np.uint16)
             raw = np.resize(some, rows * columns)
         else:
             raw = np.resize(random_blocks(form, REPEATED, len(tensors)), (count, format.nbytes))
@@ -110,10 +115,8 @@ def copy_rate() -> float:
     return 2 * x.nbytes / statistics.median(times)
 
 
-def model(path: Path, target: str, precision: str, **options: Any) -> Any:
-    from ingot import LanguageModel
-
-    return LanguageModel(path, context=CONTEXT, target=target, precision=precision, **options)
+def model(path: Path, target: str, **options: Any) -> LanguageModel:
+    return LanguageModel(path, context=CONTEXT, target=target, **options)
 
 
 def small_tokens(path: Path, target: str, *, by_engine: bool) -> list[list[int]]:
@@ -121,7 +124,7 @@ def small_tokens(path: Path, target: str, *, by_engine: bool) -> list[list[int]]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, SMALL["words"], n).tolist() for n in (40, 7, 100)]
     options = {"max_tokens": SMALL_TOKENS, "temperature": 0.0, "ignore_ends": True}
-    lm = model(path, target, "float32", cache="float32", sequences=3 if by_engine else None)
+    lm = model(path, target, sequences=SMALL_STREAMS if by_engine else None, **SMALL_OPTIONS)
     if by_engine:
         return lm.generate(prompts, **options)
     return [lm.generate(prompt, **options) for prompt in prompts]
@@ -157,12 +160,32 @@ class Trial:
         self.nbytes = write(self.path, form, asked.layers, **SIZES)
         write(self.small, form, 2, **SMALL)
 
+    def compile(self) -> dict[str, object]:
+        """Compile all programs into the disk cache."""
+        begin = time.perf_counter()
+        for path, options in ((self.path, self._options), (self.small, SMALL_OPTIONS)):
+            programs = language_programs(
+                path,
+                CONTEXT,
+                options["cache"],
+                (),
+                Options(self.asked.target, thread_count(None), precision=options["precision"]),
+            )
+            for what in ("generate", Steps(self.asked.streams if path == self.path else SMALL_STREAMS)):
+                programs(what)
+        return {"format": self.form, "compiled_s": time.perf_counter() - begin}
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"precision": self.precision, "cache": self.asked.cache}
+
     def open(self, sequences: int | None = None) -> Any:
-        return model(self.path, self.asked.target, self.precision, cache=self.asked.cache, sequences=sequences)
+        return model(self.path, self.asked.target, sequences=sequences, **self._options)
 
     def line(self, copies: float) -> dict[str, object]:
         line: dict[str, object] = {"format": self.form, "precision": self.precision, "weights_gb": self.nbytes / 1e9}
-        for part in (self._same, lambda: self._stream(copies), self._streams):
+        parts = {"same": self._same, "stream": lambda: self._stream(copies), "streams": self._streams}
+        for part in (parts[name] for name in self.asked.parts.split(",")):
             try:
                 line |= part()
             except Exception as error:
@@ -229,19 +252,7 @@ def _wait(answers: Sequence[Any], tokens: int) -> None:
         time.sleep(2e-4)
 
 
-def compiled(form: str, asked: argparse.Namespace, folder: Path) -> Trial:
-    """Compile all programs of a format into the disk cache."""
-    trial = Trial(form, asked, folder)
-    begin = time.perf_counter()
-    for sequences in (None, asked.streams):
-        trial.open(sequences)
-    for by_engine in (False, True):
-        model(trial.small, asked.target, "float32", cache="float32", sequences=3 if by_engine else None)
-    print(json.dumps({"format": form, "compiled_s": time.perf_counter() - begin}), flush=True)
-    return trial
-
-
-def peer(asked: argparse.Namespace) -> dict[str, object]:
+def peer(asked: argparse.Namespace, batch: int, prompt: int) -> dict[str, object]:
     """`transformers` with a static cache, whose step Inductor compiles to a CUDA graph; bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -253,10 +264,9 @@ def peer(asked: argparse.Namespace) -> dict[str, object]:
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        net = LlamaForCausalLM(config).eval()
-    line: dict[str, object] = {"peer": "transformers, Inductor's CUDA graphs"}
+        net: Any = LlamaForCausalLM(config).eval()
 
-    def seconds(batch: int, prompt: int, tokens: int) -> float:
+    def seconds(tokens: int) -> float:
         ids = torch.randint(0, SIZES["words"], (batch, prompt), device="cuda")
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -267,23 +277,20 @@ def peer(asked: argparse.Namespace) -> dict[str, object]:
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    for batch, prompt in ((1, 512), (asked.streams, 128)):
-        try:
-            begin = time.perf_counter()
-            seconds(batch, prompt, 8)
-            started = time.perf_counter() - begin
-            first = statistics.median(seconds(batch, prompt, 1) for _ in range(asked.rounds))
-            whole = statistics.median(seconds(batch, prompt, asked.tokens) for _ in range(asked.rounds))
-            rate = batch * (asked.tokens - 1) / (whole - first)
-            line[f"batch_{batch}"] = {"tokens_per_s": rate, "first_token_ms": 1e3 * first, "started_s": started}
-        except Exception as error:
-            line[f"batch_{batch}"] = f"{type(error).__name__}: {error}"[:300]
-    return line
+    line: dict[str, object] = {"peer": "transformers, Inductor's CUDA graphs", "streams": batch, "prompt": prompt}
+    try:
+        started = seconds(8)
+        first = statistics.median(seconds(1) for _ in range(asked.rounds))
+        whole = statistics.median(seconds(asked.tokens) for _ in range(asked.rounds))
+    except Exception as error:
+        return line | {"error": f"{type(error).__name__}: {error}"[:300]}
+    rate = batch * (asked.tokens - 1) / (whole - first)
+    return line | {"started_s": started, "tokens_per_s": rate, "first_token_ms": 1e3 * first}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", default="BF16,Q8_0,Q4_0")
+    parser.add_argument("--formats", default="BF16,Q8_0,Q4_0,peer", help="peer: transformers")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256, help="of an answer")
     parser.add_argument("--streams", type=int, default=16)
@@ -291,7 +298,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", default="bfloat16")
     parser.add_argument("--precision", default="bfloat16", help="of what quantized weights are widened to")
     parser.add_argument("--target", default="cuda:sm_90a")
-    parser.add_argument("--peer", action="store_true", help="transformers beside it")
+    parser.add_argument("--parts", default="same,stream,streams", help="what is measured")
+    parser.add_argument("--compile-only", action="store_true", help="into the disk cache, without a GPU")
     parser.add_argument("--expected", type=Path, help="tokens of the small models as a CPU has them")
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args(arguments)
@@ -302,16 +310,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with asked.report.open("a") as out:
                 out.write(json.dumps(line) + "\n")
 
-    forms = asked.formats.split(",")
+    forms = [form for form in asked.formats.split(",") if form != "peer"]
     with tempfile.TemporaryDirectory() as folder:
-        with ThreadPoolExecutor(len(forms)) as pool:
-            trials = list(pool.map(lambda form: compiled(form, asked, Path(folder)), forms))
+        trials = [Trial(form, asked, Path(folder)) for form in forms]
+        if asked.compile_only:
+            for trial in trials:
+                write_line(trial.compile())
+            return
         copies = copy_rate() if asked.target.startswith("cuda") else 0.0
         write_line({"copies_gb_per_s": copies / 1e9})
         for trial in trials:
             write_line(trial.line(copies))
-        if asked.peer:
-            write_line(peer(asked))
+        if "peer" in asked.formats.split(","):
+            for batch, prompt in ((1, 512), (asked.streams, 128)):
+                write_line(peer(asked, batch, prompt))
 
 
 if __name__ == "__main__":

@@ -185,9 +185,9 @@ def test_graphs_print_and_parse() -> None:
     ],
 )
 def test_rules_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
-    given: dict[str, Any] = {**RULES, "samples": [(X,)], "sample_attributes": {"b": 4.0}, **changes}
+    inputs: dict[str, Any] = {**RULES, "samples": [(X,)], "sample_attributes": {"b": 4.0}, **changes}
     with pytest.raises((InputError, CompileError), match=told):
-        ingot.register_op("op", **given)
+        ingot.register_op("op", **inputs)
     assert not custom.REGISTERED
 
 
@@ -263,13 +263,13 @@ def test_functions_have_no_gradient_and_no_other_target() -> None:
     assert np.isfinite(occluded).all()
     with pytest.raises((UnsupportedOpError, CompileError), match="call of op"):
         ingot.compile(onnx_model(), target="c", dynamic={"n": 2})
-    for given, told in (
+    for inputs, message in (
         ({"host": None}, "expected one of lower, host and c, got none"),
         ({"lower": lower}, "expected one of lower, host and c, got lower, host"),
         ({"samples": [(X,)], "sample_attributes": {"b": 1.0}, "reference": reference}, "op: the function"),
     ):
-        with pytest.raises(InputError, match=told):
-            ingot.register_op("op", **host_rules(**given))
+        with pytest.raises(InputError, match=message):
+            ingot.register_op("op", **host_rules(**inputs))
 
 
 def test_a_file_cannot_have_a_function_read_beyond_its_arrays(tmp_path: Path) -> None:

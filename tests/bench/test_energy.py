@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,10 +39,10 @@ def test_engines_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     machine.zone("intel-rapl:0", "package-0")
     patched = partial(measuring.measure, clock=machine.clock, sleep=machine.sleep)
     monkeypatch.setattr(run, "measure", patched)
-    found = find_counters(None, tmp_path)
-    result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), found)
+    outcome = find_counters(None, tmp_path)
+    result = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine)), outcome)
     assert result.energy is not None and result.energy.joules == pytest.approx(0.4, rel=1e-3)
-    failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), found)
+    failed = run._with_energy(run.Result("ort", 0.01), cast(Worker, Engine(machine, fails=True)), outcome)
     assert failed.failure == "it ended" and failed.seconds is None
 
 
@@ -53,20 +54,20 @@ def test_a_profile_with_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert model.profile(x).energy is None
     machine = Machine(tmp_path)
     machine.zone("intel-rapl:0", "package-0")
-    found = find_counters(None, tmp_path)
+    result = find_counters(None, tmp_path)
     original, calls = device.calls_for, list[int]()
 
-    def calls_for(call: Any) -> Any:
+    def calls_for(call: Any, streams: int) -> Any:
         def timed() -> None:
             calls.append(1)
             call()
             machine.advance(0.1, machine.busy_watts)
 
-        return original(timed, machine.clock)
+        return original(timed, machine.clock, streams)
 
     monkeypatch.setattr(device, "calls_for", calls_for)
     monkeypatch.setattr(device, "measure", partial(measuring.measure, clock=machine.clock, sleep=machine.sleep))
-    monkeypatch.setattr(device, "find_counters", lambda gpu: found)
+    monkeypatch.setattr(device, "find_counters", lambda gpu: result)
     profile = model.profile(x, energy=True)
     assert profile.energy is not None and profile.energy.joules == pytest.approx(4, rel=1e-3)
     assert len(calls) > 80 and [label for label, _ in profile]
@@ -95,9 +96,48 @@ class Speaker:
 def test_tokens(tmp_path: Path, step: float) -> None:
     machine = Machine(tmp_path, step=step)
     machine.zone("intel-rapl:0", "package-0")
-    found = find_counters(None, tmp_path)
-    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, found, machine.clock, machine.sleep)
+    result = find_counters(None, tmp_path)
+    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, result, machine.clock, machine.sleep)
     assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
     assert "a token" in str(read) and "tokens" in str(written) and written.seconds == pytest.approx(0.01)
     nothing = language.energy_of_tokens(Speaker(machine), 128, 64, EnergyCounters((), ()))
     assert [str(e) for e in nothing] == ["energy: no counter on this machine"] * 2
+
+
+class Choir:
+    """A language model with sequences: as `Speaker`, one token after another, and with a cache of prompts."""
+
+    context, vocabulary = 4096, 100
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.known = machine, set[tuple[int, ...]]()
+        self.is_closed = False
+
+    def engine(self, queue: int) -> Choir:
+        return self
+
+    def request(self, *, max_tokens: int, **_: Any) -> int:
+        return max_tokens
+
+    def submit(self, ids: Any, tokens: int) -> list[int]:
+        read = 0 if tuple(ids) in self.known else len(ids)
+        self.known.add(tuple(ids))
+        self.machine.advance(read * 0.001 + (tokens if tokens > 1 else 0) * 0.01, self.machine.busy_watts)
+        return [0] * tokens
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_tokens_of_several_answers(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, step=0.1)
+    machine.zone("intel-rapl:0", "package-0")
+    choir, found = Choir(machine), find_counters(None, tmp_path)
+    read, written = language.energy_of_joint_tokens(choir, 4, 128, 64, found, machine.clock, machine.sleep)
+    assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
+    assert choir.is_closed and len(next(iter(choir.known))) == 128
+
+
+def test_calls_of_several_streams() -> None:
+    together = threading.Barrier(3)
+    assert measuring.calls_for(lambda: together.wait(timeout=20), streams=3)(0.0) == 3

@@ -20,8 +20,8 @@ def test_arrays_of_all_types_come_as_they_went(tmp_path: Path) -> None:
         "pair": np.array([1 + 2j], np.complex64),
     }
     write_arrays(tmp_path / "a.npz", arrays)
-    found = read_arrays(tmp_path / "a.npz")
-    assert [*found] == [*arrays]
+    results = read_arrays(tmp_path / "a.npz")
+    assert [*results] == [*arrays]
     for name, array in arrays.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
+        assert (results[name].dtype, results[name].shape) == (array.dtype, array.shape)
+        assert results[name].tobytes() == array.tobytes()

@@ -47,7 +47,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_turns_rotate_and_one_that_fails_leaves(started: Any) -> None:
     workers = {name: started() for name in "abc"}
-    told: list[tuple[str, str]] = []
+    facts: list[tuple[str, str]] = []
     order: list[Worker] = []
 
     def burst(worker: Worker) -> int:
@@ -56,10 +56,10 @@ def test_turns_rotate_and_one_that_fails_leaves(started: Any) -> None:
         return worker.ask(fail="out of memory" if fails else "")["turns"]
 
     a, b, c = workers.values()
-    found = round_robin.round_robin(workers, 3, burst, lambda name, why: told.append((name, str(why))))
+    result = round_robin.round_robin(workers, 3, burst, lambda name, why: facts.append((name, str(why))))
     assert order == [a, b, c, b, c, a, a, c]  # each round begins with another; of two again with the first
-    assert told == [("b", "out of memory")]
-    assert found == {"a": [1, 2, 3], "c": [1, 2, 3]} and list(workers) == ["a", "c"]
+    assert facts == [("b", "out of memory")]
+    assert result == {"a": [1, 2, 3], "c": [1, 2, 3]} and list(workers) == ["a", "c"]
 
 
 def test_a_failure_that_nobody_takes_is_raised(started: Any) -> None:

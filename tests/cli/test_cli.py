@@ -94,10 +94,10 @@ def test_values_that_decide_the_program_are_inputs_or_constants(tmp_path: Path):
     path = models.save(onnx.parser.parse_model(text + code), tmp_path / "m.onnx")
     np.save(tmp_path / "axes.npy", np.array([1]))
     np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
-    given = ["--input", f"axes={tmp_path / 'axes.npy'}"]
-    facts = told(call("run", path, *given, "--input", f"x={tmp_path / 'x.npy'}", "--json"))
+    inputs = ["--input", f"axes={tmp_path / 'axes.npy'}"]
+    facts = told(call("run", path, *inputs, "--input", f"x={tmp_path / 'x.npy'}", "--json"))
     assert facts["outputs"][0]["shape"] == [3] and facts["outputs"][0]["max"] == 4
-    assert told(call("run", path, *given, "--random", "--size", "n=5", "--json"))["outputs"][0]["shape"] == [5]
+    assert told(call("run", path, *inputs, "--random", "--size", "n=5", "--json"))["outputs"][0]["shape"] == [5]
     assert "--constant axes=VALUE" in refused(2, "compile", path)
     assert told(call("compile", path, "--constant", "axes=[0]", "--json"))["outputs"] == ["y: f32[4]"]
 
@@ -491,8 +491,8 @@ def test_own_data_decide_the_sizes(model: Path, tmp_path: Path):
     np.savez(tmp_path / "all.npz", image=rows)
     np.savez(tmp_path / "one.npz", anything=rows)
     wanted = ingot.compile(model)(rows)
-    for given in ("x.npy", "all.npz", "image=one.npz"):
-        name, _, file = given.rpartition("=")
+    for data in ("x.npy", "all.npz", "image=one.npz"):
+        name, _, file = data.rpartition("=")
         told(
             call(
                 "run",
@@ -532,13 +532,13 @@ def test_inner_values_of_onnx_models(model: Path, tmp_path: Path):
     facts = told(call("run", model, "--random", "--outputs", "r", "--json"))["outputs"]
     assert [f["name"] for f in facts] == ["r"] and facts[0]["shape"] == [1, 12, 8, 8] and facts[0]["min"] == 0
     told(call("run", model, "--random", "--all-values", values, "--json"))
-    with np.load(values) as found:
-        assert set(found.files) == {"c", "r", "p", "f", "l", "probability"}
-        np.testing.assert_array_equal(found["r"], np.maximum(found["c"], 0))
+    with np.load(values) as results:
+        assert set(results.files) == {"c", "r", "p", "f", "l", "probability"}
+        np.testing.assert_array_equal(results["r"], np.maximum(results["c"], 0))
     compared = told(call("compare", model, "--all-values", both, "--size", "batch=2", "--json"))
     assert compared["ok"] and {c["output"] for c in compared["checks"]} == {"c", "r", "p", "f", "l", "probability"}
-    with np.load(both) as found:
-        np.testing.assert_allclose(found["r"], found["r (interpreter)"], atol=1e-5)
+    with np.load(both) as results:
+        np.testing.assert_allclose(results["r"], results["r (interpreter)"], atol=1e-5)
     assert "outputs" in refused(2, "run", model, "--random", "--outputs", "nothing")
     assert "--all-values" in refused(2, "run", model, "--random", "--outputs", "r", "--all-values", values)
 
@@ -681,9 +681,9 @@ def test_progress_is_shown_on_a_terminal_unless_asked_not_to(model: Path, tmp_pa
 
 def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "db.jsonl"
-    found = told(call("tune", model, "--budget", 2, "--threads", 2, "--database", path, "--json"))
-    assert found["untuned_seconds"] > 0 and found["seconds"] > 0 and path.is_file()
-    assert {"kernel", "result", "untuned_seconds", "seconds", "choice", "state"} <= set(found["rows"][0])
+    results = told(call("tune", model, "--budget", 2, "--threads", 2, "--database", path, "--json"))
+    assert results["untuned_seconds"] > 0 and results["seconds"] > 0 and path.is_file()
+    assert {"kernel", "result", "untuned_seconds", "seconds", "choice", "state"} <= set(results["rows"][0])
     monkeypatch.setenv("INGOT_TUNING", str(path))
     shown = call("tune", model, "--budget", 1, "--threads", 2)
     assert shown.exit_code == 0 and "untuned" in shown.output
@@ -694,8 +694,8 @@ def test_tune_rewrites_tells_what_it_found(model: Path, tmp_path: Path):
     options = ["--rewrites", "--fast-math", "--budget", 2, "--threads", 1, "--database", path]
     assert "fix them: --dim batch=SIZE" in refused(2, "tune", model, *options)
     options += ["--dim", "batch=4"]
-    found = told(call("tune", model, *options, "--json"))
-    assert {"machine", "rows", "rewrites", "gain"} <= set(found) and path.is_file()
+    results = told(call("tune", model, *options, "--json"))
+    assert {"machine", "rows", "rewrites", "gain"} <= set(results) and path.is_file()
     assert "kept; a call" in call("tune", model, *options).output
     assert "--rewrites: expected this machine's CPU alone" in refused(2, "tune", model, *options, "--workers", 2)
 

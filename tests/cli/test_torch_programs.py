@@ -51,9 +51,9 @@ def test_what_torch_save_writes_is_no_program(tmp_path: Path):
 def _symbol(program: Path, folder: Path) -> str:
     """The name of the batch dimension; torch.export.save does not keep the one it was given."""
     (text,) = call("compile", program, "-o", folder / "a.ingot")["inputs"]
-    found = re.fullmatch(r"input: f32\[(\w+), 16\]", text)
-    assert found is not None, text
-    return found.group(1)
+    result = re.fullmatch(r"input: f32\[(\w+), 16\]", text)
+    assert result is not None, text
+    return result.group(1)
 
 
 def test_compile_and_fix_a_size(program: Path, tmp_path: Path):

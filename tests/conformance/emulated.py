@@ -52,11 +52,11 @@ def run_emulated(
 def call(program: Program, arrays: Sequence[np.ndarray], folder: Path, cpu: str) -> list[np.ndarray]:
     """The outputs of one call. Raises AssertionError where the process dies, such as of an unknown instruction."""
     image = _Image(program, arrays)
-    given, written = folder / "image", folder / "image.after"
-    given.write_bytes(image.content)
+    data, written = folder / "image", folder / "image.after"
+    data.write_bytes(image.content)
     arch = program.features.arch
     words = [f"qemu-{arch}", "-cpu", cpu, str(_loader(arch)), hex(_BASE), hex(image.entry), hex(image.context)]
-    ran = subprocess.run([*words, str(given), str(written)], capture_output=True, timeout=300, check=False)
+    ran = subprocess.run([*words, str(data), str(written)], capture_output=True, timeout=300, check=False)
     if b"decode_save_opc" in ran.stderr:
         pytest.skip("qemu before 8.0 fails an assertion at conversions that truncate")
     assert ran.returncode == 0, f"exit code {ran.returncode}: {ran.stderr[-1000:].decode()}"
@@ -148,11 +148,11 @@ class _Image:
     def outputs(self, content: bytes) -> list[np.ndarray]:
         program = self.program
         self.binding.sizes[:] = np.frombuffer(content, np.int64, len(program.sizes), self._sizes - _BASE)
-        found: list[np.ndarray] = []
+        results: list[np.ndarray] = []
         for spec, at, (shape, _, _), actual in zip(
             program.outputs, self._outputs, self.binding.results, self.binding.actual_shapes(), strict=True
         ):
             dtype = numpy_dtype(spec.dtype)
             whole = np.frombuffer(content, dtype, int(np.prod(shape)), at - _BASE).reshape(shape)
-            found.append(whole[tuple(map(slice, actual))])
-        return found
+            results.append(whole[tuple(map(slice, actual))])
+        return results

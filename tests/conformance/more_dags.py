@@ -13,8 +13,8 @@ from tests.conformance.dags import OTHER, STEPS, Dag, Steps
 
 def _sized(d: Dag, numbers: bool = True) -> Node | None:
     """A value with a dimension, of numbers."""
-    found = [v for v in d.values if v.type.rank and (v.dtype != boolean or not numbers)]
-    return d.pick(found) if found else None
+    result = [v for v in d.values if v.type.rank and (v.dtype != boolean or not numbers)]
+    return d.pick(result) if result else None
 
 
 def softmax(d: Dag) -> Node | None:
@@ -38,7 +38,7 @@ def sort(d: Dag) -> Node | None:
     dim, descending = int(d.rng.integers(x.type.rank)), bool(d.rng.random() < 0.5)
     size = x.shape[dim]
     keep = int(d.rng.integers(0, size + 1)) if isinstance(size, int) and d.rng.random() < 0.4 else None
-    op = ops.Sort(dim, descending, keep=keep)
+    op = ops.Sort(dim, descending, count=keep)
     if d.rng.random() < 0.5:
         return op(x)
     values, places = op(x, ops.Iota(TensorType(i64, x.shape), dim)()).results
@@ -67,10 +67,10 @@ def windows(d: Dag) -> Node | None:
 
 def symbolic_slice(d: Dag) -> Node | None:
     """All but an element at either end, every one or every other."""
-    found = [(v, a) for v in d.values for a in range(v.type.rank) if not isinstance(v.shape[a], int)]
-    if not found:
+    results = [(v, a) for v in d.values for a in range(v.type.rank) if not isinstance(v.shape[a], int)]
+    if not results:
         return None
-    x, axis = found[int(d.rng.integers(len(found)))]
+    x, axis = results[int(d.rng.integers(len(results)))]
     low, high = (int(v) for v in d.rng.integers(0, 2, 2))
     if any(int(substitute(x.shape[axis], at)) < low + high for at in (d.sizes, OTHER)):  # type: ignore[arg-type]
         return None

@@ -128,9 +128,9 @@ def dynamic(op: Op, inputs: Arrays) -> Sample | None:
         places = [(i, a) for i, x in enumerate(inputs) for a in range(x.ndim) if x.shape[a] == n]
         by_axis = {p: f"n{n}a{inputs[p[0]].ndim - p[1]}" for p in places}
         together = dict.fromkeys(places, f"n{n}")
-        found = _accepted(sample, by_axis, n) or _accepted(sample, together, n)
-        if found is not None:
-            sample = found
+        result = _accepted(sample, by_axis, n) or _accepted(sample, together, n)
+        if result is not None:
+            sample = result
             continue
         for p in places:
             sample = _accepted(sample, {p: f"n{n}i{p[0]}a{p[1]}"}, n) or sample

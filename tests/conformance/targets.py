@@ -98,12 +98,12 @@ def _interpreted(
     target: str, printed: Callable[[Graph], None], samples: Sequence[Sample], folder: Path
 ) -> list[Arrays]:
     """By the meaning of its kernels; one after another, as the interpreter is slow."""
-    found: list[Arrays] = []
+    results: list[Arrays] = []
     for s in samples:
         one = together([s])
-        found += apart(one, run_checked(one.graph, one.arrays, target))
+        results += apart(one, run_checked(one.graph, one.arrays, target))
         printed(one.graph)
-    return found
+    return results
 
 
 def _as_triton(graph: Graph) -> None:
@@ -120,7 +120,7 @@ NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {
 assert not set(NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {
-    "cpu": Runner(partial(_compiled, HOST), quick=(12, 4)),
+    "cpu": Runner(partial(_compiled, HOST), quick=(12, 2)),
     **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
     **{
         name: Runner(

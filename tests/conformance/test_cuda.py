@@ -51,8 +51,8 @@ def test_few_queries_of_heads_that_share_keys_are_cut_along_these(rows: int, cau
     arrays = [rng.normal(size=s).astype(np.float16) for s in shapes]
     seen = rng.integers(0, 2, (2, 6, rows, 200)).astype(bool)
     seen[0, 0] = False
-    given = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((*arrays, seen)))
-    graph = Graph(given, (ops.Attention(causal, 0.3)(*given),))
+    inputs = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((*arrays, seen)))
+    graph = Graph(inputs, (ops.Attention(causal, 0.3)(*inputs),))
     (got,), (want,) = run_checked(graph, [*arrays, seen], H100), interpret(graph, [*arrays, seen])
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-3)
     program, _ = planned(graph, H100)
@@ -70,9 +70,9 @@ def test_channels_with_images_of_their_own_are_no_products_of_tiles(
     rng = np.random.default_rng(7)
     x = rng.normal(size=(2, 9, width, channels)).astype(np.float32)
     w = rng.normal(size=(taps, taps, 1, channels * each)).astype(np.float32)
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
     conv = ops.Convolution((2, 1), ((1, 2), (1, 1)), (1, 1), (2, 1), "NHWC", "HWIO", "NHWC", channels)
-    graph = Graph((given,), (ops.Relu()(conv(given, const(w))),))
+    graph = Graph((data,), (ops.Relu()(conv(data, const(w))),))
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=1e-4, atol=1e-5)
     _, kernels = planned(graph, H100)
     assert any(name.startswith("depthwise") for name in kernels)
@@ -80,8 +80,8 @@ def test_channels_with_images_of_their_own_are_no_products_of_tiles(
 
 def test_sums_of_few_elements_are_as_exact_as_their_mean_needs() -> None:
     x = np.array([[4.381957, 4.477685, 4.514628]], np.float32)
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
-    graph = Graph((given,), (ops.LayerNorm((1,))(given),))
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((data,), (ops.LayerNorm((1,))(data),))
     (got,) = run_checked(graph, [x[:, [0, 2, 1]]], H100)
     wide = x.astype(np.float64)[:, [0, 2, 1]]
     want = (wide - wide.mean()) / np.sqrt(wide.var() + 1e-5)
@@ -92,11 +92,11 @@ def test_rows_that_are_stored_reshaped_into_padding() -> None:
     """The rows' own order of axes is not that of the image which a convolution reads behind them."""
     rng = np.random.default_rng(1)
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((2, 12, 8), (3, 3, 8, 4)))
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
-    image = ops.reshape(ops.Softmax(2)(given), (2, 4, 3, 8))
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
+    image = ops.reshape(ops.Softmax(2)(data), (2, 4, 3, 8))
     shape = {"lhs_layout": "NHWC", "rhs_layout": "HWIO", "out_layout": "NHWC", "padding": ((1, 1), (1, 1))}
     plain = {"strides": (1, 1), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
-    graph = Graph((given,), (ops.Convolution(**plain, **shape)(image, const(w)),))
+    graph = Graph((data,), (ops.Convolution(**plain, **shape)(image, const(w)),))
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=1e-5, atol=1e-6)
 
 
@@ -111,8 +111,8 @@ def test_levels_are_widened_where_they_are_multiplied(dtype: DType, rows: int, b
     scale = rng.uniform(0.1, 1, (40, blocks, 1)).astype(kind)
     w = ops.reshape(ops.Dequantize()(*map(const, (q, zero, scale))), (40, blocks * block))
     x = rng.normal(size=(rows, blocks * block)).astype(kind)
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
-    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (1,)))(given, w),))
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((data,), (ops.DotGeneral(((), ()), ((1,), (1,)))(data, w),))
     wide, moved, by = (a.astype(np.float64) for a in (q, zero, scale))  # a single row's weights are not rounded
     want = x.astype(np.float64) @ ((wide - moved) * by).reshape(40, -1).T
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], want, rtol=2e-3, atol=1e-2)
@@ -126,10 +126,10 @@ def test_bytes_are_multiplied_on_tensor_cores() -> None:
     """Values in u8 and weights in i8 both become i8; sums are exact."""
     rng = np.random.default_rng(3)
     x, w = rng.integers(0, 256, (5, 70)).astype(np.uint8), rng.integers(-128, 128, (70, 9)).astype(np.int8)
-    given, third = Input("x", TensorType(u8, x.shape))(), np.float32(0.3)
-    a = ops.Dequantize()(given, const(np.uint8(120)), const(third))
+    data, third = Input("x", TensorType(u8, x.shape))(), np.float32(0.3)
+    a = ops.Dequantize()(data, const(np.uint8(120)), const(third))
     b = ops.Dequantize()(const(w), const(np.int8(0)), const(np.float32(0.1)))
-    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (0,)))(a, b),))
+    graph = Graph((data,), (ops.DotGeneral(((), ()), ((1,), (0,)))(a, b),))
     sums = (x.astype(np.int64) - 120) @ w.astype(np.int64)
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], sums * (third * np.float32(0.1)), rtol=1e-6)
     _, kernels = planned(graph, H100)
@@ -139,8 +139,8 @@ def test_bytes_are_multiplied_on_tensor_cores() -> None:
 def test_a_single_row_is_multiplied_without_tiles() -> None:
     rng = np.random.default_rng(4)
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((1, 700), (700, 70)))
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
-    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (0,)))(given, const(w)),))
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((data,), (ops.DotGeneral(((), ()), ((1,), (0,)))(data, const(w)),))
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], x @ w, rtol=1e-4, atol=1e-4)
 
 
@@ -149,11 +149,11 @@ def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> Non
     """Also of two computed values, and in attention; the result is f32."""
     rng = np.random.default_rng(5)
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((1, 2, 6, 16), (16, 16)))
-    given = Input("x", TensorType(dtype_of(x), x.shape))()
-    y = ops.DotGeneral(((), ()), ((3,), (0,)))(given, const(w))
+    data = Input("x", TensorType(dtype_of(x), x.shape))()
+    y = ops.DotGeneral(((), ()), ((3,), (0,)))(data, const(w))
     seen = ops.Attention(scale=0.25)(y, y, y)
-    scores = ops.DotGeneral(((0, 1), (0, 1)), ((3,), (3,)))(seen, ops.Exp()(given))
-    graph = Graph((given,), (scores,))
+    scores = ops.DotGeneral(((0, 1), (0, 1)), ((3,), (3,)))(seen, ops.Exp()(data))
+    graph = Graph((data,), (scores,))
     trace = Trace()
     build_program(graph, features_of(f"null:{H100}"), 1, precision=precision, trace=trace)
     products = [n for _, _, g in trace.stages for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Attention)]

@@ -43,9 +43,9 @@ def test_a_stray_access_to_any_buffer_is_named(end: End, nbytes: int, monkeypatc
     places = [(0, 0), (0, 1), (0, 2), (1, 0), (3, 1)]
     cases: dict[str, Case] = {f"{step} {i}": _shifted(step, i, nbytes) for step, i in places}
     cases |= {"right": _shifted(0, 0, 0), "wrong": lambda: [][0]}
-    found = failures(cases, [end])
-    assert found.pop(f"wrong ({end})").startswith("IndexError: list index out of range (test_guard.py:")
-    assert found == {f"{step} {i} ({end})": "signal SIGSEGV" for step, i in places}
+    result = failures(cases, [end])
+    assert result.pop(f"wrong ({end})").startswith("IndexError: list index out of range (test_guard.py:")
+    assert result == {f"{step} {i} ({end})": "signal SIGSEGV" for step, i in places}
 
 
 def _conform(cls: type[Op], samples: Sequence[Sample], folder: Path) -> dict[str, Case]:

@@ -40,10 +40,10 @@ def conform(name: str, samples: Sequence[Sample], folder: Path) -> None:
 
 
 def taken(name: str, samples: Sequence[Sample]) -> list[Sample]:
-    found = [s for s in samples if TARGETS[name].takes(s)]
-    if samples and not found:
+    result = [s for s in samples if TARGETS[name].takes(s)]
+    if samples and not result:
         pytest.skip(f"no sample is small enough or of types that {name} has")
-    return found
+    return result
 
 
 def quick(target: Runner, cls: type[Op]) -> int:
@@ -52,14 +52,14 @@ def quick(target: Runner, cls: type[Op]) -> int:
 
 
 def cases(classes: Sequence[type[Op]] = OPS, *, fast: bool, symbolic: bool = False) -> list[object]:
-    found: list[object] = []
+    results: list[object] = []
     for name, target in TARGETS.items():
         for cls in classes:
             why = target.why_not(cls)
             if (not fast or quick(target, cls)) and not (symbolic and target.fixed):
                 mark = pytest.mark.skipif(bool(why), reason=why)
-                found.append(pytest.param(name, cls, id=f"{name}-{cls.name}", marks=mark))
-    return found
+                results.append(pytest.param(name, cls, id=f"{name}-{cls.name}", marks=mark))
+    return results
 
 
 @pytest.mark.parametrize(("name", "cls"), cases(fast=True))
@@ -71,7 +71,7 @@ def test_static(name: str, cls: type[Op], tmp_path: Path) -> None:
 def test_dynamic(name: str, cls: type[Op], tmp_path: Path) -> None:
     samples = symbolic(cls.samples())
     assert samples, "no size of any sample can be symbolic"
-    conform(name, some(taken(name, samples), 4), tmp_path)
+    conform(name, some(taken(name, samples), 2), tmp_path)
 
 
 @pytest.mark.slow

@@ -48,10 +48,10 @@ def feeds_of(b: Build) -> dict[str, np.ndarray]:
 
 def test_a_right_model_agrees_with_both_references(source: Source):
     pytest.importorskip("onnxruntime")
-    found = compare(source, threads=2)
-    assert found.ok and found.blame is None
-    assert len({c.reference for c in found.checks}) == 2
-    assert sorted({c.sizes["batch"] for c in found.checks}) == [1, 2, 3]
+    comparison = compare(source, threads=2)
+    assert comparison.ok and comparison.blame is None
+    assert len({c.reference for c in comparison.checks}) == 2
+    assert sorted({c.sizes["batch"] for c in comparison.checks}) == [1, 2, 3]
 
 
 def test_no_group_is_at_fault_in_a_right_model(built: Build):
@@ -82,10 +82,10 @@ def test_a_wrong_rewrite_is_named_with_its_rule_op_and_place(source: Source, mon
         return ops.Min()(*n.inputs, loc=n.loc) if n.loc == "relu" else n
 
     _pipeline_with(monkeypatch, "lower", "sabotage", _replace(ops.Max, sabotage))
-    found = compare(source, threads=2, sizes=SIZES)
-    assert not found.ok and found.blame is not None
-    assert (found.blame.stage, found.blame.name, found.blame.rule) == ("pass", "sabotage", "max-is-min")
-    assert (found.blame.op, found.blame.where) == ("maximum", "relu")
+    comparison = compare(source, threads=2, sizes=SIZES)
+    assert not comparison.ok and comparison.blame is not None
+    assert (comparison.blame.stage, comparison.blame.name, comparison.blame.rule) == ("pass", "sabotage", "max-is-min")
+    assert (comparison.blame.op, comparison.blame.where) == ("maximum", "relu")
 
 
 def test_a_wrong_pass_without_rules_is_named_with_its_op(source: Source, monkeypatch: pytest.MonkeyPatch):
@@ -97,10 +97,10 @@ def test_a_wrong_pass_without_rules_is_named_with_its_op(source: Source, monkeyp
         return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
 
     _pipeline_with(monkeypatch, "simplify", "negate", negate_divisions)
-    found = compare(source, threads=2, sizes=SIZES)
-    assert found.blame is not None
-    assert (found.blame.stage, found.blame.name) == ("pass", "negate")
-    assert (found.blame.op, found.blame.where) == ("divide", "softmax")
+    comparison = compare(source, threads=2, sizes=SIZES)
+    assert comparison.blame is not None
+    assert (comparison.blame.stage, comparison.blame.name) == ("pass", "negate")
+    assert (comparison.blame.op, comparison.blame.where) == ("divide", "softmax")
 
 
 def test_a_wrong_import_is_named_with_its_onnx_node(source: Source, monkeypatch: pytest.MonkeyPatch):
@@ -111,9 +111,9 @@ def test_a_wrong_import_is_named_with_its_onnx_node(source: Source, monkeypatch:
         return original(domain, "Sigmoid" if name == "Relu" else name, version)
 
     monkeypatch.setattr(walk, "find_row", find)
-    found = compare(source, threads=2, sizes=SIZES)
-    assert found.blame is not None
-    assert (found.blame.stage, found.blame.op, found.blame.where) == ("import", "Relu", "relu")
+    comparison = compare(source, threads=2, sizes=SIZES)
+    assert comparison.blame is not None
+    assert (comparison.blame.stage, comparison.blame.op, comparison.blame.where) == ("import", "Relu", "relu")
 
 
 def test_an_inexact_framework_is_named_with_its_onnx_node(source: Source, monkeypatch: pytest.MonkeyPatch):
@@ -127,10 +127,10 @@ def test_an_inexact_framework_is_named_with_its_onnx_node(source: Source, monkey
 
     for user in (blame, references):
         monkeypatch.setattr(user, "session", inexact)
-    found = compare(source, threads=2, sizes=SIZES)
-    assert not found.ok and found.blame is not None
-    assert (found.blame.stage, found.blame.op, found.blame.where) == ("framework", "Relu", "relu")
-    assert found.blame.name.startswith("ONNX Runtime")
+    comparison = compare(source, threads=2, sizes=SIZES)
+    assert not comparison.ok and comparison.blame is not None
+    assert (comparison.blame.stage, comparison.blame.op, comparison.blame.where) == ("framework", "Relu", "relu")
+    assert comparison.blame.name.startswith("ONNX Runtime")
 
 
 def _step_of(b: Build, place: str) -> int:
@@ -142,8 +142,8 @@ def test_a_wrong_kernel_is_named(source: Source, built: Build):
     steps = list(built.program.steps)
     steps[at] = replace(steps[at], chunks=0)  # it leaves what memory held before
     broken = replace(built, program=replace(built.program, steps=tuple(steps)))
-    found = find_blame(source, broken, feeds_of(built), reference(source))
-    assert (found.stage, found.name, found.where) == ("kernel", steps[at].kernel, "relu")
+    result = find_blame(source, broken, feeds_of(built), reference(source))
+    assert (result.stage, result.name, result.where) == ("kernel", steps[at].kernel, "relu")
 
 
 def test_memory_that_is_taken_too_early_is_named_with_its_reader(tmp_path: Path):
@@ -166,8 +166,8 @@ def test_a_program_of_another_model_is_named(source: Source, tmp_path: Path):
     weight.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(weight), weight.name))
     program = tmp_path / "other.ingot"
     build(read_graph(open_source(save(model, tmp_path / "other.onnx")))).model().save(program)
-    found = compare(source, program=program, sizes=SIZES).blame
-    assert found is not None and found.stage == "program" and found.name == str(program)
+    result = compare(source, program=program, sizes=SIZES).blame
+    assert result is not None and result.stage == "program" and result.name == str(program)
 
 
 def test_a_compile_error_is_not_swallowed(source: Source, monkeypatch: pytest.MonkeyPatch):

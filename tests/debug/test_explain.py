@@ -164,10 +164,10 @@ def test_what_lasts_and_what_an_update_moves():
     new = ops.DynamicUpdateSlice()(old, x, at, const(0))
     graph = Graph((x, at, old, last), (new, ops.Reverse((0,))(last)), state=("k", "last"))
     made = build(graph, threads=1)
-    told = explain("state", made, random_feeds(made.program, {}), repeats=1, rates=RATES)
-    assert told.state[0] == ("k", "") and "reads other elements" in told.state[1][1]
+    explanation = explain("state", made, random_feeds(made.program, {}), repeats=1, rates=RATES)
+    assert explanation.state[0] == ("k", "") and "reads other elements" in explanation.state[1][1]
     # the row twice, its place, and what is copied twice
-    assert told.bytes == 2 * 32 + 8 + 8 + 2 * 64 * 32
+    assert explanation.bytes == 2 * 32 + 8 + 8 + 2 * 64 * 32
 
 
 def test_launches_cover_all_steps_in_order(built: Build):

@@ -115,11 +115,11 @@ def test_files_that_are_no_models(tmp_path: Path):
 
 def test_names_and_types_suggest_ranges(tmp_path: Path) -> None:
     F, I, U = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.UINT8
-    given = [("x", F, ["b", "n"]), ("x_lens", I, ["b"]), ("sr", I, [])]
-    given += [("image", U, ["b", 3, 4, 4]), ("mask", I, ["b", 5])]
-    values = [onnx.helper.make_tensor_value_info(*v) for v in given]
-    results = [onnx.helper.make_tensor_value_info(f"y{i}", kind, None) for i, (_, kind, _) in enumerate(given)]
-    nodes = [onnx.helper.make_node("Identity", [name], [f"y{i}"]) for i, (name, *_) in enumerate(given)]
+    inputs = [("x", F, ["b", "n"]), ("x_lens", I, ["b"]), ("sr", I, [])]
+    inputs += [("image", U, ["b", 3, 4, 4]), ("mask", I, ["b", 5])]
+    values = [onnx.helper.make_tensor_value_info(*v) for v in inputs]
+    results = [onnx.helper.make_tensor_value_info(f"y{i}", kind, None) for i, (_, kind, _) in enumerate(inputs)]
+    nodes = [onnx.helper.make_node("Identity", [name], [f"y{i}"]) for i, (name, *_) in enumerate(inputs)]
     graph = onnx.helper.make_graph(nodes, "g", values, results)
     path = tmp_path / "m.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)

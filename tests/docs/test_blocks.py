@@ -56,8 +56,8 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    found = BLOCK.finditer(page.read_text())
-    return [Block(m[4], re.sub(rf"^{m[3]}", "", m[5], flags=re.MULTILINE), m[1] or "", m[2] or "") for m in found]
+    results = BLOCK.finditer(page.read_text())
+    return [Block(m[4], re.sub(rf"^{m[3]}", "", m[5], flags=re.MULTILINE), m[1] or "", m[2] or "") for m in results]
 
 
 def test_blocks_that_are_not_run() -> None:

@@ -25,9 +25,9 @@ STEP = re.compile(
 
 def _edited(text: str, where: str, line: str, block: str) -> str:
     lines = text.splitlines(keepends=True)
-    found = [at for at, one in enumerate(lines) if one.strip() == line]
-    assert len(found) == 1, f"{len(found)} lines are {line!r}"
-    at = found[0] + (where == "after")
+    results = [at for at, one in enumerate(lines) if one.strip() == line]
+    assert len(results) == 1, f"{len(results)} lines are {line!r}"
+    at = results[0] + (where == "after")
     lines[at : at + (where == "replace")] = [block]
     return "".join(lines)
 

@@ -68,9 +68,9 @@ def _kernels(target: str, form: str) -> list[str]:
 
 def _innermost(text: str, label: str, branch: str) -> str:
     """The first block that branches back to itself."""
-    for found in re.finditer(label, text, re.MULTILINE):
-        block = text[found.start() :]
-        end = re.search(branch.format(re.escape(found[1])), block, re.MULTILINE)
+    for results in re.finditer(label, text, re.MULTILINE):
+        block = text[results.start() :]
+        end = re.search(branch.format(re.escape(results[1])), block, re.MULTILINE)
         if end and len(re.findall(label, block[: end.end()], re.MULTILINE)) == 1:
             return block[: end.end()]
     raise AssertionError("no loop of one block")
@@ -135,7 +135,7 @@ STAGES: list[Callable[[], str]] = [
 def test_the_page_shows_what_is_made(stage: Callable[[], str], request: pytest.FixtureRequest):
     name, made = stage.__name__, stage().strip("\n") + "\n"
     page = PAGE.read_text()
-    shown = {found[2]: found[3] for found in MADE.finditer(page)}
+    shown = {results[2]: results[3] for results in MADE.finditer(page)}
     assert name in shown, f"{PAGE} has no place for {name}"
     if request.config.getoption("--update-golden"):
         PAGE.write_text(MADE.sub(lambda m: m[1] + (made if m[2] == name else m[3]) + m[4], page))
@@ -144,4 +144,4 @@ def test_the_page_shows_what_is_made(stage: Callable[[], str], request: pytest.F
 
 
 def test_the_page_shows_nothing_else():
-    assert [found[2] for found in MADE.finditer(PAGE.read_text())] == [stage.__name__ for stage in STAGES]
+    assert [results[2] for results in MADE.finditer(PAGE.read_text())] == [stage.__name__ for stage in STAGES]

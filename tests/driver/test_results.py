@@ -75,9 +75,9 @@ def test_every_result_has_the_same_attributes(make: Callable[[], tuple[Any, tupl
         lambda: model.save(tmp_path / "m.ingot"), lambda: model.state(), lambda: model.set_state({}),
         lambda: model.seed(1), lambda: model.arena_bytes,
     ]  # fmt: skip
-    told = [_outcome(ask) for ask in asked]
+    facts = [_outcome(ask) for ask in asked]
     if make is _plain:
-        assert not any(isinstance(t, Exception) for t in told)
+        assert not any(isinstance(t, Exception) for t in facts)
     with pytest.raises(TypeError, match="cannot be copied"):
         model.__reduce__()
 

@@ -150,8 +150,8 @@ def test_options_of_onnx_runtime_itself_are_read_and_the_rest_is_told_once(
     with caplog.at_level("INFO"):
         ingot.InferenceSession(path, options, providers)
         session = ingot.InferenceSession(path, options, providers)
-    told = [r.message for r in caplog.records if r.name == "ingot.onnxruntime"]
-    assert len(told) == 2 and "enable_mem_pattern" in told[0] and "target='cuda:sm_90a'" in told[1]
+    facts = [r.message for r in caplog.records if r.name == "ingot.onnxruntime"]
+    assert len(facts) == 2 and "enable_mem_pattern" in facts[0] and "target='cuda:sm_90a'" in facts[1]
     assert [r.levelname for r in caplog.records if r.name == "ingot.onnxruntime"] == ["INFO", "WARNING"]
     assert session.model.threads == 1
     value = onnxruntime.OrtValue.ortvalue_from_numpy(FEEDS["x"])
@@ -248,12 +248,12 @@ def test_terminate_ends_a_run_and_the_session_goes_on(module):
 
 def test_terminate_ends_runs_of_other_threads_and_of_onnx_runtimes_options():
     session, options = ort.InferenceSession(turns().SerializeToString()), onnxruntime.RunOptions()
-    told, done = [], threading.Event()
+    facts, done = [], threading.Event()
 
     def tell(results, data, error):
-        told.append((results, error))
+        facts.append((results, error))
         done.set()
 
     session.run_async(None, {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}, tell, None, options)
     options.terminate = True
-    assert done.wait(30) and told[0][0] == [] and "terminate" in told[0][1]
+    assert done.wait(30) and facts[0][0] == [] and "terminate" in facts[0][1]

@@ -96,10 +96,10 @@ def test_a_package_gives_the_same_results(package: str):
     missing = [name for name in (package, *MODULES[package]) if find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    found = []
+    results = []
     for engine in ("onnxruntime", "ingot"):
         words = [sys.executable, "-c", _PRELUDE + PROGRAMS[package], engine]
         done = subprocess.run(words, capture_output=True, text=True, timeout=110)
         assert done.returncode == 0, done.stderr[-3000:]
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    assert found[0] == found[1] and found[0]
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    assert results[0] == results[1] and results[0]

@@ -148,9 +148,9 @@ def test_composites_and_equal_sizes(norm_first: bool) -> None:
     compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.inference_mode():
         for batch, length, keys in ((2, 5, 7), (3, 4, 6)):
-            given = (torch.randn(batch, length, 8), torch.randn(batch, keys, 8), torch.rand(batch, length) > 0.7)
-            given[2][:, 0] = False
-            close(compiled(*given), net(*given))
+            inputs = (torch.randn(batch, length, 8), torch.randn(batch, keys, 8), torch.rand(batch, length) > 0.7)
+            inputs[2][:, 0] = False
+            close(compiled(*inputs), net(*inputs))
 
 
 class Biased(nn.Module):
@@ -282,8 +282,8 @@ def test_inputs_that_the_backward_pass_reads_are_not_copied() -> None:
     spy, net = Spy(), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x = torch.randn(2, 4, requires_grad=True)
     out = compile_whole(net, backend=spy.backend)(x)
-    found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
-    for got, want in zip(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]), strict=True):
+    results = torch.autograd.grad(out.sum(), [x, *net.parameters()])
+    for got, want in zip(results, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]), strict=True):
         close(got, want)
     forward = spy.models[0].graph
     assert not set(forward.inputs) & set(forward.outputs)
@@ -474,8 +474,8 @@ def test_no_test_takes_eager_results_for_those_of_programs() -> None:
         if "torch.compile" not in (text := path.read_text()):
             continue
         nodes = list(ast.walk(ast.parse(text)))
-        told = [c for c in nodes if isinstance(c, ast.Call) and any(k.arg == "fullgraph" for k in c.keywords)]
-        heard = {part for call in told for part in (call.func, *call.args)}
+        facts = [c for c in nodes if isinstance(c, ast.Call) and any(k.arg == "fullgraph" for k in c.keywords)]
+        heard = {part for call in facts for part in (call.func, *call.args)}
         named = [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.compile"]
         silent += [f"{path.relative_to(ROOT)}:{n.lineno}" for n in named if n not in heard]
     assert not silent
@@ -527,5 +527,5 @@ def test_compiles_are_told_in_the_log(caplog: pytest.LogCaptureFixture):
     with torch.no_grad(), caplog.at_level("INFO", "ingot"):
         net(torch.zeros(2, 3))
         net(torch.zeros(2, 3))
-    told = [r.getMessage() for r in caplog.records if r.name == "ingot.integrations.torch_compile"]
-    assert len(told) == 1 and told[0].startswith("compiled a graph of ")
+    facts = [r.getMessage() for r in caplog.records if r.name == "ingot.integrations.torch_compile"]
+    assert len(facts) == 1 and facts[0].startswith("compiled a graph of ")

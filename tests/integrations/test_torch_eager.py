@@ -78,6 +78,16 @@ def test_a_graph_is_split(caplog: pytest.LogCaptureFixture) -> None:
     assert middle and "twist" in after and "maximum" in after
 
 
+def test_a_training_step_is_explained() -> None:
+    """Forward, which writes running statistics in place, and backward, without a trace in gradients."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh())
+    model = torch.compile(lambda x: net(x), backend="ingot")
+    text = explain(model, torch.randn(4, 6))
+    _, forward, backward = text.split("ms in kernels")
+    assert "tanh" in forward and "tanh" not in backward
+    assert all(p.grad is None for p in net.parameters())
+
+
 def test_weights_that_change_take_effect() -> None:
     net = Net().eval()
     model = compiled(net)

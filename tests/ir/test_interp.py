@@ -22,8 +22,8 @@ def test_computes_by_position_and_by_label() -> None:
     x, y = arg("x", 3), arg("y", 3)
     g = Graph((x, y), (TAdd()(x, TNeg()(y)), x))
     a, b = floats([1, 2, 3]), floats([5, 5, 5])
-    for given in ([a, b], {"y": b, "x": a}):
-        total, same = interpret(g, given)
+    for data in ([a, b], {"y": b, "x": a}):
+        total, same = interpret(g, data)
         assert np.array_equal(total, a - b)
         assert same is a
 

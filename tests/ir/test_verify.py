@@ -6,7 +6,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node, Project
 from ingot.ir.types import TensorType, f32
 from ingot.ir.verify import verify
-from ingot.support.errors import VerifyError
+from ingot.support.errors import ShapeError, VerifyError
 from tests.ir.tiny import TAdd, TBroadcast, TCall, TNeg, TSplit, arg
 
 S = symbol("s")
@@ -61,3 +61,9 @@ FORGED = forged(TNeg(), (X,), TensorType(f32, (S + 1,)), loc="m.py:9")
 def test_refuses_and_names_the_pass(graph: Graph, message: str) -> None:
     with pytest.raises(VerifyError, match=message):
         verify(graph, "fuse#3")
+
+
+def test_a_size_is_not_negative() -> None:
+    """Of a product of two negative sizes the number of elements is right."""
+    with pytest.raises(ShapeError, match="0 or more"):
+        arg("x", 6).type.with_shape((-2, -3))

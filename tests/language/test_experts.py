@@ -39,10 +39,10 @@ def test_experts_stay_levels() -> None:
         x, ends = Input("x", TensorType(f32, (10, COLUMNS)))(), Input("ends", TensorType(i64, (4,)))()
         program = compiled(Graph((x, ends), (ops.GroupedMatMul()(x, ops.swap_axes(w, 1, 2), ends),)))
         assert program.program.weights.nbytes * 8 <= bits * expected.size
-        given = RNG.normal(size=(10, COLUMNS)).astype(np.float32)
-        got = np.asarray(program(given, np.array([3, 3, 7, 10])))
+        inputs = RNG.normal(size=(10, COLUMNS)).astype(np.float32)
+        got = np.asarray(program(inputs, np.array([3, 3, 7, 10])))
         chosen = np.repeat([0, 2, 3], [3, 4, 3])
-        want = np.stack([given[i] @ expected[e].T for i, e in enumerate(chosen)])
+        want = np.stack([inputs[i] @ expected[e].T for i, e in enumerate(chosen)])
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 

@@ -81,9 +81,9 @@ def stored(weights: dict[str, np.ndarray], old: Architecture, new: Architecture)
 
 @pytest.mark.parametrize("family", CASES)
 def test_logits(family: str, tmp_path: Path) -> None:
-    module, kind, given = MODELS[FAMILIES[family][0]]
+    module, kind, data = MODELS[FAMILIES[family][0]]
     # GGUF has Llama's factors as a tensor, and a fixed pattern of windows
-    plain = {k: v for k, v in given.items() if k not in ("sliding_window_pattern", "mlp_only_layers")}
+    plain = {k: v for k, v in data.items() if k not in ("sliding_window_pattern", "mlp_only_layers")}
     net = model(module, kind, plain)
     old, weights = files(net, tmp_path)
     new = from_metadata(metadata(family, old))

@@ -38,10 +38,10 @@ def test_stored_narrow(name: str) -> None:
         model = ingot.compile(exported, precision=precision, cache=False, threads=2)
         assert model.program.meta["precision"] == precision
         for batch, length in zip((1, 3), family.lengths, strict=True):
-            given = family.inputs(batch, length)
+            inputs = family.inputs(batch, length)
             with torch.no_grad():
-                want = net(*given)
-            got = model(*given)
+                want = net(*inputs)
+            got = model(*inputs)
             assert got.dtype == torch.float32
             assert _off(got, want) < bound, f"{name} in {precision}"
 
@@ -57,11 +57,11 @@ def test_models_of_16_bits_from_pytorch(name: str, dtype: str) -> None:
     """As near to the exact results as PyTorch's own, or nearer: sums are f32, norms and softmax as well."""
     family = FAMILIES[name]
     net = make(name).to(getattr(torch, dtype))
-    given = _cast(family.inputs(2, family.lengths[0]), getattr(torch, dtype))
+    inputs = _cast(family.inputs(2, family.lengths[0]), getattr(torch, dtype))
     with torch.no_grad():
-        theirs = net(*given)
-        exact = copy.deepcopy(net).double()(*_cast(given, torch.float64))
-    got = ingot.compile(net, given, cache=False, threads=2)(*given)
+        theirs = net(*inputs)
+        exact = copy.deepcopy(net).double()(*_cast(inputs, torch.float64))
+    got = ingot.compile(net, inputs, cache=False, threads=2)(*inputs)
     assert got.dtype == theirs.dtype and got.shape == theirs.shape
     assert _off(got, exact) <= 1.5 * _off(theirs, exact) + BOUND[dtype] / 2, name
 
@@ -70,15 +70,17 @@ def test_models_of_16_bits_from_pytorch(name: str, dtype: str) -> None:
 def test_models_of_16_bits_from_onnx(name: str) -> None:
     family = FAMILIES[name]
     net = make(name).half()
-    given = _cast(family.inputs(2, family.lengths[0]), torch.float16)
+    inputs = _cast(family.inputs(2, family.lengths[0]), torch.float16)
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(net, given, file, opset_version=17, dynamo=False)
-    got = ingot.compile(onnx.load_from_string(file.getvalue()), cache=False, threads=2)(*(np.asarray(x) for x in given))
+        torch.onnx.export(net, inputs, file, opset_version=17, dynamo=False)
+    got = ingot.compile(onnx.load_from_string(file.getvalue()), cache=False, threads=2)(
+        *(np.asarray(x) for x in inputs)
+    )
     with torch.no_grad():
-        theirs = net(*given)
-        exact = copy.deepcopy(net).double()(*_cast(given, torch.float64))
+        theirs = net(*inputs)
+        exact = copy.deepcopy(net).double()(*_cast(inputs, torch.float64))
     assert np.asarray(got).dtype == np.float16
     assert _off(got, exact) <= 1.5 * _off(theirs, exact) + BOUND["float16"] / 2
 

@@ -22,10 +22,10 @@ TOLERANCE = 1e-5
 def _check(name: str, run: object, net: object) -> None:
     family = FAMILIES[name]
     for batch, length in zip((1, 3), family.lengths, strict=True):
-        given = family.inputs(batch, length)
+        inputs = family.inputs(batch, length)
         with torch.no_grad():
-            want = net(*given)  # type: ignore[operator]
-        got = torch.as_tensor(run(*given))  # type: ignore[operator]
+            want = net(*inputs)  # type: ignore[operator]
+        got = torch.as_tensor(run(*inputs))  # type: ignore[operator]
         assert got.shape == want.shape and got.dtype == want.dtype
         error = float((got - want).abs().max() / want.abs().max())
         assert error < TOLERANCE, f"{name} at batch {batch}: off by {error:.1e} of the largest output"
@@ -64,9 +64,9 @@ def test_from_onnx(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_c(name: str, tmp_path: Path) -> None:
     family, net = FAMILIES[name], make(name)
-    given = family.inputs(1, family.lengths[0])
-    model = ingot.compile(net, given, target="c", cache=False)
-    (got,) = run_program(model.program, [x.numpy() for x in given], tmp_path)
+    inputs = family.inputs(1, family.lengths[0])
+    model = ingot.compile(net, inputs, target="c", cache=False)
+    (got,) = run_program(model.program, [x.numpy() for x in inputs], tmp_path)
     with torch.no_grad():
-        want = net(*given).numpy()
+        want = net(*inputs).numpy()
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())

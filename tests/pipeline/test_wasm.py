@@ -67,8 +67,8 @@ def test_state_is_kept_from_call_to_call(tmp_path: Path) -> None:
     assert [bool(s.copy_reason) for s in program.state] == [False, True]
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(3, 5)).astype(np.float32) for _ in range(4)]
-    for given, (got,) in zip(inputs, call(program, [[x] for x in inputs], tmp_path), strict=True):
-        *state, want = interpret(g, (given, *state))
+    for data, (got,) in zip(inputs, call(program, [[x] for x in inputs], tmp_path), strict=True):
+        *state, want = interpret(g, (data, *state))
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 

@@ -72,9 +72,9 @@ def test_what_waits_for_an_exchange_comes_behind_what_does_not() -> None:
         sums.append(own)
         outputs.append(x)
     order = topological([*inputs, *outputs])
-    found = overlap_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))
-    assert sorted(n.id for n in found) == sorted(n.id for n in order)
-    assert all(found.index(i) < at for at, n in enumerate(found) for i in n.inputs)
+    results = overlap_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))
+    assert sorted(n.id for n in results) == sorted(n.id for n in order)
+    assert all(results.index(i) < at for at, n in enumerate(results) for i in n.inputs)
     (a, c), (b, d) = sums
-    assert [n for n in found if isinstance(n.op, ops.AllReduce)] == [a, b, c, d]
-    assert found.index(outputs[0]) > found.index(d)
+    assert [n for n in results if isinstance(n.op, ops.AllReduce)] == [a, b, c, d]
+    assert results.index(outputs[0]) > results.index(d)

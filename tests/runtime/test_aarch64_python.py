@@ -61,8 +61,8 @@ def test_artifacts_run(tmp_path: Path) -> None:
     ran = python("cortex-a72", tmp_path, "-c", RUN, *wants)
     assert ran.returncode == 0, ran.stderr[-2000:]
     for name, want in wants.items():
-        with np.load(tmp_path / f"{name}.out.npz") as found:
-            for y, expected in zip(found.values(), want, strict=True):
+        with np.load(tmp_path / f"{name}.out.npz") as result:
+            for y, expected in zip(result.values(), want, strict=True):
                 np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
 
 

@@ -76,12 +76,15 @@ def test_places_where_the_model_is_not() -> None:
     program = build_program(Graph((x,), (ops.Tanh()(x),)), features_of("null:cuda:sm_90a"), 1)
     (code,) = program.code.values()
     cuda = replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
-    given = torch.zeros(2, 3).as_subclass(Elsewhere)
-    for made, told in ((cuda, "expected tensors on cuda:0, the model's device, got cuda:1"), (program, "a CPU tensor")):
+    data = torch.zeros(2, 3).as_subclass(Elsewhere)
+    for made, message in (
+        (cuda, "expected tensors on cuda:0, the model's device, got cuda:1"),
+        (program, "a CPU tensor"),
+    ):
         arguments = Arguments(made)
         for _ in range(3):
-            with pytest.raises(InputError, match=told):
-                arguments.take([given])
+            with pytest.raises(InputError, match=message):
+                arguments.take([data])
     with pytest.raises(InputError, match=r"input 'x': expected dtype f32 \[2, 3\], got dtype torch.float64"):
         Arguments(cuda).take([torch.zeros(2, 3).double().as_subclass(Elsewhere)])
 
@@ -108,10 +111,15 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
     arguments = Arguments(
         replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
     )
-    given = Array(np.zeros((3, 3), np.float32)[1:])
-    held, pointers, told = arguments.take([given])
-    assert pointers == [given.values.ctypes.data] and given.streams == [1] and len(held) == 1
-    assert (told.shapes, told.tensors, told.device, told.resident) == (((2, 3),), False, None, (True, False))
+    data = Array(np.zeros((3, 3), np.float32)[1:])
+    held, pointers, buffers = arguments.take([data])
+    assert pointers == [data.values.ctypes.data] and data.streams == [1] and len(held) == 1
+    assert (buffers.shapes, buffers.tensors, buffers.device, buffers.resident) == (
+        ((2, 3),),
+        False,
+        None,
+        (True, False),
+    )
     for wrong, text in (
         (Array(np.zeros((2, 3))), "expected dtype f32 .* got dtype f64"),
         (Array(np.zeros((3, 2), np.float32).T), "dense"),
@@ -128,7 +136,7 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
     )
     first = torch.zeros(2, 3).as_subclass(Here)
     with pytest.raises(InputError, match="or of other libraries alone, got both"):
-        arguments.take([first, given])
+        arguments.take([first, data])
 
 
 class Here(Elsewhere):
@@ -215,12 +223,12 @@ def model_of_rows() -> CompiledModel:
 @pytest.mark.filterwarnings("ignore")
 def test_what_has_no_memory_is_refused_and_all_else_taken(calls: int) -> None:
     model = model_of_rows()
-    for told, makers in REFUSED.items():
+    for message, makers in REFUSED.items():
         for make in makers:
             value = make()
             for _ in range(calls):
                 model(ONES_T)
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=message):
                 model(value)
     for make in TAKEN:
         value = make()

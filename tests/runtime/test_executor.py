@@ -116,17 +116,17 @@ def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: py
     monkeypatch.setattr(memory, "MMAP_BYTES", 1)
     model = CompiledModel(models.dynamic(), threads=2)
     x, z = vector(1000), vector(1000, 1)
-    given = (x, z) if kind == "numpy" else tuple(map(pytest.importorskip("torch").from_numpy, (x, z)))
-    kept = model(*given)
-    part = model(*given)[0][10:20]  # type: ignore[index]
+    inputs = (x, z) if kind == "numpy" else tuple(map(pytest.importorskip("torch").from_numpy, (x, z)))
+    kept = model(*inputs)
+    part = model(*inputs)[0][10:20]  # type: ignore[index]
     places = set()
     for _ in range(4):
-        y, d = model(*given)  # type: ignore[misc]
+        y, d = model(*inputs)  # type: ignore[misc]
         np.testing.assert_array_equal(np.asarray(y), (x + z + 1) + 1)
         np.testing.assert_array_equal(np.asarray(d), x * 2)
         places |= {np.asarray(y).ctypes.data, np.asarray(d).ctypes.data}
     assert len(places) == 4  # two calls at a time are alive
-    model(*(v * 0 for v in given))
+    model(*(v * 0 for v in inputs))
     np.testing.assert_array_equal(np.asarray(part), ((x + z + 1) + 1)[10:20])
     np.testing.assert_array_equal(np.asarray(kept[1]), x * 2)  # type: ignore[index]
 

@@ -147,8 +147,8 @@ def test_no_step_is_given_memory_that_is_not_its_own(first: int) -> None:
             program = loaded(plan, original)
             sizes = {s.name: 8 for s in program.symbols}
             shapes = [tuple(evaluate(dim, sizes) for dim in spec.shape) for spec in program.arguments]
-            told = [tuple(evaluate(e, sizes) for e in s.elements) for s in program.arguments if s.elements]
-            instance = Instance(program, (*shapes, *told), CodeImage(program.code["cpu"]))
+            facts = [tuple(evaluate(e, sizes) for e in s.elements) for s in program.arguments if s.elements]
+            instance = Instance(program, (*shapes, *facts), CodeImage(program.code["cpu"]))
         except IngotError:
             continue
         bound += 1

@@ -76,7 +76,9 @@ def _elements() -> Model:
     shape = Input("shape", T.TensorType(T.i64, (2,)), (n, m))()
     rows = ops.broadcast_to(ops.reshape(x, (b, 1)), (b, dim_max(n, 0)))
     graph = Graph((x, shape), (ops.mul(rows, ops.cast(ops.DimValue(m)(), T.f32)),), ("y",), (("shape.1", None, 9),))
-    return build_program(graph, HOST, 2), [[_random(3), np.array(told)] for told in ((4, -2), (0, 3), (-1, 3), (1, 9))]
+    return build_program(graph, HOST, 2), [
+        [_random(3), np.array(message)] for message in ((4, -2), (0, 3), (-1, 3), (1, 9))
+    ]
 
 
 def _state() -> Model:

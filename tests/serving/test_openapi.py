@@ -33,7 +33,9 @@ def test_every_answer_is_one_that_the_description_has():
     app = application(repository, RequestLimits(seconds=20), Metrics())
     codes: Counter[int] = Counter()
     try:
-        operations = [found.ok() for found in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations()]
+        operations = [
+            result.ok() for result in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations()
+        ]
         for operation in operations:
             is_post = operation.path.endswith("/infer")
 

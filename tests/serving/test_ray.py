@@ -134,7 +134,7 @@ def test_a_killed_replica_loses_no_more_than_its_own_answers(address: str):
 
 def _replicas() -> dict[int, int]:
     """The processes of replicas, by their titles, each with its parent, the process of a node of this process."""
-    found, own = {}, os.getpid()
+    results, own = {}, os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title, parent = (folder / "cmdline").read_bytes(), _parent(int(folder.name))
@@ -142,8 +142,8 @@ def _replicas() -> dict[int, int]:
         except OSError:
             continue
         if is_own:
-            found[int(folder.name)] = parent
-    return found
+            results[int(folder.name)] = parent
+    return results
 
 
 def _parent(process: int) -> int:

@@ -32,8 +32,8 @@ HEADS = {
 def test_heads_tell(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"  # whatever its name says
     path.write_bytes(HEADS[name])
-    found = foreign(path)
-    assert found is not None and found.name == name and found.fix
+    result = foreign(path)
+    assert result is not None and result.name == name and result.fix
 
 
 def test_what_may_be_a_model_of_onnx(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_what_may_be_a_model_of_onnx(tmp_path: Path) -> None:
 def test_safetensors(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (tmp_path / "w").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    found = foreign(tmp_path / "w")
-    assert found is not None and found.name == "a safetensors file"
+    result = foreign(tmp_path / "w")
+    assert result is not None and result.name == "a safetensors file"
 
 
 def _archive(path: Path, *names: str) -> Path:
@@ -63,23 +63,23 @@ def test_archives(tmp_path: Path) -> None:
         "a zip archive": ("readme.txt",),
     }
     for name, names in cases.items():
-        found = foreign(_archive(tmp_path / "m", *names))
-        assert found is not None and found.name == name
+        result = foreign(_archive(tmp_path / "m", *names))
+        assert result is not None and result.name == name
     assert foreign(_archive(tmp_path / "s", "net/constants.pkl", "net/code/__torch__.py", "net/data.pkl")) is None
     assert foreign(_archive(tmp_path / "p", "p/archive_format", "p/models/model.json", "p/data/weights/w.pkl")) is None
     np.savez(tmp_path / "a.npz", x=np.zeros(2))
-    found = foreign(tmp_path / "a.npz")
-    assert found is not None and found.name == "arrays of numpy"
+    result = foreign(tmp_path / "a.npz")
+    assert result is not None and result.name == "arrays of numpy"
 
 
 def test_folders(tmp_path: Path) -> None:
     (tmp_path / "Manifest.json").write_bytes(b"x")
-    found = foreign(tmp_path)
-    assert found is not None and found.name == "a package of Core ML"
+    result = foreign(tmp_path)
+    assert result is not None and result.name == "a package of Core ML"
     (tmp_path / "Manifest.json").unlink()
     (tmp_path / "net.onnx").write_bytes(b"x")
-    found = foreign(tmp_path)
-    assert found is not None and found.fix == "name the file in it: net.onnx"
+    result = foreign(tmp_path)
+    assert result is not None and result.fix == "name the file in it: net.onnx"
 
 
 def test_language_models(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_language_models(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"{}")
     assert language_model(tmp_path) == "huggingface"
     assert kind_of(tmp_path) == "huggingface"
-    found = foreign(tmp_path)
-    assert found is not None and found.name == "a folder of Hugging Face"
+    result = foreign(tmp_path)
+    assert result is not None and result.name == "a folder of Hugging Face"
 
 
 def test_files_of_language_models(tmp_path: Path) -> None:

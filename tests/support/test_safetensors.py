@@ -22,11 +22,11 @@ KINDS = [
 def test_each_type_there_and_back(tmp_path: Path) -> None:
     arrays = {k.name: np.arange(6).reshape(2, 3).astype(k) for k in KINDS} | {"none": np.zeros((0, 4), np.float32)}
     safetensors.write(tmp_path / "w", arrays)
-    found = safetensors.read(tmp_path / "w")
-    assert list(found) == list(arrays)
+    results = safetensors.read(tmp_path / "w")
+    assert list(results) == list(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype and not found[name].flags.writeable
-        np.testing.assert_array_equal(found[name].astype(np.float64), array.astype(np.float64))
+        assert results[name].dtype == array.dtype and not results[name].flags.writeable
+        np.testing.assert_array_equal(results[name].astype(np.float64), array.astype(np.float64))
 
 
 def _entry(start: int = 0, end: int = 8, shape: object = (2,), dtype: object = "F32") -> dict[str, object]:

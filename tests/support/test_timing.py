@@ -39,6 +39,6 @@ def test_calls_take_turns() -> None:
 
         return call
 
-    found = timing.interleaved([named("a"), named("b")], 0.0, 0.0, np.min, clock)
-    assert found.shape == (5, 2) and (found == 1.0).all()
+    result = timing.interleaved([named("a"), named("b")], 0.0, 0.0, np.min, clock)
+    assert result.shape == (5, 2) and (result == 1.0).all()
     assert order == (["a"] * 4 + ["b"] * 4) * 5

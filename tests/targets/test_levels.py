@@ -57,8 +57,8 @@ def test_products(dtype: DType, zero: int, least: int, run: Run, tmp_path: Path)
         x = Input("x", TensorType(dtype, (rows, k)))()
         w = ops.Dequantize()(const(weights(columns, k, least=least)), const(np.int8(0)))
         graph = Graph((x,), (ops.linear(moved(x, zero), w),))
-        given = extremes(dtype, rows, k)
-        np.testing.assert_array_equal(run(graph, given, tmp_path), interpret(graph, [given])[0])
+        data = extremes(dtype, rows, k)
+        np.testing.assert_array_equal(run(graph, data, tmp_path), interpret(graph, [data])[0])
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -68,5 +68,5 @@ def test_convolutions(channels: int, groups: int, window: int, run: Run, tmp_pat
     conv = ops.Conv((1, 2), ((1, 1), (1, 0)), (1, 1), groups)
     w = ops.Dequantize()(const(weights(8, channels // groups, window, window)), const(np.int8(0)))
     graph = Graph((x,), (conv.lower(moved(x, -7), w),))
-    given = extremes(i8, 1, channels, 6, 7)
-    np.testing.assert_array_equal(run(graph, given, tmp_path), interpret(graph, [given])[0])
+    data = extremes(i8, 1, channels, 6, 7)
+    np.testing.assert_array_equal(run(graph, data, tmp_path), interpret(graph, [data])[0])

@@ -32,10 +32,10 @@ FAST = tuple(t for t in identities.DTYPES_PROVED if t not in (f64, i64))
 
 
 def check(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    found = list(verdicts)
-    assert found
-    assert [str(v) for v in found if v.state != "proved"] == []
-    return found
+    results = list(verdicts)
+    assert results
+    assert [str(v) for v in results if v.state != "proved"] == []
+    return results
 
 
 @pytest.mark.sampled(4)
@@ -58,8 +58,8 @@ def test_each_identity_has_a_dtype(identity: Identity) -> None:
 
 
 def test_fast_math_has_counterexamples() -> None:
-    found = check(prove.GROUPS["fast-math"](""))
-    assert len(found) == len(FAST_MATH) and all(v.witness for v in found)
+    results = check(prove.GROUPS["fast-math"](""))
+    assert len(results) == len(FAST_MATH) and all(v.witness for v in results)
 
 
 @pytest.mark.slow

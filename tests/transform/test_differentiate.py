@@ -31,14 +31,14 @@ def test_a_torch_loss() -> None:
     net, x, y = Loss().eval(), torch.randn(3, 2, 8, 8), torch.tensor([1, 4, 0])
     model = ingot.value_and_grad(net, (x, y))
     loss, gradients = model(x, y)
-    given = x.clone().requires_grad_()
-    want = net(given, y)
+    data = x.clone().requires_grad_()
+    want = net(data, y)
     want.backward()
     assert model.wrt == ("x",)
     np.testing.assert_allclose(np.asarray(loss), want.item(), rtol=1e-5)
-    np.testing.assert_allclose(np.asarray(gradients["x"]), given.grad.numpy(), atol=1e-6)
-    for wrt, told in (("y", "floats"), ([], "some of x, y, got none"), (["x", "x"], "once"), ("z", "some of x, y")):
-        with pytest.raises(InputError, match=told):
+    np.testing.assert_allclose(np.asarray(gradients["x"]), data.grad.numpy(), atol=1e-6)
+    for wrt, message in (("y", "floats"), ([], "some of x, y, got none"), (["x", "x"], "once"), ("z", "some of x, y")):
+        with pytest.raises(InputError, match=message):
             ingot.value_and_grad(net, (x, y), wrt=wrt)
 
 

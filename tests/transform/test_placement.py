@@ -99,15 +99,15 @@ def interpreted(graph: Graph, driver: InterpretingDriver) -> Program:
         steps.append(Step(name, args, (), 1, n.op.name, device="cuda"))
     kernels = {s.kernel: KernelCode(s.kernel, b"cubin", 32, 0, len(s.args), (len(s.args) - 1,)) for s in steps}
     names = value_names(graph)
-    found = Program(
+    result = Program(
         symbols=(), inputs=tuple(spec(names[n], n) for n in graph.inputs),
         outputs=tuple(spec(name, n) for name, n in zip(graph.output_names, graph.outputs, strict=True)),
         buffers=tuple(replace(b, device="cuda") for b in buffers), steps=tuple(steps),
         code={"cuda": pack(H100, {arch: kernels for arch in ("sm_90a", "sm_80")})},
         weights=np.frombuffer(b"".join(chunks), np.uint8),
     )  # fmt: skip
-    found.check()
-    return found
+    result.check()
+    return result
 
 
 def nbytes(n: Node) -> int:
@@ -124,16 +124,16 @@ def run_node(n: Node, addresses: list[int]) -> None:
         np.frombuffer(ctypes.string_at(a, nbytes(i)), i.dtype.numpy).reshape(static_shape(i.shape))
         for i, a in zip(n.inputs, operands, strict=True)
     ]
-    given = [Input(f"x{at}", i.type)() for at, i in enumerate(n.inputs)]
-    (found,) = interpret(Graph(tuple(given), (n.with_inputs(given),)), arrays)
-    ctypes.memmove(result, np.ascontiguousarray(found).tobytes(), nbytes(n))
+    inputs = [Input(f"x{at}", i.type)() for at, i in enumerate(n.inputs)]
+    (outcome,) = interpret(Graph(tuple(inputs), (n.with_inputs(inputs),)), arrays)
+    ctypes.memmove(result, np.ascontiguousarray(outcome).tobytes(), nbytes(n))
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> InterpretingDriver:
-    found = InterpretingDriver()
-    monkeypatch.setattr(cuda, "driver", lambda: found)
-    return found
+    result = InterpretingDriver()
+    monkeypatch.setattr(cuda, "driver", lambda: result)
+    return result
 
 
 def placed(graph: Graph, driver: InterpretingDriver, bound: int, copies: Copies) -> CompiledModel:
@@ -267,13 +267,13 @@ def test_what_cannot_be_placed_is_an_error():
 def test_the_command_line_refuses_what_it_cannot_place(tmp_path: Path):
     onnx.save(pooled(), tmp_path / "pool.onnx")
     words = ["explain", str(tmp_path / "pool.onnx"), "--repeats", "1", "--device-memory", "1000000"]
-    for more, told in (
+    for more, message in (
         ([], "a device with memory of its own"),
         (["--placement", "measured"], "cuda:"),
         (["--placement", "measured", "--target", "cuda"], "here is none"),
     ):
         result = CliRunner().invoke(app, [*words, *more])
-        assert result.exit_code and told in " ".join(result.output.split()), result.output
+        assert result.exit_code and message in " ".join(result.output.split()), result.output
 
 
 def test_copies_are_measured():

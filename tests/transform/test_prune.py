@@ -66,10 +66,10 @@ def test_levels_of_pruned_weights_are_sparse() -> None:
     levels = ops.Dequantize()(ops.quantize(x, scale, zero), zero, scale)
     weights = ops.Dequantize()(const(w), ops.scalar(0, i8), ops.scalar(0.01))
     graph = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(levels, weights),))
-    given = [rng.standard_normal((128, 384)).astype(np.float32)]
+    data = [rng.standard_normal((128, 384)).astype(np.float32)]
     program = build_native(graph, 1)
-    (got,) = CompiledModel(program, threads=1).run(given)
-    np.testing.assert_allclose(np.asarray(got), interpret(graph, given)[0], rtol=1e-5, atol=1e-5)
+    (got,) = CompiledModel(program, threads=1).run(data)
+    np.testing.assert_allclose(np.asarray(got), interpret(graph, data)[0], rtol=1e-5, atol=1e-5)
     if NATIVE.int8_dot == u8:
         assert any("sparse" in s.kernel for s in program.steps) and program.weights.nbytes < 0.25 * w.size
 
@@ -104,8 +104,8 @@ def test_what_is_refused() -> None:
         ({"sparsity": {"nothing": 0.5}}, "names of products"),
         ({"sparsity": 0.5, "scope": "all"}, "layer or global"),
     )
-    for arguments, told in refused:
-        with pytest.raises(InputError, match=told):
+    for arguments, message in refused:
+        with pytest.raises(InputError, match=message):
             ingot.prune(net(), example_inputs=x, **arguments)
     with pytest.raises(InputError, match="products with constant weights"):
         ingot.prune(nn.ReLU(), 0.5, example_inputs=x)

@@ -73,8 +73,8 @@ class Dying:
 def test_a_request_goes_on_where_its_worker_died_and_is_left_out_where_all_do():
     failures: dict[str, str] = {}
     workers = [Dying(0), Dying(MAX_TRIES - 1), Dying(MAX_TRIES)]
-    found = Fleet(workers, {}, "here", failures).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
-    assert [float(r.sites["a"][0, 0] / r.sites["a"][0, 1]) for r in found] == [2.0, 2.0, 0.0]
+    results = Fleet(workers, {}, "here", failures).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
+    assert [float(r.sites["a"][0, 0] / r.sites["a"][0, 1]) for r in results] == [2.0, 2.0, 0.0]
     assert [w.asked for w in workers] == [1, MAX_TRIES, MAX_TRIES]
     assert len(failures) == 1 and str(tile(3)) in next(iter(failures))
 
@@ -113,8 +113,8 @@ def test_a_killed_process_is_replaced(task: dict[str, Any]):
         machine = worker.ask(request)["machine"]
         assert worker._process is not None
         os.kill(worker._process.pid, signal.SIGKILL)
-        found = Fleet([worker], task, machine, {}).readings([{}], 3)[0]
-        assert found.total.shape == (3, 2) and (found.total > 0).all()
+        result = Fleet([worker], task, machine, {}).readings([{}], 3)[0]
+        assert result.total.shape == (3, 2) and (result.total > 0).all()
     finally:
         worker.close()
 

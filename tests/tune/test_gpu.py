@@ -71,8 +71,8 @@ class StandIn:
             return {"seconds": [[_seconds(tried.get(s.kernel)) for s in program.steps]]}
         self.compared += 1
         arrays = [np.resize(gpu_runner._random(kind), nbytes) for nbytes, kind in request["inputs"]]
-        found = run_planned(program, kernels, arrays)
-        values = [gpu_runner._view(x, place) for x, place in zip(found, request["compare"] * 2, strict=True)]
+        results = run_planned(program, kernels, arrays)
+        values = [gpu_runner._view(x, place) for x, place in zip(results, request["compare"] * 2, strict=True)]
         half = len(values) // 2
         close = [np.allclose(a, b, atol=1e-3, rtol=1e-2) for a, b in zip(values[:half], values[half:], strict=True)]
         assert all(np.ptp(x.astype(float)) > 0 for x in values), "results that do not vary prove nothing"
@@ -108,14 +108,14 @@ def test_every_candidate_computes_what_the_models_choice_does(graph, kind, monke
     candidates = [*dict.fromkeys([*trials.candidates(spot.site), *trials.refine(spot.site, spot.site.untuned)])]
     assert len(candidates) >= 3
     assert all(spot.site.admits(c) for c in (spot.site.untuned, *candidates))
-    wrong = {str(c): found for c in candidates if (found := trials.disagreeing({spot.site.key: c}))}
+    wrong = {str(c): result for c in candidates if (result := trials.disagreeing({spot.site.key: c}))}
     assert not wrong and not trials.failures
 
 
 def search(trials: GpuBench) -> tuple[list[Finding], Search]:
     now = iter(range(10**6))
-    found = Search(trials, {}, lambda findings: None, lambda: float(next(now)), lambda text, seconds: None)
-    return found.run(10**5), found
+    result = Search(trials, {}, lambda findings: None, lambda: float(next(now)), lambda text, seconds: None)
+    return result.run(10**5), result
 
 
 def test_a_search_finds_what_is_fastest_and_leaves_out_what_hangs(monkeypatch) -> None:
@@ -124,9 +124,9 @@ def test_a_search_finds_what_is_fastest_and_leaves_out_what_hangs(monkeypatch) -
     assert isinstance(first, Tiling) and first.warps == 4
     hanging = site.candidates()[0]
     trials = bench(product(), monkeypatch, hanging)
-    (finding,), found = search(trials)
+    (finding,), result = search(trials)
     assert isinstance(finding.choice, Tiling) and finding.choice.warps == 8 and finding.choice != hanging
-    assert not found.wrong and any("killed after 30 s" in why for why in trials.failures.values())
+    assert not result.wrong and any("killed after 30 s" in why for why in trials.failures.values())
     assert finding.untuned_seconds / finding.seconds == pytest.approx(2)
     # which compiling then takes, as long as the model's own choice is what it was better than
     assert decide(site, {site.key: Measured(finding.choice, first)}) == finding.choice

@@ -63,21 +63,21 @@ def search(
     bench: FakeBench, budget: float = 1000.0, known: dict[str, Measured] | None = None
 ) -> tuple[dict[str, Finding], list[Finding]]:
     written: list[Finding] = []
-    found = Search(bench, known or {}, written.extend, bench.clock, lambda text, seconds: None).run(budget)
-    return {f.spot.site.key: f for f in found}, written
+    results = Search(bench, known or {}, written.extend, bench.clock, lambda text, seconds: None).run(budget)
+    return {f.spot.site.key: f for f in results}, written
 
 
 def test_the_fastest_choice_is_found_and_written():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)], [tile(5)])], {("a", tile(6)): 1.2, ("a", tile(5)): 1.3})
-    found, written = search(bench)
-    assert found["a"].choice == tile(5) and found["a"].gain == pytest.approx(1.3)
-    assert written[-1] == found["a"]
+    results, written = search(bench)
+    assert results["a"].choice == tile(5) and results["a"].gain == pytest.approx(1.3)
+    assert written[-1] == results["a"]
 
 
 def test_what_was_found_beside_another_choice_of_the_model_is_tried_first():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)], [])], {("a", tile(5)): 1.3})
-    found, _ = search(bench, known={"a": Measured(tile(5), tile(9))})
-    assert bench.tried[0] == {"a": tile(5)} and found["a"].choice == tile(5)
+    results, _ = search(bench, known={"a": Measured(tile(5), tile(9))})
+    assert bench.tried[0] == {"a": tile(5)} and results["a"].choice == tile(5)
 
 
 def test_neighbours_are_tried_for_as_long_as_they_help():
@@ -86,22 +86,22 @@ def test_neighbours_are_tried_for_as_long_as_they_help():
     bench = FakeBench(
         [Spot(site, "op", "1", 1, 1.0, 1.0)], {("a", tile(9)): 1.1, ("a", tile(10)): 1.2, ("a", tile(11)): 1.1}
     )
-    found, _ = search(bench)
-    assert found["a"].choice == tile(10)
+    results, _ = search(bench)
+    assert results["a"].choice == tile(10)
     assert [c["a"] for c in bench.tried] == [tile(9), tile(10), tile(11)]
 
 
 def test_a_small_gain_is_no_gain():
     bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MIN_GAIN - 0.01})
-    found, written = search(bench)
-    assert not found["a"].tuned and [f.choice for f in written] == [BASE]  # that nothing is faster is remembered
+    results, written = search(bench)
+    assert not results["a"].tuned and [f.choice for f in written] == [BASE]  # that nothing is faster is remembered
 
 
 def test_what_the_guard_does_not_see_again_is_not_believed():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)])], {("a", tile(7)): 0.99, ("a", tile(6)): 1.0})
     bench.noise = 1.2
-    found, written = search(bench)
-    assert not found["a"].tuned and all(not f.tuned for f in written)
+    results, written = search(bench)
+    assert not results["a"].tuned and all(not f.tuned for f in written)
 
 
 def test_the_second_best_comes_after_a_first_that_was_refused():
@@ -115,16 +115,16 @@ def test_the_second_best_comes_after_a_first_that_was_refused():
 def test_nothing_is_written_that_makes_the_model_slower():
     bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): 1.5})
     bench.whole = 0.98
-    found, _ = search(bench)
-    assert not found["a"].tuned
+    results, _ = search(bench)
+    assert not results["a"].tuned
 
 
 def test_winograd_must_be_worth_its_errors():
     quick = Winograd(4, 16, 64)
     speed: dict[tuple[str, Choice], float] = {("a", quick): 1.1, ("b", quick): 1.2}
     bench = FakeBench([spot("a", 0.5, [quick]), spot("b", 0.5, [quick])], speed)
-    found, _ = search(bench)
-    assert not found["a"].tuned and found["b"].choice == quick
+    results, _ = search(bench)
+    assert not results["a"].tuned and results["b"].choice == quick
     other = FakeBench([spot("a", 0.5, [quick], untuned=Winograd(2, 16, 64))], speed)
     assert search(other)[0]["a"].choice == quick
 
@@ -158,5 +158,5 @@ def test_what_is_known_is_left_alone_while_it_holds():
     spots = [spot("a", 0.5, [tile(7)]), spot("b", 0.5, [tile(7)])]
     bench = FakeBench(spots, {})
     known = {"a": Measured(tile(7), BASE), "b": Measured(tile(7), tile(9))}  # b's was measured against another choice
-    found, _ = search(bench, known=known)
-    assert set(found) == {"b"} and all("a" not in c for c in bench.tried)
+    results, _ = search(bench, known=known)
+    assert set(results) == {"b"} and all("a" not in c for c in bench.tried)

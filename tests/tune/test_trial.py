@@ -57,11 +57,11 @@ def convolution(size: int = 14, channels: int = 32) -> Graph:
 
 
 def feeds(graph: Graph, **sizes: int) -> dict[str, np.ndarray]:
-    found = {}
+    results = {}
     for n in graph.inputs:
         shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in n.shape)
-        found[n.op.label] = RANDOM.standard_normal(shape).astype(np.float32)  # type: ignore[attr-defined]
-    return found
+        results[n.op.label] = RANDOM.standard_normal(shape).astype(np.float32)  # type: ignore[attr-defined]
+    return results
 
 
 def bench(graph: Graph, **sizes: int) -> Workbench:
@@ -104,10 +104,10 @@ def test_every_choice_gives_the_same_results():
             choices = {}
             for spot in work.spots:
                 ranked = work.candidates(spot.site)
-                found = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
-                if i < len(found):
-                    choices[spot.site.key] = found[i]
-                    tried.add(found[i].kind)
+                results = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
+                if i < len(results):
+                    choices[spot.site.key] = results[i]
+                    tried.add(results[i].kind)
             assert work.disagreeing(choices) == {}
         assert ("winograd" in tried) == (graph.inputs[0].type.rank == 4)
 
@@ -181,11 +181,11 @@ def test_the_key_tells_apart_what_matters():
         Graph((x,), (matmul(x, weights(24, 71)),)),
         Graph((y := Input("x", TensorType(f32, (symbol("n"), 24)))(),), (matmul(y, w),)),
     ]
-    found = [frozenset(keys(g)) for g in graphs]
-    assert len(set(found)) == len(found)
+    results = [frozenset(keys(g)) for g in graphs]
+    assert len(set(results)) == len(results)
     # and nothing else: names and weights do not matter
     other = Input("other", TensorType(f32, (40, 24)))()
-    assert keys(Graph((other,), (matmul(other, weights(24, 70)),))) == found[0]
+    assert keys(Graph((other,), (matmul(other, weights(24, 70)),))) == results[0]
 
 
 def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
@@ -193,28 +193,28 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     ticks = itertools.count(0.0, 0.02)  # as many steps on a busy machine as on a quiet one
     monkeypatch.setattr("ingot.tune.run.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     graph = chain()
-    given = feeds(graph)
-    expected = build(graph, threads=2).model()(**given)
-    told: list[str] = []
-    report = tune(graph, given, threads=2, budget=1.0, database=own, watch=lambda text, seconds: told.append(text))
+    inputs = feeds(graph)
+    expected = build(graph, threads=2).model()(**inputs)
+    facts: list[str] = []
+    report = tune(graph, inputs, threads=2, budget=1.0, database=own, watch=lambda text, seconds: facts.append(text))
     assert report.wrong_results == () and len(report.rows) == 2 and report.seconds > 0
-    assert told[0] == "compile" and len(told) > 3
+    assert facts[0] == "compile" and len(facts) > 3
     for row in report.rows:
         assert row.state in ("tuned", "untuned is best", "open") and row.gain >= 1
     after = build(graph, threads=2).model()
-    np.testing.assert_allclose(after(**given), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(after(**inputs), expected, rtol=1e-5, atol=1e-5)
     finished = [r for r in report.rows if r.state != "open"]
     assert len(tuning.read(own)) == len(finished)
-    again = tune(graph, given, threads=2, budget=1.0, database=own)
+    again = tune(graph, inputs, threads=2, budget=1.0, database=own)
     assert [r.state for r in again.rows].count("known") == len(finished)
 
 
 def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: pytest.MonkeyPatch):
     class Finds(Search):
         def run(self, budget: float) -> list[Finding]:
-            found = [Finding(s, self.bench.candidates(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
-            self.write(found)
-            return found
+            result = [Finding(s, self.bench.candidates(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
+            self.write(result)
+            return result
 
     graph = chain()
     monkeypatch.setattr("ingot.tune.run.Search", Finds)

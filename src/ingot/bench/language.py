@@ -85,32 +85,68 @@ def energy_of_tokens(
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:
     """The pace of several concurrent answers: the tokens per second of all of them. lm: an `ingot.LanguageModel` with
     sequences."""
-    prompt = max(1, min(prompt, lm.context - tokens))
-    chance = np.random.default_rng(0)
-    engine = lm.engine(queue=streams)
-
-    def ask(max_tokens: int) -> float:
-        """Seconds for new prompts, no prefix of which is cached, and answers of `max_tokens` tokens."""
-        prompts = [chance.integers(0, lm.vocabulary, prompt).tolist() for _ in range(streams)]
-        requests = [lm.request(max_tokens=max_tokens, temperature=0, ignore_ends=True, stream=False) for _ in prompts]
-        start = time.perf_counter()
-        for answer in [engine.submit(ids, request) for ids, request in zip(prompts, requests, strict=True)]:
-            for _ in answer:
-                pass
-        return time.perf_counter() - start
-
-    try:
-        ask(1)
-        first_token_seconds = min(ask(1) for _ in range(rounds))
-        whole_seconds = min(ask(tokens) for _ in range(rounds))
-    finally:
-        engine.close()
+    with _Answers(lm, streams, prompt, tokens) as answers:
+        answers.ask(answers.prompts(), 1)
+        first_token_seconds, whole_seconds = (
+            min(_seconds(lambda most=most: answers.ask(answers.prompts(), most)) for _ in range(rounds))
+            for most in (1, tokens)
+        )
     return Pace(
-        prompt,
+        answers.prompt,
         tokens,
-        streams * prompt / first_token_seconds,
+        streams * answers.prompt / first_token_seconds,
         streams * (tokens - 1) / max(whole_seconds - first_token_seconds, 1e-9),
     )
+
+
+def energy_of_joint_tokens(
+    lm: Any,
+    streams: int,
+    prompt: int,
+    tokens: int,
+    counters: EnergyCounters,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Energy, Energy]:
+    """`energy_of_tokens` of several concurrent answers. lm: an `ingot.LanguageModel` with sequences."""
+    with _Answers(lm, streams, prompt, tokens) as answers:
+        known = answers.prompts()  # cached after the first answer
+
+        def window(ask: Callable[[], None], count: int) -> Window:
+            calls = calls_for(ask, clock)
+            return lambda seconds: calls(seconds) * count
+
+        prefill = window(lambda: answers.ask(answers.prompts(), 1), streams * answers.prompt)
+        decode = window(lambda: answers.ask(known, tokens), streams * tokens)
+        energies = [measure(w, counters, clock=clock, sleep=sleep, unit="token") for w in (prefill, decode)]
+    return energies[0], energies[1]
+
+
+class _Answers:
+    """An engine that answers several prompts at a time. prompt: the tokens of each, with room for `tokens` after it."""
+
+    def __init__(self, lm: Any, streams: int, prompt: int, tokens: int) -> None:
+        self.lm, self.streams = lm, streams
+        self.prompt = max(1, min(prompt, lm.context - tokens))
+        self._random = np.random.default_rng(0)
+        self._engine = lm.engine(queue=streams)
+
+    def __enter__(self) -> _Answers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.close()
+
+    def prompts(self) -> list[list[int]]:
+        """New ones, no prefix of which is cached."""
+        return [self._random.integers(0, self.lm.vocabulary, self.prompt).tolist() for _ in range(self.streams)]
+
+    def ask(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        """Wait for answers of `tokens` tokens."""
+        requests = [self.lm.request(max_tokens=tokens, temperature=0, ignore_ends=True, stream=False) for _ in prompts]
+        for answer in [self._engine.submit(ids, request) for ids, request in zip(prompts, requests, strict=True)]:
+            for _ in answer:
+                pass
 
 
 def _seconds(run: Callable[[], None]) -> float:

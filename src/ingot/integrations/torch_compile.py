@@ -50,6 +50,7 @@ from ingot.integrations.torch_flat import import_flat, ints, placeholders, unrea
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import RANDOM
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -267,7 +268,7 @@ class _Specialized:
         in_place = self._in_place
         if mask is not None:
             inputs = [*compress(inputs, mask)]
-        report_program(None if in_place else run, inputs)
+        report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
             pairs = zip(result, self._places, strict=True)
@@ -317,7 +318,7 @@ class _Specialized:
         if run is not None and not self._in_place:
             call = _seeded(run, self._gpu) if draws_random(model.graph) else run
         elif isinstance(run, CompiledModel) and run.writes_in_place:
-            call = _call_over_state(model, run)
+            call = _CallOverState(model, run)
         else:
             self._in_place = {}  # all of them are copied
             self._runs.clear()
@@ -339,17 +340,21 @@ def _may_write(model: ImportedModel) -> bool:
     return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
 
 
-def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
+@dataclass(frozen=True)
+class _CallOverState:
     """A call of a program with the caller's tensors as state: (other inputs, these tensors by the index of their new
     value among all results) -> all results."""
 
-    def call(others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+    model: ImportedModel
+    run: CompiledModel
+
+    def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = targets = [*state_tensors.values()]
         fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
         if not all(fits):
             form = torch.contiguous_format
             targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
-        results = [*model.caller(lambda inputs: run.run_over(inputs, targets))(*others)]
+        results = [*self.model.caller(lambda inputs: self.run.run_over(inputs, targets))(*others)]
         for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
             if target is not tensor:
                 tensor.copy_(target)
@@ -359,7 +364,8 @@ def _call_over_state(model: ImportedModel, run: CompiledModel) -> Compiled:
             results.insert(number, state_tensors[number])
         return tuple(results)
 
-    return call
+    def explain(self, *others: Any) -> str:
+        return self.run.explain(*others)
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import deepcopy
 from operator import getitem
 from typing import Any
@@ -17,11 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
+from torch.utils import _pytree as pytree
 
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 _log = logging.getLogger(__name__)
-_report: ContextVar[list[str] | None] = ContextVar("report", default=None)
+_reports: list[list[str]] = []  # of all threads, as PyTorch runs the backward pass of a GPU in one of its own
 
 Run = Callable[[list[Any]], Any]
 Make = Callable[[fx.GraphModule, Sequence[Any], frozenset[int]], Run]
@@ -109,7 +109,7 @@ class _Eager(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         begin = time.perf_counter()
         result = self.part(*args)
-        if (report := _report.get()) is not None:
+        for report in _reports:
             report.append(f"in eager PyTorch, {1e6 * (time.perf_counter() - begin):.0f} us: {self.text}")
         return result
 
@@ -136,17 +136,19 @@ class _Compiled(torch.nn.Module):
 def reported() -> Iterator[list[str]]:
     """Collect the explanations of programs and eager parts that run inside the block."""
     report: list[str] = []
-    token = _report.set(report)
+    _reports.append(report)
     try:
         yield report
     finally:
-        _report.reset(token)
+        _reports[:] = [other for other in _reports if other is not report]
 
 
 def report_program(run: Any, args: Sequence[Any]) -> None:
     """Add the explanation of a program to the report, if there is one."""
-    if (report := _report.get()) is not None:
-        report.append(str(run.explain(*args)) if hasattr(run, "explain") else "a program")
+    if _reports:
+        text = str(run.explain(*args)) if hasattr(run, "explain") else "a program"
+        for report in _reports:
+            report.append(text)
 
 
 def has_fallback(options: Mapping[str, Any]) -> bool:
@@ -159,8 +161,26 @@ def has_fallback(options: Mapping[str, Any]) -> bool:
 
 def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Call a result of `torch.compile(..., backend="ingot")`, and report what ran, in order: the steps of each program
-    with their times (`CompiledModel.explain`), and the ops in eager PyTorch between them."""
-    model(*args, **kwargs)  # compiles what is not compiled yet
+    with their times (`CompiledModel.explain`), and the ops in eager PyTorch between them. If the results need
+    gradients, the backward pass is run and reported as well; no `.grad` is changed."""
+    _differentiate(model(*args, **kwargs))  # compiles what is not compiled yet
     with reported() as report:
-        model(*args, **kwargs)
+        _differentiate(model(*args, **kwargs))
     return "\n\n".join(report)
+
+
+def _differentiate(results: Any) -> None:
+    """Run the backward pass of the sum of all results that need gradients."""
+    roots = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+    leaves: list[torch.Tensor] = []
+    visited = set(nodes)
+    while nodes:
+        node: Any = nodes.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        following = {f for f, _ in node.next_functions if f is not None} - visited
+        visited |= following
+        nodes += following
+    if leaves:
+        torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)

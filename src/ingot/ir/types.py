@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product, substitute, symbols_of
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import ShapeError
 
 Shape = tuple[DimLike, ...]
 Box = tuple[tuple[DimLike, DimLike], ...]  # (begin, end) of each dimension
@@ -156,13 +157,16 @@ def truncation_type(dtype: DType) -> DType:
 
 @dataclass(frozen=True)
 class TensorType:
-    """The dtype and shape of one value, printed as `f32[s0,3,224,224]`; a scalar is `f32[]`."""
+    """The dtype and shape of one value, printed as `f32[s0,3,224,224]`; a scalar is `f32[]`. Raises ShapeError for a
+    negative size."""
 
     dtype: DType
     shape: Shape = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(as_dim(d) for d in self.shape))
+        if any(isinstance(d, int) and d < 0 for d in self.shape):
+            raise ShapeError("a type", expected="sizes of 0 or more", got=self)
 
     @property
     def rank(self) -> int:

@@ -111,8 +111,9 @@ class Trained(Change):
         return value if self.scale == 1 else weight + np.float32(self.scale) * (value - weight)
 
     def equals(self, other: Change) -> bool:
-        is_like = type(other) is type(self) and isinstance(other, Trained) and other.scale == self.scale
-        return is_like and np.array_equal(self.value, other.value)
+        if not isinstance(other, Trained) or type(other) is not type(self):
+            return False
+        return other.scale == self.scale and np.array_equal(self.value, other.value)
 
     def reordered(self, heads: int) -> Trained:
         return replace(self, value=_interleaved(self.value, heads))

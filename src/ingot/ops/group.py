@@ -10,10 +10,10 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Samples
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp, category
-from ingot.ops.core.binary import Add
+from ingot.ops.core.binary import Add, Mul, Sub
 from ingot.ops.core.functions import Exp
 from ingot.ops.core.reduce import Reduce
-from ingot.ops.core.shape import Reshape
+from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.support.dataclass import dataclass
 
 
@@ -84,6 +84,23 @@ def elements_readers(body: Graph, p: Node) -> set[Node] | None:
                 visited.add(u)
                 stack.append(u)
     return visited
+
+
+def centered_squares(node: Node) -> tuple[Node, Node] | None:
+    """(x, center) of a variance's sum((x - center)^2), where the center is the same along the reduced dimensions; None
+    for any other reduction."""
+    if not isinstance(node.op, Reduce) or node.op.kind != "sum" or not node.dtype.is_float:
+        return None
+    square = node.inputs[0]
+    if not isinstance(square.op, Mul) or square.inputs[0] is not square.inputs[1]:
+        return None
+    difference = square.inputs[0]
+    if not isinstance(difference.op, Sub) or not isinstance(difference.inputs[1].op, BroadcastInDim):
+        return None
+    x, center = difference.inputs
+    assert isinstance(center.op, BroadcastInDim)
+    sized = [d for d, n in zip(center.op.dims, center.inputs[0].shape, strict=True) if n != 1]
+    return (x, center) if x.shape == center.shape and not set(sized) & set(node.op.dims) else None
 
 
 def label(node: Node) -> str:

@@ -107,14 +107,15 @@ def updated_operand(value: Node) -> Node | None:
 def _carried_operand(value: Node) -> Node | None:
     """The operand of a loop's group with which a value of the loop begins, if the result of the group is that value."""
     group = producer(value)
-    loop = _while_of(group.op.body) if isinstance(group.op, Group) else None
-    if loop is None:
+    op = group.op
+    loop = _while_of(op.body) if isinstance(op, Group) else None
+    if loop is None or not isinstance(op, Group):
         return None
-    result = group.op.body.outputs[_result_index(value)]
+    result = op.body.outputs[_result_index(value)]
     if producer(result) is not loop:
         return None
     operand = loop.inputs[_result_index(result)]
-    return group.inputs[group.op.body.inputs.index(operand)] if operand in group.op.body.inputs else None
+    return group.inputs[op.body.inputs.index(operand)] if operand in op.body.inputs else None
 
 
 def _result_index(value: Node) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import field
 
 import numpy as np
@@ -58,13 +59,22 @@ class Weights:
         return blob
 
     def _pieces(self, fill: Fill) -> Iterator[tuple[int, np.ndarray]]:
-        """The constants, each with its offset, one after another in the same memory."""
-        memory = np.empty(max(span.stop - span.start for span, _, _ in self.sources), np.uint8)
-        for span, constant, pack in self.sources:
-            piece = memory[: span.stop - span.start]
-            piece.fill(0)
+        """The constants, each with its offset, of which the next few are filled meanwhile."""
+
+        def write(source: tuple[slice, Array, Pack | None]) -> tuple[int, np.ndarray]:
+            span, constant, pack = source
+            piece = np.zeros(span.stop - span.start, np.uint8)
             fill(constant, pack, piece)
-            yield span.start, piece
+            return span.start, piece
+
+        pending = deque[Future[tuple[int, np.ndarray]]]()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for source in self.sources:
+                pending.append(pool.submit(write, source))
+                if len(pending) > _THREADS:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
 
 
 def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.program import Program
 from ingot.support.energy.counters import EnergyCounters, find_counters
-from ingot.support.energy.measure import Energy, calls_for, measure
+from ingot.support.energy.measure import WINDOWS, Energy, calls_for, measure
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
 
@@ -122,8 +122,9 @@ def energy_counters(devices: set[str]) -> EnergyCounters:
     return find_counters(gpu)
 
 
-def energy_of(call: Callable[[], object], devices: set[str]) -> Energy:
-    """The energy of a call of programs on these devices, by their counters. It is repeated for some seconds."""
+def energy_of(call: Callable[[], object], devices: set[str], windows: int = WINDOWS, streams: int = 1) -> Energy:
+    """The energy of a call of programs on these devices, by their counters. It is repeated for some seconds in each of
+    the windows, by `streams` threads at a time."""
 
     def finished_call() -> None:
         call()
@@ -132,7 +133,7 @@ def energy_of(call: Callable[[], object], devices: set[str]) -> Energy:
             gpu.enter()
             gpu.synchronize_all()
 
-    return measure(calls_for(finished_call), energy_counters(devices))
+    return measure(calls_for(finished_call, streams=streams), energy_counters(devices), windows)
 
 
 def copy_rate() -> tuple[float, float]:

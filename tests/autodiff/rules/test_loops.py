@@ -28,9 +28,9 @@ def check(graph: Graph, arrays: list[np.ndarray], by: list[Node] | None = None) 
 def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool, by: list[Node]) -> Graph:
     core = differentiable(graph, keep_products)
     whole = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
-    value, *found = interpret(whole, arrays)
+    value, *results = interpret(whole, arrays)
     np.testing.assert_allclose(value, interpret(graph, arrays)[0])
-    for x, g in zip(by, found, strict=True):
+    for x, g in zip(by, results, strict=True):
         at, direction = core.inputs.index(x), rng.standard_normal(g.shape)
         sides = [
             float(interpret(graph, [a + s * direction if i == at else a for i, a in enumerate(arrays)])[0])
@@ -76,10 +76,10 @@ def test_a_recurrence_of_open_length(turns: int) -> None:
     loss = ops.add(ops.reduce_sum(out[2]), ops.reduce_sum(out[3]))
     arrays = [rng.standard_normal(s) for s in ((turns, 3), (3, 3), (3,))]
     check(Graph((x, w, h), (loss,)), arrays)
-    op, given, go = out[0].inputs[0].op, out[0].inputs[0].inputs, Input("go", TensorType(boolean))()
+    op, inputs, go = out[0].inputs[0].op, out[0].inputs[0].inputs, Input("go", TensorType(boolean))()
     assert isinstance(op, ops.While)
     cond = Graph((*op.cond.inputs, go), (ops.And()(go, op.cond.results[0]),))
-    asked = ops.While(cond, Graph((*op.body.inputs, go), (*op.body.results, go)))(*given, const(np.bool_(True)))
+    asked = ops.While(cond, Graph((*op.body.inputs, go), (*op.body.results, go)))(*inputs, const(np.bool_(True)))
     check(Graph((x, w, h), (ops.reduce_sum(asked.results[2]),)), arrays)
 
 

@@ -23,10 +23,10 @@ def test_kernels_of_convolutions(ins: int, outs: int, groups: int, step: int, si
     op = ops.Convolution((step, step), ((pad, pad),) * 2, (1, 1), (1, 1), "NCHW", "OIHW", "NCHW", groups)
     y = op(x, w)
     g = Input("g", y.type)()
-    (found,) = pull_back_cotangents([(y, g)], [w])
-    assert found is not None and found.type == w.type
+    (result,) = pull_back_cotangents([(y, g)], [w])
+    assert result is not None and result.type == w.type
     image, cotangent = rng.standard_normal((3, ins, 7, 6)), rng.standard_normal([int(d) for d in y.shape])
-    (got,) = interpret(Graph((x, g), (found,)), [image, cotangent])
+    (got,) = interpret(Graph((x, g), (result,)), [image, cotangent])
     padded = np.pad(image, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     high, wide = cotangent.shape[2:]
     expected = np.zeros(w.shape)

@@ -39,25 +39,25 @@ def cases() -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
         low, high = DOMAINS.get(cls, (-2, 2))
         seen = set()
         for op, arrays in cls.samples():
-            given = tuple(
+            inputs = tuple(
                 rng.uniform(low, high, a.shape) if dtype_of(a).is_float else a for a in map(np.asarray, arrays)
             )
             if isinstance(op, DOMINANT):
-                given = (given[0] + 4 * np.eye(given[0].shape[-1]), *given[1:])
-            if isinstance(op, ops.LU) and given[0].shape[-1] != given[0].shape[-2]:
+                inputs = (inputs[0] + 4 * np.eye(inputs[0].shape[-1]), *inputs[1:])
+            if isinstance(op, ops.LU) and inputs[0].shape[-1] != inputs[0].shape[-2]:
                 continue
             if isinstance(op, ops.AllReduce | ops.ReduceScatter) and op.kind != "sum":
                 continue  # refused by name
-            types = tuple(TensorType(dtype_of(a), a.shape) for a in given)
+            types = tuple(TensorType(dtype_of(a), a.shape) for a in inputs)
             try:
                 made = op.infer(*types)
             except ShapeError:
                 continue  # operands of several float types, which are one here
             results = made if isinstance(made, tuple) else (made,)
-            finite = all(np.isfinite(y).all() for y in _arrays(op.reference(*given)) if y.dtype.kind == "f")
+            finite = all(np.isfinite(y).all() for y in _arrays(op.reference(*inputs)) if y.dtype.kind == "f")
             if (op, types) not in seen and finite and any(r.dtype.is_float and r.dtype.bits == 64 for r in results):
                 seen.add((op, types))
-                yield op, given
+                yield op, inputs
 
 
 def _arrays(found: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
@@ -83,8 +83,8 @@ def test_central_differences(op: Op, arrays: tuple[np.ndarray, ...]) -> None:
         loss = part if loss is None else ops.add(loss, part)
     assert loss is not None
     by = [x for x in inputs if x.dtype.is_float]
-    found = lower_model_ops(Graph(inputs, tuple(gradients(loss, by)))).outputs
-    got = interpret(Graph(inputs, tuple(found)), list(arrays))
+    results = lower_model_ops(Graph(inputs, tuple(gradients(loss, by)))).outputs
+    got = interpret(Graph(inputs, tuple(results)), list(arrays))
     for x, g in zip(by, got, strict=True):
         i = inputs.index(x)
         assert g.shape == arrays[i].shape and g.dtype == arrays[i].dtype

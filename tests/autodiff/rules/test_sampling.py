@@ -30,9 +30,9 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def gradient(op: Op, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
     node = Input("x", TensorType(dtype_of(x), x.shape))()
-    found: Node = pullback(lambda v: op(v), node, const(cotangent))
-    assert not any("scatter" in n.op.name for n in lower_model_ops(Graph((node,), (found,))).nodes())
-    (got,) = interpret(lower_model_ops(Graph((node,), (found,))), [x])
+    result: Node = pullback(lambda v: op(v), node, const(cotangent))
+    assert not any("scatter" in n.op.name for n in lower_model_ops(Graph((node,), (result,))).nodes())
+    (got,) = interpret(lower_model_ops(Graph((node,), (result,))), [x])
     return got
 
 

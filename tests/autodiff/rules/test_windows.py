@@ -15,8 +15,8 @@ from ingot.passes.model.lower import lower_model_ops
 
 def gradient(op: ops.MaxPool, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
     node = Input("x", TensorType(dtype_of(x), x.shape))()
-    found: Node = pullback(lambda v: op(v), node, const(cotangent))
-    (got,) = interpret(lower_model_ops(Graph((node,), (found,))), [x])
+    result: Node = pullback(lambda v: op(v), node, const(cotangent))
+    (got,) = interpret(lower_model_ops(Graph((node,), (result,))), [x])
     return got
 
 

@@ -60,7 +60,7 @@ def test_text_and_errors(model: Path, tmp_path: Path) -> None:
     result = call(model, "-i", f"x={tmp_path / 'x.npy'}", "--target", "1", "--baseline", "2", "--top", 1)
     assert result.exit_code == 0, result.output
     assert "score 1: 1" in result.output and "-0.0625" in result.output and "-1" in result.output
-    for options, told in (
+    for options, message in (
         (["--target", "5"], "target: expected an index below 2"),
         (["--target", "x"], "--target: expected an index"),
         (["--method", "lime"], "method: expected one of"),
@@ -71,6 +71,6 @@ def test_text_and_errors(model: Path, tmp_path: Path) -> None:
         (["--html", tmp_path / "none" / "a.html"], "an existing folder"),
     ):
         result = call(model, "-i", tmp_path / "x.npy", *options)
-        assert result.exit_code == 2 and told in " ".join(result.stderr.split()), result.output
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
     result = call(model)
     assert result.exit_code == 2 and "pass --input" in " ".join(result.stderr.split())

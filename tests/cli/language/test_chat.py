@@ -51,9 +51,9 @@ def test_generate(file: Path, lm: ingot.LanguageModel) -> None:
     result = call("generate", file, "Hello", "--threads", 1, *ENDS)
     assert result.exit_code == 0 and result.stdout == expected + "\n"
     assert call("generate", file, "--threads", 1, *ENDS, text="Hello").stdout == expected + "\n"
-    told = json.loads(call("generate", file, "Hello", "--threads", 1, *ENDS, "--json").stdout)
-    assert told["text"] == expected and len(told["ids"]) == len(told["logprobs"]) == 8
-    assert told["finish"] == "length" and told["prompt_tokens"] == 5
+    facts = json.loads(call("generate", file, "Hello", "--threads", 1, *ENDS, "--json").stdout)
+    assert facts["text"] == expected and len(facts["ids"]) == len(facts["logprobs"]) == 8
+    assert facts["finish"] == "length" and facts["prompt_tokens"] == 5
 
 
 def test_speculation(file: Path, lm: ingot.LanguageModel) -> None:
@@ -103,8 +103,8 @@ def test_what_is_no_language_model(tmp_path: Path, file: Path) -> None:
 
 def test_a_compiled_model_chats(file: Path, tmp_path: Path, lm: ingot.LanguageModel) -> None:
     path = tmp_path / "tiny.ingot"
-    told = json.loads(call("compile", file, "-o", path, "--context", 128, "--threads", 1, "--json").stdout)
-    assert told["output"] == str(path) and "tokens" in " ".join(told["outputs"])
+    facts = json.loads(call("compile", file, "-o", path, "--context", 128, "--threads", 1, "--json").stdout)
+    assert facts["output"] == str(path) and "tokens" in " ".join(facts["outputs"])
     assert ingot.load(path).context == 128  # type: ignore[union-attr]
     result = call("chat", path, "--threads", 1, *ENDS, text="Hi\n")
     assert result.exit_code == 0
@@ -159,9 +159,11 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_bench_explain_and_compare(file: Path) -> None:
-    told = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
-    assert {"joules_of_token_prefill", "joules_of_token_decode"} <= told.keys()
-    assert told["prefill_rate"] > 0 and told["decode_rate"] > 0 and told["prompt"] == 128
+    facts = json.loads(call("bench", file, "--threads", 1, "--rounds", 1, "--energy", "--json").stdout)
+    assert {"joules_of_token_prefill", "joules_of_token_decode"} <= facts.keys()
+    assert facts["prefill_rate"] > 0 and facts["decode_rate"] > 0 and facts["prompt"] == 128
+    joint = call("bench", file, "--threads", 1, "--rounds", 1, "--streams", 2, "--energy", "--json")
+    assert "joules_of_token_decode" in json.loads(joint.stdout)
     result = call("compare", file, "--size", "tokens=5", "--threads", 1, "--json")
     assert json.loads(result.stdout)["ok"] is True
     assert "kernels" in call("explain", file, "--size", "tokens=4", "--threads", 1).stdout

@@ -45,16 +45,16 @@ def test_what_is_not_rounded_is_settled_and_sums_that_cancel_are_not() -> None:
 
 def test_an_op_without_a_form_in_f64_runs_in_its_own_type() -> None:
     graph = _graph(lambda x: ops.BitcastConvert(i32)(x))
-    given = np.array([1, -2, 0.5, 0], np.float32)
-    assert exactly(graph, [given]).values[0].tolist() == given.view(np.int32).tolist()
+    data = np.array([1, -2, 0.5, 0], np.float32)
+    assert exactly(graph, [data]).values[0].tolist() == data.view(np.int32).tolist()
 
 
 def test_such_an_op_in_a_branch_of_open_size_is_built_anew_for_each_size() -> None:
     x, which = Input("x", TensorType(f32, (symbol("n"),)))(), Input("i", TensorType(i32, ()))()
     bits = Graph((x,), (ops.BitcastConvert(i32)(x),))
     graph = Graph((which, x), (ops.Case((bits, bits))(which, x),))
-    given = np.array([1, -2, 0.5], np.float32)
-    assert exactly(graph, [np.array(0, np.int32), given]).values[0].tolist() == given.view(np.int32).tolist()
+    data = np.array([1, -2, 0.5], np.float32)
+    assert exactly(graph, [np.array(0, np.int32), data]).values[0].tolist() == data.view(np.int32).tolist()
 
 
 @pytest.mark.parametrize("off", [0, 1])
@@ -74,6 +74,6 @@ def test_compare_blames_nobody_where_rounding_decides(
         return [x + np.where(x % 3 == 0, x + off, x - 1)]
 
     monkeypatch.setattr(comparing, "reference", lambda source: Reference("other", other))
-    found = comparing.compare(open_source(tmp_path / "m.onnx"), interpreter=False, threads=1)
-    assert found.ok == (not off) and (found.blame is None) == (not off)
-    assert off or found.checks[0].agreement.note.startswith("rounding alone decides")
+    comparison = comparing.compare(open_source(tmp_path / "m.onnx"), interpreter=False, threads=1)
+    assert comparison.ok == (not off) and (comparison.blame is None) == (not off)
+    assert off or comparison.checks[0].agreement.note.startswith("rounding alone decides")

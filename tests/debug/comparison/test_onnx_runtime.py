@@ -66,8 +66,8 @@ def test_maps_of_a_zip_map_are_rows_in_the_order_of_its_labels(tmp_path: Path):
     graph = helper.make_graph(nodes, "g", [x], outputs)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     path = save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    found = compare(open_source(path), threads=1)
-    assert found.ok and not found.refused, [str(c.agreement) for c in found.checks]
+    comparison = compare(open_source(path), threads=1)
+    assert comparison.ok and not comparison.refused, [str(c.agreement) for c in comparison.checks]
     label, rows = session(str(path))({"x": X.reshape(10, 4)})
     assert rows.shape == (10, 3) and (np.array(labels)[rows.argmax(1)] == label).all()
     assert session(str(path))({"x": X[:0].reshape(0, 4)})[1].shape == (0, 3)

@@ -23,8 +23,8 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     source = open_source(path)
     with pytest.raises(MissingError, match="pip install jax"):
         reference(source)
-    found = compare(source)
-    assert found.ok and "jaxlib is not installed" in found.refused[0]
+    comparison = compare(source)
+    assert comparison.ok and "jaxlib is not installed" in comparison.refused[0]
     with pytest.raises(MissingError):
         compare(source, interpreter=False)
 
@@ -87,5 +87,5 @@ def test_keras_runs_its_files(tmp_path: Path):
     h = keras.layers.GRU(8)(a)
     path = tmp_path / "model.keras"
     keras.Model([a, b], [keras.layers.Dense(5, name="d")(keras.layers.Concatenate()([h, b])), h]).save(path)
-    found = compare(open_source(path), sizes=[{"batch": 3, "frames_1": 7}], interpreter=False)
-    assert found.ok and {c.reference for c in found.checks} == {"Keras"} and len(found.checks) == 2
+    comparison = compare(open_source(path), sizes=[{"batch": 3, "frames_1": 7}], interpreter=False)
+    assert comparison.ok and {c.reference for c in comparison.checks} == {"Keras"} and len(comparison.checks) == 2

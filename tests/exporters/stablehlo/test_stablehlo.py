@@ -70,9 +70,9 @@ def test_weights_lie_beside_the_program(tmp_path: Path):
     np.testing.assert_array_equal(stored["layer.weight"], w)
     model = ingot.compile(path, weights=tmp_path / "model.safetensors")
     assert [spec.name for spec in model.inputs] == ["x"]
-    given = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
-    expected = interpret(Graph((x,), (y,)), (given,))[0]
-    np.testing.assert_allclose(model(given), expected, rtol=1e-5, atol=1e-6)
+    data = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    expected = interpret(Graph((x,), (y,)), (data,))[0]
+    np.testing.assert_allclose(model(data), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_sizes_are_computed_from_those_of_inputs():
@@ -141,15 +141,15 @@ def test_the_lines_that_docs_tell_for_tpus(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     write(graph, tmp_path / "model.mlir")
     page = Path(__file__).parents[3] / "docs" / "how-to" / "tpu.md"
-    told: dict[str, Callable[..., list[np.ndarray]]] = {}
-    given = rng.normal(size=(3, 64)).astype(np.float32), np.array([2, 0])
+    facts: dict[str, Callable[..., list[np.ndarray]]] = {}
+    inputs = rng.normal(size=(3, 64)).astype(np.float32), np.array([2, 0])
     is_x64 = jax.config.jax_enable_x64
     try:
-        exec(page.read_text().split("```python")[1].split("```")[0], told)
-        (got,) = told["run"](*given)
+        exec(page.read_text().split("```python")[1].split("```")[0], facts)
+        (got,) = facts["run"](*inputs)
     finally:  # the page's lines change this for the whole process
         jax.config.update("jax_enable_x64", is_x64)
-    np.testing.assert_allclose(got, interpret(graph, given)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, interpret(graph, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_powers_of_integers_wrap():

@@ -23,13 +23,13 @@ INT8 = ("resnet", "mobilenet", "densenet", "convnext", "unet", "vit", "bert", "t
 def test_floats(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     family, net = FAMILIES[name], make(name)
-    given = family.inputs(1, family.lengths[0])
+    inputs = family.inputs(1, family.lengths[0])
     path = tmp_path / "m.tflite"
-    ingot.export(net, path, given)
+    ingot.export(net, path, inputs)
     with torch.no_grad():
-        want = net(*given)
+        want = net(*inputs)
     wants = want if isinstance(want, tuple) else (want,)
-    for got, expected in zip(ingot.compile(path, cache=False).run([x.numpy() for x in given]), wants, strict=True):
+    for got, expected in zip(ingot.compile(path, cache=False).run([x.numpy() for x in inputs]), wants, strict=True):
         assert np.abs(got - expected.numpy()).max() < 2e-6 * np.abs(expected.numpy()).max()
 
 

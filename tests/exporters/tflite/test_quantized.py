@@ -66,11 +66,11 @@ def test_its_own_scales_are_written(name: str, tmp_path: Path) -> None:
         ingot.compile(path, cache=False),
         reference_kernels(path.read_bytes()),
     )
-    rng, (given,) = np.random.default_rng(0), theirs.get_input_details()
+    rng, (inputs,) = np.random.default_rng(0), theirs.get_input_details()
     for _ in range(8):
-        x = rng.standard_normal(given["shape"]).astype(np.float32) * 1.5
+        x = rng.standard_normal(inputs["shape"]).astype(np.float32) * 1.5
         x = x if name != "integers" else np.clip(x * 60, -128, 127).astype(np.int8)
-        theirs.set_tensor(given["index"], x)
+        theirs.set_tensor(inputs["index"], x)
         theirs.invoke()
         (mine,), (want,) = read_back.run([x]), ours.run([x])
         other = theirs.get_tensor(theirs.get_output_details()[0]["index"])

@@ -131,12 +131,13 @@ def test_float_models_are_the_same_read_back_and_in_litert(name: str, tmp_path: 
         interpreter.set_tensor(d["index"], x)
     interpreter.invoke()
     theirs = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
-    for found in (back, theirs):
-        for g, e in zip(found, expected, strict=True):
+    for results in (back, theirs):
+        for g, e in zip(results, expected, strict=True):
             assert g.shape == e.shape and g.dtype == e.dtype
             np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activations", ("int8", "int16"))
 @pytest.mark.parametrize("name", INT8)
 def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, activations: str, tmp_path: Path) -> None:
@@ -146,15 +147,15 @@ def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, acti
     path = tmp_path / "m.tflite"
     path.write_bytes(content(graph, measure_over(calls), activations=activations))
     model, interpreter = ingot.compile(path, cache=False), reference_kernels(path.read_bytes())
-    (given,) = interpreter.get_input_details()
-    scale, zero = given["quantization"]
-    assert given["dtype"] == np.dtype(activations)
+    (inputs,) = interpreter.get_input_details()
+    scale, zero = inputs["quantization"]
+    assert inputs["dtype"] == np.dtype(activations)
     ends = np.iinfo(activations)
     # operators between them that stay in floats differ by the last bit, which is a level of the larger type at times
     most = 0 if activations == "int8" or name != "transformer" else 4
     for call in calls:
         q = np.clip(np.rint(call[0] / scale) + zero, ends.min, ends.max).astype(activations)
-        interpreter.set_tensor(given["index"], q)
+        interpreter.set_tensor(inputs["index"], q)
         interpreter.invoke()
         details = interpreter.get_output_details()
         theirs = [interpreter.get_tensor(d["index"]) for d in details]
@@ -186,12 +187,12 @@ def test_an_onnx_model_by_the_public_calls(tmp_path: Path) -> None:
     del model.graph.value_info[:]
     model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
     samples = np.random.default_rng(0).standard_normal((16, 1, 3, 8, 8), np.float32)
-    for name, given in (("float", None), ("int8", [{"x": s} for s in samples])):
-        ingot.export(model, tmp_path / f"{name}.tflite", samples=given)
+    for name, data in (("float", None), ("int8", [{"x": s} for s in samples])):
+        ingot.export(model, tmp_path / f"{name}.tflite", samples=data)
     codes = {op.name for op in read(tmp_path / "int8.tflite").subgraphs[0].operators}
     assert codes <= {"TRANSPOSE", "CONV_2D", "MEAN", "RESHAPE"}
-    found = ingot.compile(tmp_path / "float.tflite", cache=False)(samples[0])
-    np.testing.assert_allclose(found, ingot.compile(model, cache=False)(samples[0]), rtol=1e-5, atol=1e-6)
+    result = ingot.compile(tmp_path / "float.tflite", cache=False)(samples[0])
+    np.testing.assert_allclose(result, ingot.compile(model, cache=False)(samples[0]), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match=r"\.tflite"):
         ingot.export(model, tmp_path / "m.mlir", samples=[{"x": s} for s in samples])
 

@@ -42,11 +42,11 @@ def test_matrix_and_rows(name: str, tmp_path: Path) -> None:
     ids = Input("ids", TensorType(i64, (1, 3)))()
     graph = Graph((x, ids), (ops.linear(x, w.matrix("w")), w.rows("w", ids), w.vector("w")))
     at = np.array([[5, 0, 2]])
-    given = np.random.default_rng(0).normal(size=(2, COLUMNS)).astype(np.float32)
-    y, rows, whole = interpret(graph, [given, at])
+    data = np.random.default_rng(0).normal(size=(2, COLUMNS)).astype(np.float32)
+    y, rows, whole = interpret(graph, [data, at])
     largest = np.abs(expected).max()
     np.testing.assert_allclose(rows, expected[at], rtol=1e-6, atol=1e-6 * largest)
-    np.testing.assert_allclose(y, given @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+    np.testing.assert_allclose(y, data @ expected.T, rtol=1e-4, atol=1e-3 * largest)
     np.testing.assert_array_equal(whole, expected)
 
 
@@ -59,11 +59,11 @@ def test_compiled(name: str, tmp_path: Path) -> None:
     model = CompiledModel(
         build_program(Graph((x, ids), (ops.linear(x, w.matrix("w")), w.rows("w", ids))), host_features(), 1)
     )
-    given = np.random.default_rng(0).normal(size=(1, COLUMNS)).astype(np.float32)
-    y, rows = model(given, np.array([3, 1]))
+    data = np.random.default_rng(0).normal(size=(1, COLUMNS)).astype(np.float32)
+    y, rows = model(data, np.array([3, 1]))
     largest = np.abs(expected).max()
     np.testing.assert_allclose(rows, expected[[3, 1]], rtol=1e-6, atol=1e-6 * largest)
-    np.testing.assert_allclose(y, given @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+    np.testing.assert_allclose(y, data @ expected.T, rtol=1e-4, atol=1e-3 * largest)
 
 
 SIZES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "TQ2_0"]

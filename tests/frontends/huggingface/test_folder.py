@@ -72,8 +72,8 @@ def test_shards(tmp_path: Path) -> None:
     a, b = (np.full((2, 2), v, np.float32) for v in (1, 2))
     index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     folder = write(tmp_path, {"model-1.safetensors": {"a": a}, "model-2.safetensors": {"b": b}}, index=index)
-    found = Folder(folder).tensors
-    assert set(found) == {"a", "b"} and found["b"][0, 0] == 2 and not found["a"].flags.owndata
+    results = Folder(folder).tensors
+    assert set(results) == {"a", "b"} and results["b"][0, 0] == 2 and not results["a"].flags.owndata
 
 
 def test_one_file_of_another_name(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_compiled(method: str, tmp_path: Path) -> None:
     (whole,) = interpret(Graph((), (w.matrix("l.weight"),)), [])
     x, ids = Input("x", TensorType(f32, (1, IN)))(), Input("ids", TensorType(i64, (2,)))()
     graph = Graph((x, ids), (ops.linear(x, w.matrix("l.weight")), w.rows("l.weight", ids)))
-    given = RNG.normal(size=(1, IN)).astype(np.float32)
-    y, rows = CompiledModel(build_program(graph, host_features(), 1), threads=1)(given, np.array([5, 1]))
-    np.testing.assert_allclose(y, given @ whole.T, rtol=1e-5, atol=1e-5)
+    data = RNG.normal(size=(1, IN)).astype(np.float32)
+    y, rows = CompiledModel(build_program(graph, host_features(), 1), threads=1)(data, np.array([5, 1]))
+    np.testing.assert_allclose(y, data @ whole.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(rows, whole[[5, 1]])

@@ -104,11 +104,11 @@ def test_solves_with_other_results_and_integers() -> None:
             x = jnp.linalg.solve(jax.jacobian(f)(y), y)
             return x, {"left": jnp.abs(f(x) - y).sum() + power, "turns": power}
 
-        x, told = jax.lax.custom_linear_solve(matvec, jnp.sin(b), solve, solve, has_aux=True)
+        x, facts = jax.lax.custom_linear_solve(matvec, jnp.sin(b), solve, solve, has_aux=True)
         root = jax.lax.custom_root(
             lambda x: x**3 - b, b, lambda f, x: jnp.cbrt(x), lambda g, y: y / g(jnp.ones_like(y))
         )
-        return (x**2).sum() + told["left"] + told["turns"] + (root**2).sum()
+        return (x**2).sum() + facts["left"] + facts["turns"] + (root**2).sum()
 
     power = np.int32(2)
     want = jax.grad(solved, (0, 1))(a, b, power)

@@ -232,8 +232,8 @@ def test_jit_caches_by_kind_and_runs_inside_jax():
 def test_linear_algebra(name: str):
     x = _data(5, 5)
     positive = (x @ x.T + np.eye(5)).astype(np.float32)
-    found = {"expm": lambda a: jax.scipy.linalg.expm(a / 4), "lstsq": lambda a: jnp.linalg.lstsq(a[:, :3], a)[0]}
-    f = found.get(name) or getattr(jnp.linalg, name)
+    result = {"expm": lambda a: jax.scipy.linalg.expm(a / 4), "lstsq": lambda a: jnp.linalg.lstsq(a[:, :3], a)[0]}
+    f = result.get(name) or getattr(jnp.linalg, name)
     _agree(_interpreted(f, positive)(positive), f(positive))
 
 
@@ -298,9 +298,9 @@ def test_arguments_of_other_kinds():
     w, x, key = np.eye(3) * 2, np.arange(6.0).reshape(2, 3), jax.random.key(3)
     for weights in ((0, 1), (0,)):
         imported = import_jax(f, (w, key, x), weights=weights)
-        given = (x,) if 1 in weights else (jax.random.key(4), x)
-        got = imported.unflatten(interpret(imported.graph, imported.flatten(given, {})))
-        _agree(got, f(w, given[0] if len(given) == 2 else key, x))
+        inputs = (x,) if 1 in weights else (jax.random.key(4), x)
+        got = imported.unflatten(interpret(imported.graph, imported.flatten(inputs, {})))
+        _agree(got, f(w, inputs[0] if len(inputs) == 2 else key, x))
 
 
 @pytest.mark.parametrize(("size", "stride"), [(3, 2), (2, 3), (5, 2)])

@@ -230,9 +230,9 @@ def test_hostile_files(tmp_path: Path) -> None:
         "reads another file": lambda f: f.create_dataset("a", (64,), "u1", external=[(str(secret), 0, 64)]),
         "does not hold": lambda f: f.create_dataset("a", (1 << 40,), "u1", chunks=(1 << 10,)),
     }
-    for found, maker in makers.items():
+    for result, maker in makers.items():
         path = archive_with(tmp_path / "net.keras", hdf5(tmp_path / "w.h5", maker))
-        with pytest.raises(ImportModelError, match=found):
+        with pytest.raises(ImportModelError, match=result):
             read(path, tmp_path)
     with pytest.raises(ImportModelError, match="outside"):
         read(archive_with(tmp_path / "net.keras", b"", ("../x",)), tmp_path)

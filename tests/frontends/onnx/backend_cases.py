@@ -41,9 +41,9 @@ def cases() -> dict[str, Case]:
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
 
-        found = load_model_tests(kind="node")
+        results = load_model_tests(kind="node")
     out: dict[str, Case] = {}
-    for t in found:
+    for t in results:
         assert t.model is not None and t.data_sets is not None  # those of nodes come with both
         sets = tuple((tuple(i), tuple(o)) for i, o in t.data_sets)
         out[t.name] = Case(t.name, t.model, sets, t.rtol, t.atol)
@@ -80,22 +80,22 @@ def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bo
         except UnsupportedOpError as e:
             asked = {name for op in e.ops for name in _ASKED.findall(op.reason)}
             asked |= set(e.inputs) if isinstance(e, NeedsValues) else set()
-            found = {n: arrays[n] for n in asked if n in arrays and n not in constants}
-            if not found:
+            result = {n: arrays[n] for n in asked if n in arrays and n not in constants}
+            if not result:
                 small = {n: a for n, a in arrays.items() if a.size <= (SMALL if a.dtype.kind in "iub" else 1)}
-                found = {n: a for n, a in small.items() if n not in constants}
-            if not found:
+                result = {n: a for n, a in small.items() if n not in constants}
+            if not result:
                 raise
-            constants.update(found)
+            constants.update(result)
 
 
 def run_interpreted(case: Case) -> None:
     """Interpret the imported graph on every data set and compare; raises on any difference."""
     for inputs, outputs in case.data_sets:
         named = zip((i.name for i in case.model.graph.input), inputs, strict=False)
-        given = {n: as_array(v) for n, v in named if not isinstance(v, list) and v is not None}
-        graph, _ = import_case(case, given)
-        results = interpret(graph, [given[n.op.label] for n in graph.inputs])  # type: ignore[attr-defined]
+        arrays = {n: as_array(v) for n, v in named if not isinstance(v, list) and v is not None}
+        graph, _ = import_case(case, arrays)
+        results = interpret(graph, [arrays[n.op.label] for n in graph.inputs])  # type: ignore[attr-defined]
         # a sequence arrives as its members
         flat = [o for out in outputs for o in (out if isinstance(out, list) else [out])]
         compare(list(results), [as_given(out) for out in flat], case)

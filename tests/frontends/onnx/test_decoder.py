@@ -159,11 +159,11 @@ def attention(
     value = helper.make_tensor_value_info
     cache = [batch, groups, "past", width]
     rows = [("k", groups), ("v", groups)]
-    given = [value("q", FLOAT, [batch, "s", (heads + 2 * groups if joined else heads) * width])]
-    given += [value(n, FLOAT, [batch, "s", g * width]) for n, g in rows if not joined]
-    given += [value("pk", FLOAT, cache), value("pv", FLOAT, cache), value("mask", TensorProto.INT64, [batch, "total"])]
-    given += [value("at", TensorProto.INT64, [batch, "s"])] if positions else []
-    given += [value("bias", FLOAT, [1, heads, "s", "total"])] if bias else []
+    data = [value("q", FLOAT, [batch, "s", (heads + 2 * groups if joined else heads) * width])]
+    data += [value(n, FLOAT, [batch, "s", g * width]) for n, g in rows if not joined]
+    data += [value("pk", FLOAT, cache), value("pv", FLOAT, cache), value("mask", TensorProto.INT64, [batch, "total"])]
+    data += [value("at", TensorProto.INT64, [batch, "s"])] if positions else []
+    data += [value("bias", FLOAT, [1, heads, "s", "total"])] if bias else []
     angles = RNG.random((64, 8)).astype(np.float32) * 6
     ones = {"one": np.array(1, np.int64), "ones": np.array([1], np.int64)}
     constants = {**ones, "cos": np.cos(angles), "sin": np.sin(angles)}
@@ -181,7 +181,7 @@ def attention(
     nodes.append(helper.make_node("GroupQueryAttention", names, ["y", "nk", "nv"], domain=MS, **kinds))
     made = [value("y", FLOAT, [batch, "s", heads * width])]
     made += [value(n, FLOAT, [batch, groups, "present", width]) for n in ("nk", "nv")]
-    graph = helper.make_graph(nodes, "g", given, made, [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    graph = helper.make_graph(nodes, "g", data, made, [numpy_helper.from_array(a, n) for n, a in constants.items()])
     return helper.make_model(graph, opset_imports=OPSETS, ir_version=10)
 
 

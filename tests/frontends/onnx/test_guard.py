@@ -145,7 +145,7 @@ def test_sizes_that_do_not_match(name: str) -> None:
 def _suite() -> list[tuple[str, Case]]:
     """Calls of ONNX's first case of each operator that takes several tensors, and of each function's body."""
     seen: set[str] = set()
-    found: list[tuple[str, Case]] = []
+    results: list[tuple[str, Case]] = []
     for name, case in sorted(cases().items()):
         kind = case.model.graph.node[0].op_type if len(case.model.graph.node) == 1 else name
         inputs = case.data_sets[0][0]
@@ -154,8 +154,8 @@ def _suite() -> list[tuple[str, Case]]:
         arrays = [as_array(v) for v in inputs]
         if sum(a.ndim > 0 for a in arrays) > 1 and len(arrays) == len(case.model.graph.input):
             seen.add(kind)
-            found += _mismatched(name, case.model, arrays)
-    return found
+            results += _mismatched(name, case.model, arrays)
+    return results
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ TOLD: dict[str, tuple[str, str]] = {
 
 def _told(name: str, sizes: str, count: int) -> dict[str, Case]:
     model = _text(f"float[{sizes}] x, {TOLD[name][0]}", TOLD[name][1])
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     for numbers in np.random.default_rng(len(name)).choice(ENDS_OF_I64, (count, 6)):
         if name == "slice backwards":  # 2^63 - 1 is no end at all to ONNX Runtime, where the specification clamps it
             numbers = np.minimum(numbers, 2**63 - 2)
@@ -200,8 +200,8 @@ def _told(name: str, sizes: str, count: int) -> dict[str, Case]:
             shape = tuple(d.dim_value or 2 for d in value.type.tensor_type.shape.dim)
             feed[value.name] = numbers[at : at + math.prod(shape)].reshape(shape)
             at += math.prod(shape)
-        found[f"{name} {numbers[:at].tolist()}"] = partial(_check, model.SerializeToString(), feed)
-    return found
+        results[f"{name} {numbers[:at].tolist()}"] = partial(_check, model.SerializeToString(), feed)
+    return results
 
 
 @pytest.mark.sampled(3)

@@ -107,9 +107,9 @@ def test_scans_of_opset_8_have_a_batch(batch: int) -> None:
     body = helper.make_graph(nodes, "body", row[:3], row[3:])
     scan = helper.make_node("Scan", ["", "s0", "x", "y"], ["z", "w"], body=body, num_scan_inputs=2, directions=[0, 1])
     shapes = {"s0": (batch, 2), "x": (batch, 4, 2), "y": (batch, 4, 2)}
-    given = [helper.make_tensor_value_info(n, f, s) for n, s in shapes.items()]
+    data = [helper.make_tensor_value_info(n, f, s) for n, s in shapes.items()]
     results = [helper.make_tensor_value_info(n, f, None) for n in ("z", "w")]
-    graph = helper.make_graph([scan], "g", given, results)
+    graph = helper.make_graph([scan], "g", data, results)
     m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
     s0, x, y = (np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate(shapes.values()))
     sums = s0[:, None] + np.cumsum(x, axis=1)

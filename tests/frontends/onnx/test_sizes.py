@@ -49,6 +49,20 @@ def test_a_reshape_of_a_size_that_the_run_finds() -> None:
         assert compiled(np.ones((h, w), np.float32)).shape == (4, h * int(w * np.float32(0.6)) // 4)
 
 
+def test_an_input_as_wide_as_what_the_run_finds() -> None:
+    """Its size is a condition that the run checks, as no input's size can depend on what the run finds."""
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["r"], mode="linear"),
+        helper.make_node("Concat", ["r", "w"], ["z"], axis=0),
+    ]
+    scales = np.array([1, 0.6], np.float32)
+    m = model(nodes, [("x", F, [1, "n"]), ("w", F, ["h", "k"])], initializers=[("scales", scales)])
+    compiled = ingot.compile(m, threads=1, cache=False)
+    assert compiled(np.ones((1, 10), np.float32), np.ones((2, 6), np.float32)).shape == (3, 6)
+    with pytest.raises(InputError):
+        compiled(np.ones((1, 10), np.float32), np.ones((2, 7), np.float32))
+
+
 def test_sizes_without_a_name_are_each_their_own() -> None:
     m = model(one("Identity", "x"), [("x", F, ["?", "?", None, "a.b"])])
     assert types(m)[0] == "f32[x_0,x_1,x_2,a_b]"
@@ -207,10 +221,10 @@ def test_a_slice_that_a_loop_moves(first: str, last: str) -> None:
         }}>
     }}"""
     m = onnx.parser.parse_model(text)
-    given = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
+    data = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
     compiled = ingot.compile(m, threads=1)
     for turns in (0, 1, 4):
-        arrays = {"n": np.array(turns), **given}
+        arrays = {"n": np.array(turns), **data}
         same(compiled(**arrays), runtime(m, **arrays))
 
 
@@ -281,8 +295,8 @@ def test_loops_that_count_and_loops_of_as_many_turns() -> None:
     assert [str(o) for o in compiled.outputs][:2] == ["y: f32[n, 2]", "w: f32[((n + 1) // 2), 2]"]
     for n, a in ((1, 3), (4, 1), (5, 6)):
         bound = np.array(a, np.float32)
-        given = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
-        same(compiled(**given), runtime(model, **given))
+        inputs = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
+        same(compiled(**inputs), runtime(model, **inputs))
     with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
         compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))
 

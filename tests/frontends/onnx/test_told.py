@@ -76,9 +76,9 @@ def test_a_mere_size_is_read_from_the_data(case: str) -> None:
     nodes, inputs, values = CASES[case]
     m = model(nodes, inputs, TYPES.get(case, (("z", F),)), KNOWN)
     graph = import_onnx(m)
-    for told in values:
-        given = feeds(inputs, told)
-        same(interpret(graph, given), runtime(m, **given))
+    for elements in values:
+        arrays = feeds(inputs, elements)
+        same(interpret(graph, arrays), runtime(m, **arrays))
 
 
 @pytest.mark.parametrize("case", ["reshape beside a size", "slice", "pad", "crop or pad"])
@@ -87,9 +87,9 @@ def test_and_compiled(case: str) -> None:
     m = model(nodes, inputs, TYPES.get(case, (("z", F),)), KNOWN)
     compiled = ingot.compile(m, cache=False, threads=1)
     assert isinstance(compiled, ingot.CompiledModel)
-    for told in values:
-        given = feeds(inputs, told)
-        same([compiled(**given)], runtime(m, **given))
+    for elements in values:
+        arrays = feeds(inputs, elements)
+        same([compiled(**arrays)], runtime(m, **arrays))
 
 
 @pytest.mark.sampled(2)

@@ -36,8 +36,8 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def learned(made: onnx.ModelProto, patterns: tuple[str, ...] | None = None) -> tuple[set[str], set[str]]:
-    found = import_trainable(made, None, patterns)
-    return {*found.parameters}, {*found.buffers}
+    result = import_trainable(made, None, patterns)
+    return {*result.parameters}, {*result.buffers}
 
 
 TWO_NORMS = """(float[n,2,5] x) => (float[n,3,5] y) <float[3,2,1] w, float[3] one, float[3] zero, float[3,3,1] v>

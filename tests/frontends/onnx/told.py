@@ -12,10 +12,10 @@ X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 
 
 def model(nodes, inputs, outputs=(("z", F),), initializers=(), opset=18) -> onnx.ModelProto:
-    given = [helper.make_tensor_value_info(*i) for i in inputs]
+    data = [helper.make_tensor_value_info(*i) for i in inputs]
     results = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
     constants = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in initializers]
-    graph = helper.make_graph(nodes, "g", given, results, constants)
+    graph = helper.make_graph(nodes, "g", data, results, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
@@ -23,7 +23,7 @@ def runtime(m: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(found) for found in session.run(None, inputs)]
+    return [np.asarray(result) for result in session.run(None, inputs)]
 
 
 def same(got, want) -> None:

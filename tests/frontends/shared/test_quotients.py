@@ -43,12 +43,12 @@ ROUNDED: dict[str, Callable[[Node], Node]] = {
 @pytest.mark.parametrize("dtype", [f32, f64])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_what_is_rounded_once_is_a_size(name: str, dtype: DType) -> None:
-    told = Sizes().size_of(ROUNDED[name](size(H, dtype)))
-    assert told is not None
+    rounded_size = Sizes().size_of(ROUNDED[name](size(H, dtype)))
+    assert rounded_size is not None
     x = Input("x", TensorType(dtype, ()))()
     graph = Graph((x,), (ROUNDED[name](x),), ("y",))
     for n in (*range(1, 600), 4095, 65537, 999_999, (1 << 22) - 1):
-        assert substitute(told, {"h": n}) == interpret(graph, [np.asarray(n, dtype.numpy)])[0], n
+        assert substitute(rounded_size, {"h": n}) == interpret(graph, [np.asarray(n, dtype.numpy)])[0], n
 
 
 REFUSED: dict[str, Callable[[], Node]] = {
@@ -96,7 +96,7 @@ def test_nothing_bounds_what_may_be_anything() -> None:
 
 def test_a_size_that_was_found_tells_others() -> None:
     x = Input("x", TensorType(i32, (1,)))()
-    place, found = ops.reshape(x, ()), symbol("k")
+    place, result = ops.reshape(x, ()), symbol("k")
     rest = ops.sub(ops.scalar(H, i32), ops.index_axis(ops.cast(x, i32), 0, 0))
     assert Sizes().size_of(rest) is None
-    assert Sizes().with_size(place, found).size_of(rest) == H - found
+    assert Sizes().with_size(place, result).size_of(rest) == H - result

@@ -45,10 +45,10 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
     count = ops.reduce_sum(Input("x", TensorType(i64, (N,)))())
 
     def attempt(known: Known) -> Graph:
-        found = ComputedSizes(known.computed_sizes)
-        if (size := found.size(count, 2 * N, "places")) != other:
+        result = ComputedSizes(known.computed_sizes)
+        if (size := result.size(count, 2 * N, "places")) != other:
             raise differ(other, size)
-        return found.added(Graph((), ()))
+        return result.added(Graph((), ()))
 
     graph = with_retries(attempt, {})
     needed = (other - K, K - other, 2 * N - other)

@@ -22,18 +22,18 @@ def graph(shape: Shape = (3,)) -> Graph:
 
 
 def test_inputs_go_last_and_new_values_first() -> None:
-    found = keep(keep(graph(), {"past": "present"}), {"other": "more"})
-    assert found.state == ("other", "past")
-    assert [n.op.label for n in found.inputs if isinstance(n.op, Input)] == ["x", "other", "past"]
-    assert found.output_names == ("more", "present", "y")
-    verify(found)
+    result = keep(keep(graph(), {"past": "present"}), {"other": "more"})
+    assert result.state == ("other", "past")
+    assert [n.op.label for n in result.inputs if isinstance(n.op, Input)] == ["x", "other", "past"]
+    assert result.output_names == ("more", "present", "y")
+    verify(result)
     assert keep(graph(), {}) == graph()
 
 
 def test_the_text_says_what_lasts() -> None:
-    found = keep(graph(), {"past": "present"})
-    assert 'state ["past"] {' in show(found)
-    assert parse(show(found)) == found
+    result = keep(graph(), {"past": "present"})
+    assert 'state ["past"] {' in show(result)
+    assert parse(show(result)) == result
 
 
 @pytest.mark.parametrize(

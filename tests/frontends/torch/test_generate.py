@@ -40,10 +40,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens(name: str) -> None:
-    module, given = MODELS[name]
+    module, inputs = MODELS[name]
     make = getattr(modeling(module), name)
     torch.manual_seed(0)
-    net = make(make.config_class(**TOKENS, **given)).eval()
+    net = make(make.config_class(**TOKENS, **inputs)).eval()
     spy, compiled = Spy(ingot.compile), copy.deepcopy(net)
     compiled.forward = torch.compile(compiled.forward, backend=spy.backend, fullgraph=False)
     for length in (5, 9):
@@ -51,9 +51,9 @@ def test_tokens(name: str) -> None:
         mask = torch.ones_like(ids)
         mask[1, :2] = 0
         for way in WAYS.values():
-            found: list[torch.Tensor] = []
+            results: list[torch.Tensor] = []
             for each in (net, compiled):
                 torch.manual_seed(3)
-                found.append(each.generate(ids, attention_mask=mask, max_new_tokens=6, **way))
-            assert torch.equal(*found), way
+                results.append(each.generate(ids, attention_mask=mask, max_new_tokens=6, **way))
+            assert torch.equal(*results), way
     assert len(spy.models) > 1 and not breaks()

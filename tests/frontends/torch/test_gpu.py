@@ -63,8 +63,8 @@ def test_other_devices_are_refused() -> None:
 
 
 def computed(graph: fx.GraphModule, *args: Tensor) -> list[Tensor]:
-    found = interpret(import_flat(graph, {}).graph, [a.numpy() for a in args])
-    return [to_torch(np.asarray(a)) for a in found]
+    results = interpret(import_flat(graph, {}).graph, [a.numpy() for a in args])
+    return [to_torch(np.asarray(a)) for a in results]
 
 
 def heads(*shape: int) -> Tensor:

@@ -117,10 +117,10 @@ def test_gradients_are_those_of_eager(name: str) -> None:
 
     torch._dynamo.reset()
     run = torch.compile(net, backend=partial(ingot_backend, compile_model=by_kernels), fullgraph=True)
-    found = step(net, x, run, True)
+    result = step(net, x, run, True)
     exact = step(reference, x, reference, False)
     eager = step(reference, x, reference, True)
-    assert distance(found, exact) <= 1.5 * distance(eager, exact) + 1e-3
+    assert distance(result, exact) <= 1.5 * distance(eager, exact) + 1e-3
     # no cast is a kernel of its own, but those of inputs
     names = [[n.op.name for n in g.body.nodes() if not n.is_leaf] for g in groups]
     casts = [g for g, ops in zip(groups, names, strict=True) if ops and set(ops) == {"convert"}]

@@ -112,20 +112,20 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_eager(name: str) -> None:
-    f, given = CASES[name]
+    f, inputs = CASES[name]
     torch.manual_seed(0)
-    values = [x if isinstance(x, Tensor) else torch.randn(x) for x in given]
+    values = [x if isinstance(x, Tensor) else torch.randn(x) for x in inputs]
     _same(compile_whole(f), f, values)
 
 
 def _same(compiled: Callable[..., Tensor], f: Callable[..., Tensor], values: list[Tensor]) -> None:
-    found = []
+    results = []
     for fn in (f, compiled):
         xs = [v.clone().requires_grad_() for v in values]
         y = fn(*xs)
         (y * torch.linspace(-1, 2, y.numel()).view(y.shape)).sum().backward()
-        found.append([y.detach(), *(x.grad for x in xs)])
-    for want, got in zip(*found, strict=True):
+        results.append([y.detach(), *(x.grad for x in xs)])
+    for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 

@@ -93,8 +93,8 @@ def test_flex_attention(name: str) -> None:
     shared = 2 if "enable_gqa" in net.named else 4
     q, k, v = torch.randn(2, 4, 19, 16), torch.randn(2, shared, 19, 16), torch.randn(2, shared, 19, 16)
     graph = agree(net, q, k, v).graph
-    found = [n for n in fuse_attention(simplify(graph)).nodes() if isinstance(n.op, Attention)]
-    assert len(found) == 1 and found[0].inputs[1].shape[1] == shared
+    results = [n for n in fuse_attention(simplify(graph)).nodes() if isinstance(n.op, Attention)]
+    assert len(results) == 1 and results[0].inputs[1].shape[1] == shared
 
 
 @pytest.mark.slow

@@ -90,11 +90,11 @@ def test_gradients_of_long_attention(causal: bool, dtype: torch.dtype, size: int
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    found = compile_whole(attended)(*leaves)
+    result = compile_whole(attended)(*leaves)
     wide = [x.detach().float().requires_grad_() for x in leaves]
     want = attended(*wide)
-    gradients = torch.autograd.grad(found, leaves, g), torch.autograd.grad(want, wide, g.float())
-    for a, b in zip((found, *gradients[0]), (want, *gradients[1]), strict=True):
+    gradients = torch.autograd.grad(result, leaves, g), torch.autograd.grad(want, wide, g.float())
+    for a, b in zip((result, *gradients[0]), (want, *gradients[1]), strict=True):
         assert float((a.float() - b).norm() / b.norm()) < tolerance
 
 
@@ -141,20 +141,72 @@ def test_a_captured_call_replays_on_new_values() -> None:
         close(compiled(x).cpu(), net(x).cpu(), 1e-4)
 
 
+@pytest.mark.parametrize("compiles_optimizer", [False, True])
+def test_a_captured_training_step_is_that_of_calls(compiles_optimizer: bool) -> None:
+    nets = [Mixer().cuda().train()]
+    nets.append(deepcopy(nets[0]))
+    x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(10, (8,), device="cuda")
+    losses: list[list[float]] = [[], []]
+    for net, found, captures in zip(nets, losses, (False, True), strict=True):
+        run = compile_whole(net)
+        rate = torch.tensor(1e-3, device="cuda") if compiles_optimizer else 1e-3
+        optimizer = torch.optim.AdamW(net.parameters(), lr=rate, fused=not compiles_optimizer, capturable=True)
+        update = torch.compile(optimizer.step, backend="ingot") if compiles_optimizer else optimizer.step
+
+        def step(run=run, optimizer=optimizer, update=update) -> Tensor:  # type: ignore[no-untyped-def]
+            optimizer.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(run(x), y)
+            loss.backward()
+            update()
+            return loss.detach()
+
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            found += [float(step()) for _ in range(3)]
+        torch.cuda.current_stream().wait_stream(side)
+        if not captures:
+            found += [float(step()) for _ in range(5)]
+            continue
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        for _ in range(5):
+            graph.replay()
+            found.append(float(loss))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_captured_call_draws_anew() -> None:
+    run = compile_whole(nn.Dropout(0.5).cuda().train())
+    x = torch.ones(999, device="cuda")
+    run(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x)
+    drawn: list[Tensor] = []
+    for seed in (3, None, 3):
+        if seed is not None:
+            torch.manual_seed(seed)
+        graph.replay()
+        drawn.append(y.clone())
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert 0.3 < float((y == 0).float().mean()) < 0.7
+
+
 def test_calls_from_stream_to_stream() -> None:
     net = Mixer().eval().cuda()
     compiled = ingot.compile(deepcopy(net).cpu(), (torch.randn(64, 3, 64, 64),), target="cuda:sm_90a")
     streams = [torch.cuda.Stream() for _ in range(3)]
     inputs = [torch.randn(64, 3, 64, 64, device="cuda") for _ in range(3)]
     torch.cuda.synchronize()
-    found: list[list[Tensor]] = [[], [], []]
+    results: list[list[Tensor]] = [[], [], []]
     for _ in range(10):
-        for x, stream, out in zip(inputs, streams, found, strict=True):
+        for x, stream, out in zip(inputs, streams, results, strict=True):
             with torch.cuda.stream(stream):
                 out.append(compiled(x))
     torch.cuda.synchronize()
     with torch.no_grad():
-        for x, out in zip(inputs, found, strict=True):
+        for x, out in zip(inputs, results, strict=True):
             for y in out:
                 close(y.cpu(), net(x).cpu(), 1e-4)
 
@@ -201,9 +253,9 @@ def test_sizes_that_the_data_gives() -> None:
     model = ingot.compile(net, (torch.randn(5, 7),), target=target())
     for shift in (0.0, -9.0, 9.0, 9.0, 0.5):
         x = torch.randn(5, 7) + shift
-        for given in (x.cuda(), x):
-            for got, want in zip(model(given), net(x), strict=True):
-                assert got.device == given.device
+        for data in (x.cuda(), x):
+            for got, want in zip(model(data), net(x), strict=True):
+                assert got.device == data.device
                 close(got.cpu(), want, 1e-6)
 
 

@@ -87,8 +87,8 @@ def test_what_decomposition_answers_either_way_is_no_condition() -> None:
     """Whether a stride is 0 that only the run knows."""
     x = torch.tensor([[0.0, 3.0, 1.0], [0.0, 0.0, 7.0]])
     model = import_exported(export_module(Function(_sampled), (x,)))
-    for given in (x, torch.zeros(2, 3), torch.ones(2, 3)):
-        close(run(model, given), _sampled(given))
+    for data in (x, torch.zeros(2, 3), torch.ones(2, 3)):
+        close(run(model, data), _sampled(data))
 
 
 def test_a_size_that_a_decomposition_fixes_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ class Call(nn.Module):
         self.op, self.leaves, self.spec = op, leaves, spec
 
     def forward(self, *tensors: Tensor) -> Any:
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(v, Tensor) else v for v in self.leaves]
+        data = iter(tensors)
+        leaves = [next(data) if isinstance(v, Tensor) else v for v in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return self.op(*args, **kwargs)
 
@@ -88,8 +88,8 @@ def test_operator(op: Any) -> None:
             assert kinds(got) == kinds(expected)  # test_random.py judges the numbers
         else:
             # what is free, the signs of singular vectors, OpInfo takes out of results before it compares
-            told = [sample.output_process_fn_grad(v) for v in (got, expected)]
-            got, expected = map(ORDERED.get(op.name, lambda found: found), told)
+            facts = [sample.output_process_fn_grad(v) for v in (got, expected)]
+            got, expected = map(ORDERED.get(op.name, lambda found: found), facts)
             close(got, expected, 1e-4)
         agreed += 1
     if not agreed:

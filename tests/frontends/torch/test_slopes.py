@@ -47,6 +47,6 @@ def test_slopes_are_those_of_autograd(name: str) -> None:
 
     learned = x.clone().requires_grad_()
     (want,) = torch.autograd.grad(Net()(learned), learned)
-    _, found = ingot.value_and_grad(Net(), (x,), threads=1)(x)
+    _, results = ingot.value_and_grad(Net(), (x,), threads=1)(x)
     assert torch.isfinite(want).all()
-    np.testing.assert_allclose(found["x"], want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(results["x"], want, rtol=1e-5, atol=1e-6)

@@ -122,11 +122,11 @@ def test_text_logprobs_and_stops(lm: ingot.LanguageModel, engine: Engine) -> Non
     answers = [engine.submit(lm.tokenizer.encode("Once"), lm.request(**how, stop=s)) for s in (None, stop)]
     free, stopped = ([*answer] for answer in answers)
     assert "".join(piece.text for piece in free) == whole.text
-    told = [token for piece in free for token in piece.tokens]
-    assert [(t.id, t.text, [i for i, _ in t.top]) for t in told] == [
+    facts = [token for piece in free for token in piece.tokens]
+    assert [(t.id, t.text, [i for i, _ in t.top]) for t in facts] == [
         (t.id, t.text, [i for i, _ in t.top]) for t in whole.tokens
     ]
-    assert [t.logprob for t in told] == pytest.approx(
+    assert [t.logprob for t in facts] == pytest.approx(
         [t.logprob for t in whole.tokens], abs=1e-3
     )  # keys are rounded to float16
     assert "".join(piece.text for piece in stopped) == whole.text[: whole.text.index(stop)]

@@ -31,7 +31,7 @@ H100 = "cuda:sm_90a"
 
 
 class Interpreted:
-    """A program by the meaning of its kernels."""
+    """A program by the meaning of its kernels, in place of a compiled one."""
 
     def __init__(self, graph: Graph) -> None:
         self._program, self._kernels = planned(graph, H100)
@@ -83,11 +83,9 @@ def test_kernels(dtype: DType) -> None:
     """Kernels of a GPU give what those of a CPU do, and nothing of the pools is copied."""
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, dtype)
-    s, other = (
-        Trial(Interpreted(paged_step(language, form, SAMPLES)), 96, 0),
-        Trial(compiled(step(language, form)), 96, 0),
-    )
-    program = s.program._program
+    interpreted: Any = Interpreted(paged_step(language, form, SAMPLES))
+    s, other = Trial(interpreted, 96, 0), Trial(compiled(step(language, form)), 96, 0)
+    program = interpreted._program
     assert not any(state.copy_reason for state in program.state)
     assert sum("attention" in step.kernel for step in program.steps) == 1
     a, b = s.rng.integers(3, 96, 22).tolist(), s.rng.integers(3, 96, 20).tolist()
@@ -105,7 +103,7 @@ def test_drawn_tokens() -> None:
     """Settings, bias and penalties of each sample, as steps of a CPU have them."""
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, f32)
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     for program in (compiled(paged_step(language, form, SAMPLES)), compiled(step(language, form))):
         s = Trial(program, 96, 0)
         ids = s.rng.integers(3, 96, (3, 20)).tolist()
@@ -119,8 +117,8 @@ def test_drawn_tokens() -> None:
             transcript = Transcript(None, ids[slot], Request(1, sampling), CONTEXT, 96)
             bias = np.where(np.arange(96) % 3, 0, -np.inf).astype(np.float32) if slot == 2 else None
             parts.append(SequencePart(slot, s.pages[slot], 0, ids[slot], True, transcript, [bias]))
-        found.append([t for sampled in s.stepper.run(parts) for t in sampled.tokens])
-    assert found[0] == found[1]
+        results.append([t for sampled in s.stepper.run(parts) for t in sampled.tokens])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("dtype", [f32, f8e4m3fn, i8])

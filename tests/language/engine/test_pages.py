@@ -38,7 +38,7 @@ def test_random_sequences() -> None:
     rng = np.random.default_rng(0)
     pages, held = Pages(24), dict[int, tuple[int, ...]]()
     alive: list[tuple[list[int], list[int]]] = []
-    found = 0
+    result = 0
     for _ in range(3000):
         if alive and rng.random() < 0.45:
             own, _ = alive.pop(int(rng.integers(len(alive))))
@@ -48,7 +48,7 @@ def test_random_sequences() -> None:
         own = pages.find(ids, (len(ids) - 1) // PAGE)
         for n, page in enumerate(own):
             assert held[page] == tuple(ids[: (n + 1) * PAGE])
-        found += len(own)
+        result += len(own)
         more = pages.take(page_count(len(ids)) - len(own))
         if more is None:
             pages.release(own)
@@ -63,5 +63,5 @@ def test_random_sequences() -> None:
         assert pages.used == len({page for other, _ in alive for page in other})
     for own, _ in alive:
         pages.release(own)
-    assert pages.used == 0 and found > 500
+    assert pages.used == 0 and result > 500
     assert len({*(pages.take(24) or ())}) == 24

@@ -149,6 +149,7 @@ def test_narrow_caches(dtype: DType, tmp_path: Path) -> None:
     near(got.logits, reference(net, ids)[-10:], TOLERANCE[dtype])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [f32, f16, bf16, i8, f8e4m3fn])
 def test_single_rows_read_pages_in_place(dtype: DType) -> None:
     """Chunks read copies. Pages that there are not are no memory outside of the pool."""

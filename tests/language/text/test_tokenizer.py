@@ -82,18 +82,18 @@ def sentence_piece(seed: int) -> tuple[dict[str, float], Tokenizer]:
     tokens = [*PIECES, *scores]
     kinds = np.array([2, 3, 3, *[6] * 256, *[1] * len(scores)], np.int32)
     values = np.array([0.0] * len(PIECES) + [*scores.values()], np.float32)
-    given = {"scores": values, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    return scores, Tokenizer.from_metadata(metadata("llama", tokens, **given))
+    inputs = {"scores": values, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return scores, Tokenizer.from_metadata(metadata("llama", tokens, **inputs))
 
 
 def merged(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's rule: of all neighbours that are a piece together, those of the highest score become one."""
     parts = [*text]
     while True:
-        found = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
-        if not found:
+        result = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
+        if not result:
             return parts
-        i = -max(found)[1]
+        i = -max(result)[1]
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 

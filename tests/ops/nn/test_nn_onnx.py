@@ -115,8 +115,8 @@ def test_resize_smooth(coordinates: str, mode: str, exclude: int) -> None:
     exclude = exclude if mode == "cubic" else 0
     options = {"mode": mode, "coordinate_transformation_mode": coordinates, "exclude_outside": exclude}
     for scales in ((1.7, 0.8), (0.6, 2.0), (2.3, 1.5)):
-        given = np.asarray([1, 1, *scales], np.float32)
-        want = run_ort("Resize", x, None, given, **options)
+        data = np.asarray([1, 1, *scales], np.float32)
+        want = run_ort("Resize", x, None, data, **options)
         op = ops.Resize(want[0].shape[2:], (2, 3), mode, coordinates, exclude_outside=bool(exclude), scales=scales)
         agree(op, (x,), want)
     for size in ((8, 4), (3, 12)):

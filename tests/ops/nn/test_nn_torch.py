@@ -298,8 +298,8 @@ def test_recurrent(kind: str, both_ways: bool) -> None:
         b.append(np.concatenate(biases))
     passes, x = 1 + both_ways, normal(6, 2, 3)
     states = [normal(passes, 2, 4) for _ in range(2 if kind == "LSTM" else 1)]
-    given = tensors(*states)
-    y, last = layer(*tensors(x), tuple(given) if kind == "LSTM" else given[0])
+    arrays = tensors(*states)
+    y, last = layer(*tensors(x), tuple(arrays) if kind == "LSTM" else arrays[0])
     want = y.detach().numpy().reshape(6, 2, passes, 4).transpose(0, 2, 1, 3)
     finals = tuple(v.detach().numpy() for v in (last if kind == "LSTM" else (last,)))
     direction = "bidirectional" if both_ways else "forward"

@@ -33,8 +33,8 @@ def kept(x: Node, w: Node, contract: tuple[tuple[int, ...], tuple[int, ...]]) ->
     g = graph(ops.DotGeneral(contract=contract)(x, w))
     new = lower_quantized(g, int8_dot=u8)
     verify(new, "the pass")
-    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in new.inputs]
-    before, after = interpret(g, given)[0], interpret(new, given)[0]
+    data = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in new.inputs]
+    before, after = interpret(g, data)[0], interpret(new, data)[0]
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
     return sum(is_product_of_levels(n, (f32,)) for n in new.nodes())
 
@@ -53,13 +53,13 @@ def roundings(x: Node, w: Node, contract: tuple[tuple[int, ...], tuple[int, ...]
     """The sizes of the blocks in which the pass rounds what levels are multiplied with."""
     g = lower_quantized(graph(ops.DotGeneral(contract=contract)(x, w)), int8_dot=u8, rounds=True)
     verify(g, "the pass")
-    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in g.inputs]
+    data = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in g.inputs]
     floats = round_floats(g)
     assert floats == g
     lowered = round_floats(g, bytes_kept=False)
     verify(lowered, "round_floats")
     assert not any(isinstance(n.op, ops.RoundToBytes) for n in lowered.nodes())
-    np.testing.assert_allclose(interpret(lowered, given)[0], interpret(g, given)[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(interpret(lowered, data)[0], interpret(g, data)[0], rtol=1e-6, atol=1e-6)
     rounded = [n for n in g.nodes() if isinstance(n.op, ops.RoundToBytes)]
     return [tuple(int(n.shape[d]) for d in n.op.dims) for n in rounded if isinstance(n.op, ops.RoundToBytes)]
 
@@ -106,8 +106,8 @@ def test_what_does_not_stay() -> None:
     assert kept(x, ops.Dequantize()(const(levels(6, 48)), zero, scales(48)), ((1,), (1,))) == 0
     few = ops.Dequantize()(const(levels(6, 12, 4)), zero, scales(6, 12, 1))
     assert kept(x, ops.reshape(few, (6, 48)), ((1,), (1,))) == 0
-    given = ops.Dequantize()(ops.cast(arg("q", 6, 48), u4), zero, scales(6, 1))
-    assert kept(x, given, ((1,), (1,))) == 0
+    data = ops.Dequantize()(ops.cast(arg("q", 6, 48), u4), zero, scales(6, 1))
+    assert kept(x, data, ((1,), (1,))) == 0
     half = ops.Dequantize()(const(levels(6, 48)), zero, ops.cast(scales(6, 1), f16))
     assert kept(ops.cast(x, f16), half, ((1,), (1,))) == 0
     wide = ops.Dequantize()(const(levels(6, 48)), zero, ops.cast(scales(6, 1), f64))
@@ -121,8 +121,8 @@ def test_a_matrix_with_other_readers() -> None:
     g = graph(ops.linear(x, w), ops.add(w, arg("y", 48, 48)))
     new = lower_quantized(g, int8_dot=u8)
     assert sum(is_product_of_levels(n, (f32,)) for n in new.nodes()) == 1
-    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(f32.numpy) for n in new.inputs]
-    for a, b in zip(interpret(g, given), interpret(new, given), strict=True):
+    data = [RNG.standard_normal(tuple(map(int, n.shape))).astype(f32.numpy) for n in new.inputs]
+    for a, b in zip(interpret(g, data), interpret(new, data), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -168,13 +168,11 @@ def test_block_formats(dtype: DType) -> None:
         assert kept(arg("x", 2, 5, 96), w, ((2,), (1,))) == 1
         assert kept(arg("x", 96, 5), ops.transpose(w, (1, 0)), ((0,), (0,))) == 1
         g = graph(ops.DotGeneral(contract=((1,), (1,)))(arg("x", 5, 96), w))
-        given = [RNG.standard_normal((5, 96)).astype(np.float32)]
-        (expected,) = interpret(g, given)
+        data = [RNG.standard_normal((5, 96)).astype(np.float32)]
+        (expected,) = interpret(g, data)
         for has_kernels in (False, True):
             new = lower_quantized(g, int8_dot=None, blocks=has_kernels, widens=() if has_kernels else (f16,))
             assert sum(is_product_of_levels(n, (f32,)) for n in new.nodes()) == 1
             assert not any(n.dtype == f16 for n in new.nodes() if n.constant is not None)
             assert any(isinstance(n.op, ops.DequantizeBlocks) for n in new.nodes()) == has_kernels
-            np.testing.assert_allclose(
-                interpret(new, given)[0], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
-            )
+            np.testing.assert_allclose(interpret(new, data)[0], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -40,10 +40,10 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
     left, _ = identity.patterns
     first = next(iter(variables(left)))
     on = boolean if first in "pq" else dtype
-    given = arguments(identity, dtype)
-    size = len(next(iter(given.values())))
+    data = arguments(identity, dtype)
+    size = len(next(iter(data.values())))
     bound: dict[str, Node] = {}
-    for name, values in given.items():
+    for name, values in data.items():
         kind = TensorType(boolean if name in "pq" else dtype, (size,))
         bound[name] = const(values) if name in "cd" else Input(name, kind)()
     if on.kind not in DTYPE_KINDS[identity.when]:
@@ -55,7 +55,7 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
     if right is None or right.types != node.types:
         return None
     inputs = tuple(n for n in bound.values() if isinstance(n.op, Input))
-    return Graph(inputs, (node,)), given
+    return Graph(inputs, (node,)), data
 
 
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda i: f"{i.text} {i.when}")
@@ -69,10 +69,10 @@ def test_identities_hold_for_every_special_value(identity: Identity) -> None:
             continue
         if made is None:
             continue
-        graph, given = made
+        graph, arrays = made
         out = rewrite(graph, rule_set([identity]))
         assert out.outputs != graph.outputs, f"{identity.text} does not fire on {dtype}"
-        inputs = {n.op.label: given[n.op.label] for n in graph.inputs}  # type: ignore[attr-defined]
+        inputs = {n.op.label: arrays[n.op.label] for n in graph.inputs}  # type: ignore[attr-defined]
         (want,), (got,) = interpret(graph, inputs), interpret(out, inputs)
         same(want, got, identity, dtype)
         tried += 1

@@ -59,13 +59,13 @@ def _is_depthwise(n: Node) -> bool:
 
 def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
     """Interpreted behind the pass, and compiled: for this machine, and for one that multiplies pairs of 16 bits."""
-    found: list[np.ndarray] = []
+    matches: list[np.ndarray] = []
     for kind, features in ((u8, host_features()), (i16, PAIRS)):
         new = lowered(g, kind)
         assert in_integers(new, kind)
         model = CompiledModel(build_program(g, features, 2), threads=2)
-        found += [interpret(new, [given])[0], np.asarray(model(given))]
-    return found
+        matches += [interpret(new, [given])[0], np.asarray(model(given))]
+    return matches
 
 
 WEIGHTS = [(i8, 0), (i8, 5), (u8, 128), (u8, 77)]  # of the last not all fit i8 once they are centred
@@ -192,10 +192,10 @@ def test_zeros_known_at_run_time() -> None:
     g = graph(ops.MatMul()(q, value(w, 0, None)))
     model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     for z in (0, 9, 255):
-        given = {"x": x, "zero": np.uint8(z)}
+        inputs = {"x": x, "zero": np.uint8(z)}
         want = (x.astype(np.int64) - z) @ w.astype(np.int64)
-        np.testing.assert_array_equal(interpret(lowered(g), [given[n.op.label] for n in g.inputs])[0], want)  # type: ignore[attr-defined]
-        np.testing.assert_array_equal(model(**given), want)
+        np.testing.assert_array_equal(interpret(lowered(g), [inputs[n.op.label] for n in g.inputs])[0], want)  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(model(**inputs), want)
 
 
 def matmul_of(w: Node, depth: int = 16, zero: int = 0, scale: float | np.ndarray = 0.5) -> Graph:
@@ -279,8 +279,8 @@ def test_what_is_joined_for_levels_is_levels_before() -> None:
     q = ops.quantize(joined, const(np.float32(0.05)), const(np.uint8(7)))
     new = lowered(graph(q))
     assert [n.dtype for n in of(new.outputs[0], ops.Concat)] == [u8]
-    given = [np.linspace(-9, 9, x.type.size, dtype=np.float32).reshape(x.type.shape) for x in (x, y)]  # type: ignore[call-overload]
-    np.testing.assert_array_equal(interpret(new, given)[0], interpret(graph(q), given)[0])
+    data = [np.linspace(-9, 9, x.type.size, dtype=np.float32).reshape(x.type.shape) for x in (x, y)]  # type: ignore[call-overload]
+    np.testing.assert_array_equal(interpret(new, data)[0], interpret(graph(q), data)[0])
     others = graph(q, ops.add(joined, 1.0))  # which read it as it was
     assert [n.dtype for n in of(lowered(others).outputs[0], ops.Concat)] == [f32]
 
@@ -336,9 +336,9 @@ def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: flo
     q = ops.quantize(y, ops.scalar(0.1), ops.scalar(zero, u8))
     new = lowered(graph(q))
     assert (not any(isinstance(n.op, type(y.op)) for n in new.nodes())) is goes
-    given = (np.random.default_rng(0).standard_normal((3, 41)) * 20).astype(np.float32)
-    given[0, :5] = np.nan, np.inf, -np.inf, -0.0, 25.25
-    got, want = (interpret(g, [given])[0] for g in (new, graph(q)))
+    inputs = (np.random.default_rng(0).standard_normal((3, 41)) * 20).astype(np.float32)
+    inputs[0, :5] = np.nan, np.inf, -np.inf, -0.0, 25.25
+    got, want = (interpret(g, [inputs])[0] for g in (new, graph(q)))
     np.testing.assert_array_equal(got, want)
     kept = lowered(graph(q, y))  # somebody else reads what is cut
     assert any(isinstance(n.op, type(y.op)) for n in kept.nodes())
@@ -361,8 +361,8 @@ def test_floats_of_8_bits_are_multiplied_as_they_are(rows: bool, columns: bool) 
     verify(new, "the pass")
     (dot,) = of(new.outputs[0], ops.DotGeneral)
     assert ([n.dtype for n in dot.inputs], dot.dtype) == ([f8e4m3fn, f8e5m2], f32)
-    given = narrow(7, 40)
-    np.testing.assert_allclose(interpret(new, [given])[0], interpret(g, [given])[0], rtol=1e-5, atol=1e-5)
+    data = narrow(7, 40)
+    np.testing.assert_allclose(interpret(new, [data])[0], interpret(g, [data])[0], rtol=1e-5, atol=1e-5)
     (dot,) = of(lowered(g).outputs[0], ops.DotGeneral)
     assert dot.inputs[0].dtype == f32
 
@@ -374,8 +374,8 @@ def test_a_convolution_of_floats_of_8_bits() -> None:
     new = lower_quantized(lower_model_ops(g, KEPT), None, f8_dot=True)
     (conv,) = of(new.outputs[0], ops.Convolution)
     assert [n.dtype for n in conv.inputs] == [f8e4m3fn, f8e4m3fn]
-    given = narrow(2, 3, 9, 9)
-    np.testing.assert_allclose(interpret(new, [given])[0], interpret(g, [given])[0], rtol=1e-5, atol=1e-5)
+    data = narrow(2, 3, 9, 9)
+    np.testing.assert_allclose(interpret(new, [data])[0], interpret(g, [data])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_floats_of_8_bits_that_are_moved_or_summed_by_several_scales_stay() -> None:

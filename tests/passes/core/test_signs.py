@@ -103,6 +103,7 @@ def test_rows_known_at_run_time(features: str) -> None:
     check(graph(ops.linear(chosen(arg("x", 0, 70)), const(binary(9, 70)))), activations(0, 70), features=features)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("features", ["", "x86-64-v3"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("pad", "stride", "dilation"), [(0, 1, 1), (1, 1, 1), (2, 2, 1), (2, 1, 2)])

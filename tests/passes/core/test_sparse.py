@@ -23,8 +23,8 @@ def kept(g: Graph, height: int = 4) -> list[tuple[int, ...]]:
     """The shapes of the values that are kept, behind the pass, which changes no value."""
     new = keep_blocks(g, lambda n, blocks: height)
     verify(new, "the pass")
-    given = [(9 * RNG.random(tuple(map(int, n.shape)))).astype(n.dtype.numpy) for n in new.inputs]
-    np.testing.assert_allclose(interpret(new, given)[0], interpret(g, given)[0], rtol=1e-5, atol=1e-5)
+    data = [(9 * RNG.random(tuple(map(int, n.shape)))).astype(n.dtype.numpy) for n in new.inputs]
+    np.testing.assert_allclose(interpret(new, data)[0], interpret(g, data)[0], rtol=1e-5, atol=1e-5)
     return [n.inputs[0].shape for n in new.nodes() if isinstance(n.op, ops.Densify)]  # type: ignore[misc]
 
 

@@ -42,8 +42,8 @@ def test_an_activation_whose_argument_is_kept_is_the_products_second_result() ->
 
 def test_a_gradient_in_two_types_is_stored_by_one_kernel() -> None:
     y = ops.Sub()(X, ops.BroadcastInDim(X.shape, (0,))(ops.Reduce("sum", (1,))(X)))
-    found = kinds(graph(y, ops.Convert(bf16)(y), ops.Transpose((1, 0))(y)))
-    assert found[0] == ("rows", 2)
+    results = kinds(graph(y, ops.Convert(bf16)(y), ops.Transpose((1, 0))(y)))
+    assert results[0] == ("rows", 2)
 
 
 def test_a_norm_whose_moments_are_kept_is_one_kernel() -> None:

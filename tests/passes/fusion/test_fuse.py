@@ -187,9 +187,9 @@ def test_groups_are_closed_and_exact(seed: int) -> None:
     for n in after.nodes():
         assert isinstance(n.op, Group | ops.Concat | ops.Pad | Input | Const | Project), n.op
     plain = fuse(before)
-    given = random_inputs(before, sizes)
+    data = random_inputs(before, sizes)
     with np.errstate(all="ignore"):
-        for want, got in zip(interpret(before, given), interpret(plain, given), strict=True):
+        for want, got in zip(interpret(before, data), interpret(plain, data), strict=True):
             np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 

@@ -36,12 +36,12 @@ def test_constants_that_differ_become_operands() -> None:
     assert groups[0] == groups[1] and len([n for n in groups[0].body.inputs if n.shape == ()]) == 1
     model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     assert len({s.kernel for s in model.program.steps}) == 1
-    given = random_inputs(g, {})
-    results = model(*given)
+    inputs = random_inputs(g, {})
+    results = model(*inputs)
     assert isinstance(results, tuple)
-    for got, want in zip(results, given, strict=True):
+    for got, want in zip(results, inputs, strict=True):
         square = (want @ want.T).astype(np.float64) ** 2
-        scale = 0.5 if want is given[0] else 0.25
+        scale = 0.5 if want is inputs[0] else 0.25
         np.testing.assert_allclose(got, square * scale + 1, rtol=1e-5)
 
 
@@ -60,8 +60,8 @@ def test_constants_that_kernels_look_at_stay() -> None:
 def test_scalars_that_one_group_is_given_and_the_other_knows() -> None:
     """The constants alone are operands, and then all are the same kernel."""
     x, y, z, s = arg("x", 7, 7), arg("y", 7, 7), arg("z", 7, 7), arg("s")
-    given = ops.add(ops.mul(ops.MatMul()(x, z), s), 1.0)
-    groups = shared(graph(given, layer_of(x, y, 0.5), layer_of(y, x, 0.25)))
+    data = ops.add(ops.mul(ops.MatMul()(x, z), s), 1.0)
+    groups = shared(graph(data, layer_of(x, y, 0.5), layer_of(y, x, 0.25)))
     assert len(groups) == 3 and len(set(groups)) == 1
 
 

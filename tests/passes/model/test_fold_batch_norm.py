@@ -173,9 +173,9 @@ def test_weights_of_16_bits_are_not_rounded_again(dtype: DType) -> None:
     (kept,) = (n for n in out.nodes() if isinstance(n.op, ops.Conv))
     assert kept.inputs[1] is w
     assert kept.dtype == f32
-    given = R.uniform(-1, 1, (2, 4, 5, 5)).astype(dtype.numpy)
+    data = R.uniform(-1, 1, (2, 4, 5, 5)).astype(dtype.numpy)
     wide = ops.BatchNorm(1e-3)(replace(y.op, dtype=f32)(x, w), *(ops.cast(v, f32) for v in parameters))
-    (want,), (got,) = (interpret(h, [given]) for h in (graph(ops.Relu()(wide)), out))
+    (want,), (got,) = (interpret(h, [data]) for h in (graph(ops.Relu()(wide)), out))
     rounding = 2.0**-11 if dtype == f16 else 2.0**-8  # half a unit in the last place
     assert (np.abs(got.astype(np.float32) - want) <= np.abs(want) * rounding * 1.01 + 1e-7).all()
     doubled = graph(ops.Mul()(y, ops.full(y.shape, 2.0, dtype)))

@@ -42,9 +42,9 @@ def test_rows_that_see_no_key_keep_their_meaning() -> None:
         g = written_out(hidden, guard)
         after = fuse_attention(g)
         assert count(after, ops.Attention) == 1
-        given = [keep if n.dtype == boolean else {"q": q, "k": k, "v": v}[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+        data = [keep if n.dtype == boolean else {"q": q, "k": k, "v": v}[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
         with np.errstate(all="ignore"):
-            (want,), (got,) = interpret(g, given), interpret(after, given)
+            (want,), (got,) = interpret(g, data), interpret(after, data)
         np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
         assert np.isnan(got[1, :, 2]).all() != guard
 
@@ -66,9 +66,9 @@ def test_a_softmax_that_gives_hidden_rows_0() -> None:
     rng = np.random.default_rng(0)
     values = {label: rng.standard_normal((2, 2, 5, 4)).astype(np.float32) for label in "qkv"}
     values["q"][0, 1, 3, 2] = np.nan
-    given = [seen if n.dtype == boolean else values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+    data = [seen if n.dtype == boolean else values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
-        (want,), (got,) = interpret(g, given), interpret(after, given)
+        (want,), (got,) = interpret(g, data), interpret(after, data)
     np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
     assert np.isnan(got[0, 1, 3]).all() and not got[1, :, 2].any()
 
@@ -92,8 +92,8 @@ def test_softcap_and_two_masks() -> None:
     masked = ops.where(ops.broadcast_to(hidden, shape), masked, ops.full(shape, -np.inf))
     g = graph(ops.MatMul()(ops.Softmax(3)(masked), V))
     after = fuse_attention(g)
-    (found,) = [n for n in after.nodes() if isinstance(n.op, ops.Attention)]
-    assert found.op.softcap == 3.0 and found.op.scale == 0.5  # type: ignore[attr-defined]
+    (result,) = [n for n in after.nodes() if isinstance(n.op, ops.Attention)]
+    assert result.op.softcap == 3.0 and result.op.scale == 0.5  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         same_values(g, after, 1e-5, b=2, s=5)
 
@@ -142,8 +142,8 @@ def test_masks_that_overflow_on_the_way_are_infinite() -> None:
         g = written_out(added)
         after = fuse_attention(g)
         assert count(after, ops.Attention) == 1
-        given = [np.zeros((2, 1, 1, 3), bool), *(np.ones((2, 2, 3, 4), np.float32),) * 3]
-        given = [given[0] if n.dtype == boolean else given[1] for n in g.inputs]
+        inputs = [np.zeros((2, 1, 1, 3), bool), *(np.ones((2, 2, 3, 4), np.float32),) * 3]
+        inputs = [inputs[0] if n.dtype == boolean else inputs[1] for n in g.inputs]
         with np.errstate(all="ignore"):
-            (want,), (got,) = interpret(g, given), interpret(after, given)
+            (want,), (got,) = interpret(g, inputs), interpret(after, inputs)
         assert np.isnan(want).all() and np.isnan(got).all()

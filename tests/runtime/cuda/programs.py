@@ -25,8 +25,8 @@ def added(values: list[int]) -> None:
     """y = x + w"""
     x, w, y, count = values
     for i in range(count):
-        found = ctypes.c_float.from_address(x + 4 * i).value + ctypes.c_float.from_address(w + 4 * i).value
-        ctypes.c_float.from_address(y + 4 * i).value = found
+        result = ctypes.c_float.from_address(x + 4 * i).value + ctypes.c_float.from_address(w + 4 * i).value
+        ctypes.c_float.from_address(y + 4 * i).value = result
 
 
 def less(values: list[int]) -> None:
@@ -38,8 +38,8 @@ def less(values: list[int]) -> None:
 def positive(values: list[int]) -> None:
     """size = how many of x are > 0"""
     source, size, count = values
-    found = sum(ctypes.c_float.from_address(source + 4 * i).value > 0 for i in range(count))
-    ctypes.c_int64.from_address(size).value = found
+    result = sum(ctypes.c_float.from_address(source + 4 * i).value > 0 for i in range(count))
+    ctypes.c_int64.from_address(size).value = result
 
 
 def checked(values: list[int]) -> None:
@@ -73,12 +73,12 @@ def program(steps: tuple[Step, ...], buffers: tuple[Buffer, ...]) -> Program:
     n = ("n",)
     steps = tuple(replace(s, device="cuda") for s in steps)
     buffers = tuple(replace(b, device="cuda") for b in buffers)
-    found = Program(
+    result = Program(
         symbols=(Symbol("n"),), inputs=(TensorSpec("x", "f32", (n,)),), outputs=(TensorSpec("y", "f32", (n,)),),
         buffers=buffers, steps=steps, code={"cuda": code()}, weights=np.zeros(64, np.uint8),
     )  # fmt: skip
-    found.check()
-    return found
+    result.check()
+    return result
 
 
 NBYTES = ("n", 4, "*")
@@ -131,19 +131,19 @@ def until_100() -> Program:
 def first_of_positive() -> Program:
     """y = 4 x of as many elements as are positive, at most 6."""
     size, table, flag = Buffer(2, "size", 8), Buffer(3, "table", 0), Buffer(4, "arena", 1, 0, 4)
-    temp, found = Buffer(5, "arena", NBYTES, 0, 4), ("$p",)
+    temp, result = Buffer(5, "arena", NBYTES, 0, 4), ("$p",)
     steps = (
         Step("positive", ((0, 0), (2, 0)), (("n",),), 1, "count"),
         Step("sizes", ((2, 0), (3, 0), (4, 0)), (), 1, "sizes"),
         Step("", ((4, 0),), label="jump", target=5),
-        Step("double", ((0, 0), (5, 0)), (found,), found, "first"),
-        Step("double", ((5, 0), (1, 0)), (found,), found, "second"),
+        Step("double", ((0, 0), (5, 0)), (result,), result, "first"),
+        Step("double", ((5, 0), (1, 0)), (result,), result, "second"),
     )
     base = program((), (X, Y))
     buffers = tuple(replace(b, device="cuda") for b in (X, Y, size, table, flag, temp))
     made = replace(
         base, buffers=buffers, steps=tuple(replace(s, device="cuda") for s in steps),
-        sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (found,)),),
+        sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (result,)),),
     )  # fmt: skip
     made.check()
     return made
@@ -160,9 +160,9 @@ def counting(copied: str) -> Program:
     buffers = (X, replace(Y, index=1), base.buffers[2], state, new)
     buffers = tuple(replace(b, device="cuda") for b in buffers)
     first = np.arange(1, 5, dtype=np.float32).view(np.uint8)
-    found = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
-    found.check()
-    return found
+    result = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
+    result.check()
+    return result
 
 
 def counted(turns: Expr) -> Program:

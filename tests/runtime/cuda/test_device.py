@@ -154,8 +154,8 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
 def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver) -> None:
     made, places = twice(), [fake.allocate(32) for _ in range(3)]
     # from the second element on: 4 bytes
-    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, box_rows=1, box_columns=2, swizzle=0)
-    kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(told,))}
+    matrix = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, box_rows=1, box_columns=2, swizzle=0)
+    kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(matrix,))}
     steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
     packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})
     assert unpack(packed, "sm_90a") == kernels
@@ -170,9 +170,9 @@ def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver)
 
 
 def test_a_matrix_of_no_parameter_is_refused() -> None:
-    told = MatrixCode(3, 6, 2, 2, 16, 0, 1, 2, 0)
+    matrix = MatrixCode(3, 6, 2, 2, 16, 0, 1, 2, 0)
     with pytest.raises(ArtifactError, match="numbers of 3 parameters"):
-        KernelCode.of_record(KernelCode("double", b"cubin", 128, 0, 3, (1,), matrices=(told,)).record())
+        KernelCode.of_record(KernelCode("double", b"cubin", 128, 0, 3, (1,), matrices=(matrix,)).record())
 
 
 def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:
@@ -305,9 +305,9 @@ def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeyp
 
 def test_large_arenas_are_temporary_tensors(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call at addresses that were used before is a launch; an arena elsewhere moves the nodes."""
-    pytest.importorskip("torch")
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     monkeypatch.setattr(contexts, "TEMPORARY_BYTES", 16)
+    monkeypatch.setattr(contexts, "_has_gpu_tensors", lambda: True)
     arenas = [Scratch(fake, 64) for _ in range(2)]
     turns = iter([0, 0, 1, 0, 1, 1])
     monkeypatch.setattr(contexts, "_scratch", lambda nbytes: arenas[next(turns)])
@@ -389,13 +389,13 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
     loaded = Loaded(made)
     context = loaded.claim()
     for x in ([1, -1, 2, 3, 4], [-1, -2, -3, -4, -5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [-9, 1, -9, -9, -9]):
-        given = np.asarray(x, np.float32)
+        inputs = np.asarray(x, np.float32)
         y, count = np.zeros(6, np.float32), sum(e > 0 for e in x)
         instance = context.bind(((5,),))
         fake.log.clear()
-        context.run(instance, [given.ctypes.data, y.ctypes.data])
+        context.run(instance, [inputs.ctypes.data, y.ctypes.data])
         assert instance.actual_shapes() == [(count,)]
-        np.testing.assert_array_equal(y[:count], 4 * given[:count])
+        np.testing.assert_array_equal(y[:count], 4 * inputs[:count])
         launched = [entry[2] for entry in fake.log if entry[:2] == ("launch", "double")]
         assert launched == [count] * (2 if count else 0)
     assert not any(node.awaits for node in fake.nodes.values())
@@ -425,13 +425,13 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
     assert launched == ["double"] * 5
     np.testing.assert_array_equal(run(loaded, x[:1].copy()), 2 * x[:1])
     result = fake.allocate(12)
-    given = fake.allocate(12)
-    ctypes.memmove(given, x.ctypes.data, 12)
+    data = fake.allocate(12)
+    ctypes.memmove(data, x.ctypes.data, 12)
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     monkeypatch.setattr(contexts, "_scratch", lambda nbytes: Scratch(fake, nbytes))
     fake.capturing.add(7)
     context = loaded.claim()
-    context.run(context.bind(((3,),)), [given, result], BOTH)
+    context.run(context.bind(((3,),)), [data, result], BOTH)
     context.release()
     fake.replay(7)
     np.testing.assert_array_equal(values(result, 3), 32 * x)
@@ -653,7 +653,7 @@ def test_a_captured_seed_is_written_by_each_replay(fake: FakeDriver, monkeypatch
 def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
     """As many calls as threads at one time, each with its own arena; afterwards they serve the next ones."""
     loaded, together = Loaded(twice()), threading.Barrier(4)
-    found: dict[int, list[np.ndarray]] = {}
+    matches: dict[int, list[np.ndarray]] = {}
 
     def calls(number: int) -> None:
         for turn in range(5):
@@ -664,7 +664,7 @@ def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
                 context.run(context.bind(((3,),)), [x.ctypes.data, y.ctypes.data])
             context.release()
             together.wait(10)
-            found.setdefault(number, []).append(y)
+            matches.setdefault(number, []).append(y)
 
     lock = threading.Lock()
     threads = [threading.Thread(target=calls, args=(number,)) for number in range(4)]
@@ -672,10 +672,10 @@ def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    for number, results in found.items():
+    for number, results in matches.items():
         for turn, y in enumerate(results):
             np.testing.assert_array_equal(y, np.full(3, 4 * (10 * number + turn), np.float32))
-    assert len(found) == 4 == sum(kind == "stream" for kind, _ in fake.live)
+    assert len(matches) == 4 == sum(kind == "stream" for kind, _ in fake.live)
 
 
 def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(

@@ -42,8 +42,8 @@ def test_what_a_graph_holds_follows_from_the_driver() -> None:
         return len(pieces(items, lambda item: fits(item, version, whole, lambda loop: False)))
 
     assert [runs(version) for version in (12080, 12040, 12000)] == [1, 2, 2]
-    loop, found = Loop(2, None, (1,), (Branch(3, (4,), ()),)), Loop(2, None, (1,), (SizeRead(3),))
-    for held, version, expected in ((loop, 12040, True), (loop, 12030, False), (found, 13000, False)):
+    loop, result = Loop(2, None, (1,), (Branch(3, (4,), ()),)), Loop(2, None, (1,), (SizeRead(3),))
+    for held, version, expected in ((loop, 12040, True), (loop, 12030, False), (result, 13000, False)):
         assert fits(held, version, [False] * 5, lambda loop: False) is expected
     assert not fits(loop, 13000, [False] * 4 + [True], lambda loop: False), "what the host tells is not in a node"
     assert fits(loop.body[0], 12040, [False] * 5, lambda loop: False)

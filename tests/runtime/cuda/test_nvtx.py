@@ -41,8 +41,8 @@ def test_each_kernel_is_launched_in_a_range_of_its_name(fake: FakeDriver) -> Non
     for _ in range(2):  # the second call, too
         fake.log.clear()
         np.testing.assert_array_equal(run(loaded, x), 4 * x)
-        told = [entry[:2] for entry in fake.log if entry[0] in ("push", "launch", "pop")]
-        assert told == [
+        entries = [entry[:2] for entry in fake.log if entry[0] in ("push", "launch", "pop")]
+        assert entries == [
             ("push", "Mul @ layer0 [double]"), ("launch", "double"), ("pop",),
             ("push", "Mul @ layer1 [double]"), ("launch", "double"), ("pop",),
         ]  # fmt: skip

@@ -32,9 +32,9 @@ def test_what_an_order_says_of_random_launches() -> None:
             for _ in range(rng.randint(0, 4)):
                 start = rng.randrange(40)
                 own.append(Access(rng.randrange(2), start, start + rng.randint(0, 12), rng.random() < 0.4))
-            told = order.next(own)
-            reach = set(told).union(*(before[i] for i in told))
-            assert all(not any(i in before[j] for j in told) for i in told)
+            facts = order.next(own)
+            reach = set(facts).union(*(before[i] for i in facts))
+            assert all(not any(i in before[j] for j in facts) for i in facts)
             for other, theirs in enumerate(launches):
                 meet = any(
                     a.memory == b.memory and max(a.start, b.start) < min(a.end, b.end) and (a.writes or b.writes)

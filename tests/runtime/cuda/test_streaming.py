@@ -67,14 +67,14 @@ def chain(sizes: list[int]) -> Program:
     steps = [
         Step("add", ((temps[i], 0), (2 + i, 0), (temps[i + 1], 0)), (COUNT,), COUNT, f"add {i}") for i in range(count)
     ]
-    found = Program(
+    result = Program(
         symbols=(), inputs=(TensorSpec("x", "f32", shape),), outputs=(TensorSpec("y", "f32", shape),),
         buffers=tuple(replace(b, device="cuda") for b in buffers),
         steps=tuple(replace(s, device="cuda") for s in steps),
         code={"cuda": code()}, weights=weights.view(np.uint8),
     )  # fmt: skip
-    found.check()
-    return found
+    result.check()
+    return result
 
 
 def wanted(program: Program, x: np.ndarray) -> np.ndarray:

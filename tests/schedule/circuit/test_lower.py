@@ -19,7 +19,7 @@ OPS = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.Clamp, ops.Transpose)
 
 @pytest.mark.parametrize("cls", OPS, ids=lambda cls: cls.name)
 def test_samples_of_integers(cls: type[Op]) -> None:
-    found = 0
+    result = 0
     for sample in static(cls):
         types = sample.op.infer(*sample.types)
         kinds = {t.dtype.kind for t in (*sample.types, *(types if isinstance(types, tuple) else (types,)))}
@@ -30,13 +30,13 @@ def test_samples_of_integers(cls: type[Op]) -> None:
             with pytest.raises(CompileError, match="words of signs"):
                 planned(together([sample]).graph, "verilog")
             continue
-        if sum(x.size for x in sample.inputs) > 3000 or found > 5:
+        if sum(x.size for x in sample.inputs) > 3000 or result > 5:
             continue
-        found += 1
+        result += 1
         one = together([sample])
         (got,) = run_checked(one.graph, one.arrays, "verilog")
         np.testing.assert_array_equal(got, interpret(one.graph, one.arrays)[0], err_msg=str(sample))
-    assert found
+    assert result
 
 
 def test_a_reduction_that_is_broadcast_back_has_a_nest_of_its_own() -> None:
@@ -45,5 +45,5 @@ def test_a_reduction_that_is_broadcast_back_has_a_nest_of_its_own() -> None:
     g = graph(ops.Sub()(largest, x))
     program, kernels = planned(g, "verilog")
     assert len(program.steps) == 2 and len(kernels) == 2
-    given = random_inputs(g, {})
-    np.testing.assert_array_equal(run_checked(g, given, "verilog")[0], interpret(g, given)[0])
+    data = random_inputs(g, {})
+    np.testing.assert_array_equal(run_checked(g, data, "verilog")[0], interpret(g, data)[0])

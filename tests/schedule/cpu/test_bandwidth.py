@@ -122,8 +122,8 @@ def test_neighbouring_dimensions_are_joined() -> None:
 
     def joined(*outputs: Node) -> tuple[tuple[object, ...], ...] | None:
         outs = tuple(Layout.contiguous(n.shape) for n in outputs)
-        found = collapse_dims(Graph((x,), outputs), (Layout.contiguous(x.shape),), outs)
-        return None if found is None else tuple(n.shape for n in found[0].outputs)
+        results = collapse_dims(Graph((x,), outputs), (Layout.contiguous(x.shape),), outs)
+        return None if results is None else tuple(n.shape for n in results[0].outputs)
 
     assert joined(op.mul(x, 2.0)) == ((960,),)
     assert joined(op.add(op.transpose(op.mul(x, x), (0, 2, 3, 1)), 1.0)) == ((4, 40, 6),)

@@ -39,8 +39,8 @@ def _graph(case: tuple) -> tuple[Graph, list[np.ndarray]]:
         types.append(TensorType(boolean if kind == "bool" else dtype, mask.shape))
     q, k, v, g, *masks = inputs = tuple(Input(f"x{i}", t)() for i, t in enumerate(types))
     y = op(q, k, v, *masks)
-    found = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)(q, k, v, g, *masks)
-    return Graph(inputs, (y, *found.results)), arrays
+    result = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)(q, k, v, g, *masks)
+    return Graph(inputs, (y, *result.results)), arrays
 
 
 @pytest.mark.parametrize("case", CASES)

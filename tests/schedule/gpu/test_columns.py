@@ -16,8 +16,8 @@ from tests.conformance.targets import H100
 def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...]) -> list[str]:
     """Names of the kernels of a graph that agrees with the interpreter."""
     rng = np.random.default_rng(0)
-    given = [rng.normal(size=s).astype(dtype.numpy) for s in shapes]
-    (got,), (want,) = run_checked(graph, given, H100), interpret(graph, given)
+    data = [rng.normal(size=s).astype(dtype.numpy) for s in shapes]
+    (got,), (want,) = run_checked(graph, data, H100), interpret(graph, data)
     error = np.abs(got.astype(np.float64) - want).max() / np.abs(want.astype(np.float64)).max()
     assert error < (1e-2 if dtype == bf16 else 1e-5)
     return [kernel.name.rstrip("_0123456789") for kernel in planned(graph, H100)[1].values()]

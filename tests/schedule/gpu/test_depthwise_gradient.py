@@ -34,8 +34,8 @@ def test_parts_and_what_joins_them(case: tuple) -> None:
     dtype, x, g, window, strides, dilation = case
     rng = np.random.default_rng(0)
     graph = _graph(dtype, x, g, op=ops.KernelGradient(window, strides, dilation, True))
-    given = [rng.normal(size=s).astype(dtype.numpy) for s in (x, g)]
-    (got,), (want,) = run_checked(graph, given, H100), interpret(graph, given)
+    data = [rng.normal(size=s).astype(dtype.numpy) for s in (x, g)]
+    (got,), (want,) = run_checked(graph, data, H100), interpret(graph, data)
     assert np.abs(got.astype(np.float64) - want).max() <= 4e-3 * np.abs(want.astype(np.float64)).max()
     if dtype.bits >= 32:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -58,7 +58,7 @@ def test_batches_and_images_of_open_size() -> None:
     graph = _graph(f32, (n, h + 2, 8, 20), (n, h, 6, 20), op=op)
     rng = np.random.default_rng(0)
     for batch, rows in ((3, 7), (1, 1), (5, 40)):
-        given = [rng.normal(size=s).astype(np.float32) for s in ((batch, rows + 2, 8, 20), (batch, rows, 6, 20))]
+        data = [rng.normal(size=s).astype(np.float32) for s in ((batch, rows + 2, 8, 20), (batch, rows, 6, 20))]
         with likely_sizes({"n": 4, "h": 16}):
-            (got,) = run_checked(graph, given, H100)
-        np.testing.assert_allclose(got, interpret(graph, given)[0], rtol=1e-4, atol=1e-4)
+            (got,) = run_checked(graph, data, H100)
+        np.testing.assert_allclose(got, interpret(graph, data)[0], rtol=1e-4, atol=1e-4)

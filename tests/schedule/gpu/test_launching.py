@@ -51,10 +51,10 @@ def test_positions_and_caches_are_one_launch() -> None:
     assert sum(s.label.count("|") for s in program.steps) == 2
     x, cos, sin = (RNG.normal(size=s).astype(np.float16) for s in ((1, 64), HEAD, HEAD))
     for place in (0, 7, PLACES - 1):
-        given = [x, np.array(place), cos, sin]
-        (got,) = run_checked(graph, given, H100)
+        inputs = [x, np.array(place), cos, sin]
+        (got,) = run_checked(graph, inputs, H100)
         old = [np.zeros((1, HEADS, PLACES, HEAD), np.float16)] * 2
-        np.testing.assert_allclose(got, interpret(graph, [*given, *old])[2], atol=2e-3)
+        np.testing.assert_allclose(got, interpret(graph, [*inputs, *old])[2], atol=2e-3)
 
 
 def test_an_update_that_reads_what_it_changes_is_computed_before() -> None:
@@ -66,9 +66,9 @@ def test_an_update_that_reads_what_it_changes_is_computed_before() -> None:
     new = ops.DynamicUpdateSlice()(cache, made, at, zero)
     graph = Graph((x, at, cache), (new, ops.Neg()(new)), state=("cache",))
     assert len(planned(graph, H100)[0].steps) == 3
-    given = [RNG.normal(size=(4, 8)).astype(np.float16), np.array(2)]
-    (got,) = run_checked(graph, given, H100)
-    np.testing.assert_array_equal(got, interpret(graph, [*given, np.zeros((4, 8), np.float16)])[1])
+    inputs = [RNG.normal(size=(4, 8)).astype(np.float16), np.array(2)]
+    (got,) = run_checked(graph, inputs, H100)
+    np.testing.assert_array_equal(got, interpret(graph, [*inputs, np.zeros((4, 8), np.float16)])[1])
 
 
 def test_large_kernels_have_a_launch_each() -> None:

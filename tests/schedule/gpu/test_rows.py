@@ -102,8 +102,8 @@ def test_tiles_and_parts(shape: Shape, reduced: tuple[int, ...], tile: tuple[int
     graph = Graph((x,), (ops.Reduce("sum", reduced)(x),))
     rows = rows_of(graph)
     assert rows is not None
-    found = _RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
-    assert (found.tile, found.suggested_parts) == (tile, parts)
+    result = _RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
+    assert (result.tile, result.suggested_parts) == (tile, parts)
 
 
 @pytest.mark.parametrize(("shape", "kernels"), [((3, 50), 1), ((150, 9000), 1), ((2, 40000), 3)])

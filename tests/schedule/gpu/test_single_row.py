@@ -141,12 +141,12 @@ def test_levels_of_all_kinds_beside_large_and_small_terms(stored: type, value: f
     x[0, 3] = value
     if value < 1:
         x[0, 100:] *= value
-    agrees(Graph((given := Input("x", TensorType(f16, (1, 240)))(),), (DOT(given, w),)), x, 2e-3)
+    agrees(Graph((data := Input("x", TensorType(f16, (1, 240)))(),), (DOT(data, w),)), x, 2e-3)
 
 
 def test_zeros_that_are_no_integers() -> None:
     q = RNG.integers(0, 16, (6, 2, 64)).astype(ml_dtypes.uint4)
     zero, scale = (RNG.uniform(*r, (6, 2, 1)).astype(np.float16) for r in ((6, 9), (0.01, 0.02)))
     w = ops.reshape(ops.Dequantize()(const(q), const(zero), const(scale)), (6, 128))
-    given = Input("x", TensorType(f16, (1, 128)))()
-    agrees(Graph((given,), (DOT(given, w),)), RNG.normal(size=(1, 128)).astype(np.float16), 2e-3)
+    data = Input("x", TensorType(f16, (1, 128)))()
+    agrees(Graph((data,), (DOT(data, w),)), RNG.normal(size=(1, 128)).astype(np.float16), 2e-3)

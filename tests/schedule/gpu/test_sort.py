@@ -43,11 +43,11 @@ def test_runs_are_merged_and_ties_keep_their_order(length: int, descending: bool
 
 @pytest.mark.parametrize("keep", [1, 300])
 def test_only_what_is_kept_is_merged(keep: int) -> None:
-    checked(Sort(0, True, keep=keep), floats(2600), np.arange(2600))
+    checked(Sort(0, True, count=keep), floats(2600), np.arange(2600))
 
 
 def test_lines_along_any_dimension() -> None:
-    checked(Sort(1, keep=270), floats(3, 520), np.arange(1560).reshape(3, 520))
+    checked(Sort(1, count=270), floats(3, 520), np.arange(1560).reshape(3, 520))
     checked(Sort(0), floats(520, 3))
 
 
@@ -76,5 +76,5 @@ def test_lines_of_open_length(length: int) -> None:
 
 def test_a_vocabulary_is_merged_three_times() -> None:
     x = Input("x", TensorType(dtype_of(floats(1)), (1, 128256)))()
-    program, _ = planned(Graph((x,), (Sort(1, True, keep=50)(x),)), H100)
+    program, _ = planned(Graph((x,), (Sort(1, True, count=50)(x),)), H100)
     assert len(program.steps) == 5

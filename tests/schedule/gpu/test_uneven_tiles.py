@@ -32,7 +32,7 @@ def test_pieces_are_right(
     rng = np.random.default_rng(0)
     m, n, terms = shape
     shapes = (m, terms) if axes[0] == (1,) else (terms, m), (n, terms) if axes[1] == (1,) else (terms, n), (n,), (m, n)
-    given = [rng.normal(size=s).astype(np.float16) for s in shapes]
+    data = [rng.normal(size=s).astype(np.float16) for s in shapes]
     x, y, bias, residual = (Input(f"in{i}", TensorType(f16, s))() for i, s in enumerate(shapes))
     z = ops.add(ops.DotGeneral(((), ()), axes, dtype=f32)(x, y), ops.cast(bias, f32))
     graph = Graph((x, y, bias, residual), (ops.cast(z, f16), ops.cast(ops.add(z, ops.cast(residual, f32)), f16)))
@@ -42,7 +42,7 @@ def test_pieces_are_right(
         return choice if site.admits(choice) else pytest.fail(f"{choice} is not admitted")
 
     monkeypatch.setattr(product, "decided", chosen)
-    for got, want in zip(run_checked(graph, given, TARGET), interpret(graph, given), strict=True):
+    for got, want in zip(run_checked(graph, data, TARGET), interpret(graph, data), strict=True):
         np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-3, atol=5e-2)
     kernel = next(iter(planned(graph, TARGET)[1].values()))
     pieces = len(pieces_of(rows)), len(pieces_of(columns))
@@ -58,8 +58,8 @@ def test_parts_of_large_tiles_are_added_by_a_kernel_of_their_own(waves: int, mon
     if not waves:
         shape, choice = (150, 520, 1300), Tiling(128, 64, 16, 8, 2, 19)
     m, n, terms = shape
-    given = [rng.normal(size=s).astype(np.float16) for s in ((m, terms), (terms, n), (n,))]
-    x, y, bias = (Input(f"in{i}", TensorType(f16, a.shape))() for i, a in enumerate(given))
+    data = [rng.normal(size=s).astype(np.float16) for s in ((m, terms), (terms, n), (n,))]
+    x, y, bias = (Input(f"in{i}", TensorType(f16, a.shape))() for i, a in enumerate(data))
     z = ops.add(ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(x, y), ops.cast(bias, f32))
     graph = Graph((x, y, bias), (ops.cast(ops.Relu()(z), f16),))
 
@@ -67,7 +67,7 @@ def test_parts_of_large_tiles_are_added_by_a_kernel_of_their_own(waves: int, mon
         return choice if site.admits(choice) else pytest.fail(f"{choice} is not admitted")
 
     monkeypatch.setattr(product, "decided", chosen)
-    (got,), (want,) = run_checked(graph, given, TARGET), interpret(graph, given)
+    (got,), (want,) = run_checked(graph, data, TARGET), interpret(graph, data)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-3, atol=5e-2)
     program, kernels = planned(graph, TARGET)
     tiles = -(-m // choice.rows) * -(-n // choice.columns)

@@ -1,15 +1,17 @@
-"""Pools of windows far longer than what they move over: their loops run over what is inside."""
+"""Pools of windows far longer than what they move over: their loops run over what is inside. Gradients of pools."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from ingot.autodiff import pullback
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph, Input
-from ingot.ir.types import TensorType, f32
-from ingot.ops import ReduceWindow
-from tests.conformance.checked import run_checked
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import DType, TensorType, bf16, f32
+from ingot.ops import MaxPool, ReduceWindow, transpose
+from tests.conformance.checked import planned, run_checked
 
 FAR = 1 << 40
 
@@ -25,3 +27,24 @@ def test_an_open_size(window: int, low: int, high: int, base: int, dilation: int
     node = Input("x", TensorType(f32, (n,)))()
     (got,) = run_checked(Graph((node,), (op(node),)), [x], "cuda:sm_90a")
     np.testing.assert_array_equal(got, op.reference(x))
+
+
+@pytest.mark.parametrize(("dtype", "size", "window", "pad"), [(bf16, (2, 8, 13, 10), 3, 1), (f32, (1, 5, 9, 9), 5, 2)])
+def test_the_gradient_of_a_pool(dtype: DType, size: tuple[int, ...], window: int, pad: int) -> None:
+    """Maxima, the number of each window's maximum, what each element gets: borders are masks of loads, not copies."""
+    n, c, h, w = size
+    op = MaxPool((window,) * 2, (2, 2), ((pad, pad),) * 2, (1, 1))
+    counts = [(d + 2 * pad - window) // 2 + 1 for d in (h, w)]
+
+    def last(x: Node) -> Node:
+        return transpose(op(transpose(x, (0, 3, 1, 2))), (0, 2, 3, 1))
+
+    x, g = Input("x", TensorType(dtype, (n, h, w, c)))(), Input("g", TensorType(dtype, (n, *counts, c)))()
+    graph = Graph((x, g), (pullback(last, x, g),))
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-3, 3, v.shape).astype(dtype.numpy) for v in (x, g)]  # ties: the first of them
+    inputs[0][0, 2, 3, 1] = np.nan
+    (got,), (want,) = run_checked(graph, inputs, "cuda:sm_90a"), interpret(graph, inputs)
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+    if window == 3:
+        assert len(planned(graph, "cuda:sm_90a")[1]) == 3

@@ -163,11 +163,11 @@ LISTED = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in mess
 def test_calls_that_templates_leave_in_the_content(mark: str, end: str):
     template = Template(LISTED + "</s>{% endfor %}", {})
     form = call_form(lambda messages, tools, **_: template.render(messages, tools=tools), tokenizer(mark))
-    given = [("add", {"a": 1}), ("sub", {"a": "x"})]
-    call = form.calls_text(given)
+    data = [("add", {"a": 1}), ("sub", {"a": "x"})]
+    call = form.calls_text(data)
     assert form.in_content and call.startswith(f"{mark}[") and call.endswith(end)
     content, calls = joined(CallReader(form, TOOLS), cut(f"Well {call}", 3))
-    assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == given
+    assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == data
 
 
 LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {
@@ -242,8 +242,8 @@ def cut(text: str, width: int) -> list[str]:
 def test_calls_are_found_however_the_text_is_cut(case: str, width: int):
     format, text, content, names = TEXTS[case]
     reader = CallReader(format, TOOLS)
-    told, calls = joined(reader, cut(text, width))
-    assert told == content
+    rest, calls = joined(reader, cut(text, width))
+    assert rest == content
     assert [call.name for call in calls] == names and reader.has_calls == bool(names)
     assert all(json.loads(call.arguments) == {"a": 1} for call in calls)
     assert len({call.id for call in calls}) == len(calls) and all(call.id for call in calls)
@@ -312,11 +312,11 @@ def by_name(form: CallForm, *calls: dict[str, object]) -> str:
 @pytest.mark.parametrize("width", [1, 7, 1000])
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: bool):
-    given = [VALUES, {"city": ""}, {}, {"city": "x", "tags": []}]
+    inputs = [VALUES, {"city": ""}, {}, {"city": "x", "tags": []}]
     reader = CallReader(form, [SEARCH], is_guarded=is_guarded)
-    content, calls = joined(reader, cut("I look: " + by_name(form, *given), width))
+    content, calls = joined(reader, cut("I look: " + by_name(form, *inputs), width))
     assert content == "I look: " and [call.name for call in calls] == ["search"] * 4
-    assert [json.loads(call.arguments) for call in calls] == given
+    assert [json.loads(call.arguments) for call in calls] == inputs
 
 
 @pytest.mark.parametrize("form", [HERMES, SPLIT, CODER, TYPED, KIMI, XML])
@@ -481,11 +481,11 @@ def test_lists_and_whole_answers_have_grammars():
 def test_names_in_front_of_arguments_have_grammars(is_required: bool):
     pytest.importorskip("llguidance")
     words = tokenizer("<calls>")
-    found = calls_grammar(COUNTED, TOOLS, words, is_required=is_required, has_several=True)
+    result = calls_grammar(COUNTED, TOOLS, words, is_required=is_required, has_several=True)
     good = '<calls><call>f.add:0<args>{"a": 1}</call><call>f.sub:17<args>{"a": 2}</call></calls>'
-    assert found is not None and is_answer(words, found, good)
-    assert not is_answer(words, found, good.replace("add", "mul")) and not is_answer(
-        words, found, good.replace("1}", "b}")
+    assert result is not None and is_answer(words, result, good)
+    assert not is_answer(words, result, good.replace("add", "mul")) and not is_answer(
+        words, result, good.replace("1}", "b}")
     )
 
 
@@ -495,20 +495,20 @@ def test_arguments_by_name_have_grammars(form: CallForm):
     words = tokenizer(None)
     right = by_name(form, VALUES)
     for is_required in (True, False):
-        found = calls_grammar(form, [SEARCH, *TOOLS], words, is_required=is_required, has_several=True)
-        assert found is not None and is_answer(words, found, right)
-        assert is_answer(words, found, by_name(form, {"city": "a", "tags": ["b"]}, {"city": "c"}))
-        assert not is_answer(words, found, by_name(form, {"n": 1}))  # the city is required
-        assert not is_answer(words, found, by_name(form, {"city": "a", "n": "b"}))
-        assert not is_answer(words, found, right.replace("search", "look"))
+        result = calls_grammar(form, [SEARCH, *TOOLS], words, is_required=is_required, has_several=True)
+        assert result is not None and is_answer(words, result, right)
+        assert is_answer(words, result, by_name(form, {"city": "a", "tags": ["b"]}, {"city": "c"}))
+        assert not is_answer(words, result, by_name(form, {"n": 1}))  # the city is required
+        assert not is_answer(words, result, by_name(form, {"city": "a", "n": "b"}))
+        assert not is_answer(words, result, right.replace("search", "look"))
 
 
 def test_grammars_let_models_think_first():
     pytest.importorskip("llguidance")
     words, form = tokenizer("<think>"), Reasoning("<think>", "</think>")
-    found = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form)
-    assert found is not None and is_answer(words, found, hermes(ADD))
-    assert is_answer(words, found, f"<think>Add?</think>\n\n{hermes(ADD)}")
+    result = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form)
+    assert result is not None and is_answer(words, result, hermes(ADD))
+    assert is_answer(words, result, f"<think>Add?</think>\n\n{hermes(ADD)}")
     begun = calls_grammar(HERMES, TOOLS, words, is_required=True, has_several=True, reasoning=form, is_thinking=True)
     assert begun is not None and is_answer(words, begun, f"Add?</think>{hermes(ADD)}")
     assert not is_answer(words, begun, hermes(ADD))

@@ -21,8 +21,8 @@ def test_an_encoder_embeds_and_generates_nothing(tmp_path: Path):
     lm = ingot.LanguageModel(tmp_path, threads=1, sequences=2)
     ids = [[3, 4, 5], [7]]
     with served([ServedLanguageModel("bert", lm)]) as url, client(url) as api:
-        told = api.embeddings.create(model="bert", input=ids)
-        np.testing.assert_array_equal(np.array([d.embedding for d in told.data], np.float32), lm.embed(ids))
+        response = api.embeddings.create(model="bert", input=ids)
+        np.testing.assert_array_equal(np.array([d.embedding for d in response.data], np.float32), lm.embed(ids))
         with pytest.raises(openai.BadRequestError, match="an encoder: it has no next token"):
             api.completions.create(model="bert", prompt=[3, 4])
         with pytest.raises(openai.BadRequestError, match="from 0 to"):

@@ -107,9 +107,9 @@ def test_chats_whole_and_in_parts(api, lm):
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == wanted.text
     assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == [wanted.finish]
     parts = [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief"}]}]
-    given = [{"role": "system", "content": "Be brief"}, *CHAT]
+    data = [{"role": "system", "content": "Be brief"}, *CHAT]
     answer = api.chat.completions.create(messages=parts + CHAT, max_tokens=8, **GREEDY)
-    assert answer.choices[0].message.content == lm.chat(given, max_tokens=8, temperature=0)
+    assert answer.choices[0].message.content == lm.chat(data, max_tokens=8, temperature=0)
     # an answer goes back as it came
     turns = [*CHAT, answer.choices[0].message, *CHAT]
     assert api.chat.completions.create(messages=turns, max_tokens=4, **GREEDY).usage.completion_tokens
@@ -117,8 +117,8 @@ def test_chats_whole_and_in_parts(api, lm):
 
 def test_logprobs_are_those_of_the_model(api, lm):
     wanted = lm.chat(CHAT, max_tokens=10, temperature=0, logprobs=3)
-    told = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, top_logprobs=3, **GREEDY)
-    entries = told.choices[0].logprobs.content
+    response = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, top_logprobs=3, **GREEDY)
+    entries = response.choices[0].logprobs.content
     np.testing.assert_allclose([e.logprob for e in entries], [t.logprob for t in wanted.tokens], atol=2e-5)
     assert [bytes(e.bytes) for e in entries] == [lm.tokenizer.token_bytes(t.id) for t in wanted.tokens]
     plain = b"".join(bytes(e.bytes) for e in entries if e.token not in SPECIAL)
@@ -144,8 +144,8 @@ def test_stop_strings_bias_and_penalties_reach_the_model(api, lm):
     )
     options = {"frequency_penalty": 2.0, "presence_penalty": 1.5}
     extra = {"repetition_penalty": 1.4, "top_k": 5}
-    told = api.completions.create(model="tiny", prompt="The", max_tokens=12, seed=3, extra_body=extra, **options)
-    assert told.choices[0].text == lm.generate("The", max_tokens=12, seed=3, **options, **extra)
+    response = api.completions.create(model="tiny", prompt="The", max_tokens=12, seed=3, extra_body=extra, **options)
+    assert response.choices[0].text == lm.generate("The", max_tokens=12, seed=3, **options, **extra)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -155,13 +155,13 @@ def test_answers_keep_to_schemas(api, stream: bool):
         {"type": "json_object"},
     ]
     for format in formats:
-        given = api.chat.completions.create(
+        inputs = api.chat.completions.create(
             messages=CHAT, response_format=format, max_tokens=120, temperature=1, seed=1, model="tiny", stream=stream
         )
         if stream:
-            text = "".join(c.choices[0].delta.content or "" for c in given)
+            text = "".join(c.choices[0].delta.content or "" for c in inputs)
         else:
-            text = given.choices[0].message.content
+            text = inputs.choices[0].message.content
         if format is formats[0]:
             assert json.loads(text).keys() == SHAPE["properties"].keys()
         else:
@@ -183,10 +183,10 @@ def test_tools_are_called_with_arguments_of_their_schema(api, choice):
     assert arguments.keys() == ({"sign", "far"} if call.function.name == "add" else set())
     parts = [c.choices[0] for c in api.chat.completions.create(stream=True, **asked)]
     calls = [call for part in parts for call in part.delta.tool_calls or []]
-    told = "".join(call.function.arguments for call in calls)
+    text = "".join(call.function.arguments for call in calls)
     assert calls[0].id and not any(call.id or call.function.name for call in calls[1:])
     assert calls[0].function.name == call.function.name and {call.index for call in calls} == {0}
-    assert json.loads(told) == arguments and parts[-1].finish_reason == "tool_calls"
+    assert json.loads(text) == arguments and parts[-1].finish_reason == "tool_calls"
     # the result goes back
     turns = [*CHAT, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
     answer = api.chat.completions.create(messages=turns, tools=[ADD, other], max_tokens=4, model="tiny")
@@ -203,12 +203,12 @@ def test_tools_left_alone_are_no_calls(api):
 
 def test_embeddings_in_both_forms(api, lm):
     texts = ["The", "A dog"]
-    told = api.embeddings.create(model="tiny", input=texts)  # base64 unless asked
-    np.testing.assert_array_equal(np.array([d.embedding for d in told.data], np.float32), lm.embed(texts))
+    response = api.embeddings.create(model="tiny", input=texts)  # base64 unless asked
+    np.testing.assert_array_equal(np.array([d.embedding for d in response.data], np.float32), lm.embed(texts))
     ids = [lm.tokenizer.encode(text) for text in texts]
-    assert told.usage.prompt_tokens == sum(map(len, ids))
-    told = api.embeddings.create(model="tiny", input=ids, encoding_format="float", dimensions=lm.embed("a").size)
-    np.testing.assert_array_equal(np.array([d.embedding for d in told.data], np.float32), lm.embed(texts))
+    assert response.usage.prompt_tokens == sum(map(len, ids))
+    response = api.embeddings.create(model="tiny", input=ids, encoding_format="float", dimensions=lm.embed("a").size)
+    np.testing.assert_array_equal(np.array([d.embedding for d in response.data], np.float32), lm.embed(texts))
 
 
 def test_many_clients_get_the_answers_of_single_calls(api, lm):
@@ -261,9 +261,9 @@ def test_calls_in_xml_and_thoughts_are_told_apart(tmp_path: Path):
         assert whole.finish_reason == "tool_calls" and call.name == "add"
         assert arguments["sign"] in ("plus", "minus") and isinstance(arguments["far"], bool)
         parts = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **asked)]
-        told = [one for part in parts for one in part.tool_calls or []]
-        fragments = [one.function.arguments or "" for one in told if one.function]
-        assert len(told) > 1 and "".join(fragments) == call.arguments
+        facts = [one for part in parts for one in part.tool_calls or []]
+        fragments = [one.function.arguments or "" for one in facts if one.function]
+        assert len(facts) > 1 and "".join(fragments) == call.arguments
 
         asked = {"model": "thinker", "messages": CHAT, "temperature": 0, "max_tokens": 8}
         plain = api.chat.completions.create(**asked, extra_body={"reasoning_format": "none"}).choices[0].message

@@ -24,20 +24,20 @@ def without_nvml() -> Nvml:
 
 
 def energy(machine: Machine, call_seconds: float = 0.01, **options: object) -> Energy:
-    found = find_counters(None, machine.sysfs, without_nvml)
+    result = find_counters(None, machine.sysfs, without_nvml)
     window = machine.window(call_seconds)
-    return measure(window, found, clock=machine.clock, sleep=machine.sleep, **options)  # type: ignore[arg-type]
+    return measure(window, result, clock=machine.clock, sleep=machine.sleep, **options)  # type: ignore[arg-type]
 
 
 def test_no_counter_is_told_and_nothing_runs(tmp_path: Path) -> None:
-    found = find_counters("0000:17:00.0", tmp_path, without_nvml)
+    outcome = find_counters("0000:17:00.0", tmp_path, without_nvml)
     ran: list[float] = []
 
     def window(seconds: float) -> int:
         ran.append(seconds)
         return 1
 
-    result = measure(window, found)
+    result = measure(window, outcome)
     assert not ran and result.joules is None and result.cost_of_million(1) is None
     assert str(result).startswith(NO_COUNTER) and "cannot open shared object file" in str(result)
     assert str(measure(window, find_counters(None, tmp_path))) == NO_COUNTER
@@ -139,14 +139,14 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     path = machine.zone("intel-rapl:0", "package-0")
     machine.zone("intel-rapl:1", "package-1")
     (path.parent / "max_energy_range_uj").write_text("many\n")
-    found = find_counters(None, tmp_path, without_nvml)
-    assert len(found.counters) == 1 and "no number" in found.reasons[0]
-    assert "not read: " in str(measure(machine.window(0.1), found, clock=machine.clock, sleep=machine.sleep))
+    result = find_counters(None, tmp_path, without_nvml)
+    assert len(result.counters) == 1 and "no number" in result.reasons[0]
+    assert "not read: " in str(measure(machine.window(0.1), result, clock=machine.clock, sleep=machine.sleep))
     for zone in path.parents[1].iterdir():
         (zone / "energy_uj").unlink()
         machine.writers.clear()
     with pytest.raises(DeviceError, match=r"the energy counter of package-1 \(RAPL\)"):
-        found.counters[0].joules()
+        result.counters[0].joules()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
@@ -213,8 +213,8 @@ def test_a_gpu_beside_its_host(tmp_path: Path, nvml: str) -> None:
     machine.zone("intel-rapl:0", "package-0", share=0.25)
     library = ctypes.CDLL(nvml)
     machine.writers.append(lambda m: library.set(ctypes.c_ulonglong(5000 + round(m.joules * 1e3))))
-    found = find_counters("0000:17:00.0", tmp_path, lambda: Nvml(nvml))
-    result = measure(machine.window(0.02), found, clock=machine.clock, sleep=machine.sleep)
+    outcome = find_counters("0000:17:00.0", tmp_path, lambda: Nvml(nvml))
+    result = measure(machine.window(0.02), outcome, clock=machine.clock, sleep=machine.sleep)
     assert [c.name for c in result.counters] == ["package-0 (RAPL)", "NVIDIA Fake 17"]
     assert result.counters[1].joules == pytest.approx(8, rel=3e-3)
     assert result.counters[1].idle_watts == pytest.approx(80, rel=2e-3)
@@ -222,9 +222,9 @@ def test_a_gpu_beside_its_host(tmp_path: Path, nvml: str) -> None:
 
 
 def test_gpus_that_have_no_counter_or_are_not_there(tmp_path: Path, nvml: str) -> None:
-    for bus_id, told in (("0000:18:00.0", "NVML: Not Supported"), ("0000:99:00.0", "NVML: Not Found")):
-        found = find_counters(bus_id, tmp_path, lambda: Nvml(nvml))
-        assert not found.counters and found.reasons == (told,)
+    for bus_id, message in (("0000:18:00.0", "NVML: Not Supported"), ("0000:99:00.0", "NVML: Not Found")):
+        result = find_counters(bus_id, tmp_path, lambda: Nvml(nvml))
+        assert not result.counters and result.reasons == (message,)
     with pytest.raises(OSError):
         Nvml(str(tmp_path / "none.so"))
 

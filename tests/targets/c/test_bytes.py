@@ -60,8 +60,8 @@ def test_rounded_rows(rows: int, tmp_path: Path):
     y = ops.DotGeneral(contract=((1, 2), (1, 2)))(ops.RoundToBytes((2,))(ops.reshape(x, (rows, 3, 32))), w)
     plain = Graph((x,), (ops.DotGeneral(contract=((1,), (1,)))(x, ops.reshape(w, (9, 96))),))
     program = build_program(plain, TARGET.features(""), 1, activations="int8")
-    given = [rng.standard_normal((rows, 96)).astype(np.float32)]
-    (got,), (want,) = run_program(program, given, tmp_path), interpret(Graph((x,), (y,)), given)
+    data = [rng.standard_normal((rows, 96)).astype(np.float32)]
+    (got,), (want,) = run_program(program, data, tmp_path), interpret(Graph((x,), (y,)), data)
     assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
@@ -79,7 +79,7 @@ def test_products(rows: int, k: int, columns: int, core: str, tmp_path: Path):
     assert dot in source.partition("static void")[2] or k == 1 or rows * columns == 1
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @needs_gcc
 @pytest.mark.parametrize("core", ["", "cortex-m55", "vector16", "vector32"])
 @pytest.mark.parametrize(("dtype", "zero"), [(i8, -128), (i8, 5), (u8, 131), (i8, 0)])

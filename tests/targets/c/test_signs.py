@@ -16,6 +16,7 @@ from tests.conformance.c import needs_gcc, run_c
 RNG = np.random.default_rng(9)
 
 
+@pytest.mark.sampled(4)
 @needs_gcc
 @pytest.mark.parametrize("vectors", ["", "vector16", "cortex-m4"])
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (-1.0, 0.0, 1.0)])
@@ -29,7 +30,7 @@ def test_a_binarized_network(levels: tuple[float, ...], vectors: str, tmp_path: 
     y = ops.linear(ops.Sign()(ops.reshape(y, (6, 5 * 33))), const(RNG.choice(levels, (7, 5 * 33)).astype(np.float32)))
     graph = Graph((x,), (y,))
     for _ in range(2):
-        given = RNG.standard_normal((1, 6, 5, 35)).astype(np.float32)
-        (got,), (want,) = run_c(graph, [given], tmp_path, vectors), interpret(graph, [given])
+        data = RNG.standard_normal((1, 6, 5, 35)).astype(np.float32)
+        (got,), (want,) = run_c(graph, [data], tmp_path, vectors), interpret(graph, [data])
         np.testing.assert_array_equal(got, want)
     assert "ig_popcnt32(" in (tmp_path / "net.c").read_text().partition("static void")[2]

@@ -44,9 +44,9 @@ class Bench:
         deadline = time.monotonic() + 10
         while not (self.pool[ASLEEP] and "State:\tS" in self.status.read_text()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", self.status.read_text(), re.MULTILINE)
-        assert found is not None
-        return int(found[1])
+        results = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", self.status.read_text(), re.MULTILINE)
+        assert results is not None
+        return int(results[1])
 
 
 @pytest.fixture

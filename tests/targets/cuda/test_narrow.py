@@ -106,9 +106,9 @@ def product_of(rows: int, depth: int, kinds: tuple[DType, DType], out: DType = f
     """relu(x @ w)."""
     rng = np.random.default_rng(4)
     x, w = (rng.normal(size=s).astype(d.numpy) for s, d in zip(((rows, depth), (depth, 24)), kinds, strict=True))
-    given = Input("x", TensorType(kinds[0], x.shape))()
+    data = Input("x", TensorType(kinds[0], x.shape))()
     dot = ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)
-    return Graph((given,), (ops.cast(ops.Relu()(dot(given, const(w))), out),)), [x]
+    return Graph((data,), (ops.cast(ops.Relu()(dot(data, const(w))), out),)), [x]
 
 
 def text_of(graph: Graph, target: str) -> str:
@@ -122,8 +122,8 @@ def test_products_are_of_8_bits_where_the_gpu_has_them(
     kinds: tuple[DType, DType], rows: int, depth: int, target: str
 ) -> None:
     """Elsewhere, and of types that it has not, exactly in f16; single rows are no tensor cores' business."""
-    graph, given = product_of(rows, depth, kinds)
-    (got,), (want,) = run_checked(graph, given, target), interpret(graph, given)
+    graph, data = product_of(rows, depth, kinds)
+    (got,), (want,) = run_checked(graph, data, target), interpret(graph, data)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     text, has_them = text_of(graph, target), target != "cuda:sm_80" and kinds != KIND_PAIRS[2]
     assert ("tl.dot(" in text) is (rows > 1 and depth > 0)
@@ -138,7 +138,7 @@ def test_an_older_gpu_among_several_decides() -> None:
 @pytest.mark.parametrize("kinds", KIND_PAIRS[:2])
 def test_products_in_bytes_mean_the_same(kinds: tuple[DType, DType]) -> None:
     """What is printed, with values of 8 bits as their types and as bytes, in one kernel."""
-    graph, given = product_of(40, 96, kinds, out=kinds[0])
+    graph, inputs = product_of(40, 96, kinds, out=kinds[0])
     (kernel,) = planned(graph, H100)[1].values()
     printed = lower_narrow_floats(kernel)
     verify_kernel(printed, "narrow")
@@ -146,7 +146,7 @@ def test_products_in_bytes_mean_the_same(kinds: tuple[DType, DType]) -> None:
     results = []
     for one in (kernel, printed):
         y = np.zeros((40, 24), kinds[0].numpy)
-        run_kernel(one, {"in0": given[0].reshape(-1), "b": w.reshape(-1), "out0": y.reshape(-1)}, {})
+        run_kernel(one, {"in0": inputs[0].reshape(-1), "b": w.reshape(-1), "out0": y.reshape(-1)}, {})
         results.append(y.view(np.uint8))
     assert results[0].any()
     np.testing.assert_array_equal(*results)

@@ -101,7 +101,7 @@ def eight() -> Graph:
 def merged() -> Graph:
     """The largest of three runs."""
     x = operand("x", f16, (1, 700))
-    return Graph((x,), (ops.Sort(1, descending=True, keep=5)(x),))
+    return Graph((x,), (ops.Sort(1, descending=True, count=5)(x),))
 
 
 def scanned() -> Graph:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import ingot
+from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.support.errors import InputError
@@ -61,12 +61,12 @@ def test_explain_and_receipts_show_it(tmp_path: Path) -> None:
     from tests.transform.bounds.search.test_certify import _model
 
     path = _model(tmp_path)
-    command = [sys.executable, "-m", "ingot", "explain", str(path), "--size", "batch=1", "--repeats", "1"]
-    done = subprocess.run([*command, "--rounding", "--json"], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    command = ["explain", str(path), "--size", "batch=1", "--repeats", "1", "--rounding", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.stderr
     assert 0 < json.loads(done.stdout)["rounding"]["y"] < 1e-3
     samples = {"x": np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)}
-    quantized = ingot.quantize(str(path), samples, seconds=2)
+    quantized = ingot.quantize(str(path), samples, seconds=0.2)
     assert isinstance(quantized.report.rounding, dict) and 0 < quantized.report.rounding["y"] < 1e-3
     assert "bounds of float32's own rounding" in quantized.report.text()
     again = Report.of_receipt(quantized.report.receipt())

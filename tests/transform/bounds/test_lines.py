@@ -56,8 +56,8 @@ def test_planes_of_softmax(radius: float, offset: float) -> None:
     corners = [np.where(own, a[:, None], b[:, None]) for a, b in ((lower, upper), (upper, lower))]
     least, most = (np.diagonal(_softmax(v, mask[:, None]), axis1=1, axis2=2) for v in corners)
     least, most = np.asarray(least, np.float64) * (1 - 1e-12), np.asarray(most, np.float64) * (1 + 1e-12) + 2.0**-1000
-    found = interpret(graph, [lower, upper, least, most, mask])
-    (factor, weights, low_offset), (high_factor, high_weights, high_offset) = found[:3], found[3:]
+    results = interpret(graph, [lower, upper, least, most, mask])
+    (factor, weights, low_offset), (high_factor, high_weights, high_offset) = results[:3], results[3:]
     points_x = np.where(mask, points, 0.0).astype(np.longdouble)
     p = _softmax(points, mask)
 

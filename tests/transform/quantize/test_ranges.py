@@ -43,8 +43,8 @@ def test_outliers(method: str):
 
 def test_mse_is_the_least_of_all_methods():
     x = np.random.default_rng(1).standard_t(3, (30_000, 2)).astype(np.float32)
-    found = seen(x)
-    errors = {m: float(np.square(round_values(x, found.levels(m)) - x).mean()) for m in METHODS}
+    result = seen(x)
+    errors = {m: float(np.square(round_values(x, result.levels(m)) - x).mean()) for m in METHODS}
     assert errors["mse"] <= 1.05 * min(errors.values())
 
 

@@ -56,8 +56,8 @@ def test_the_page_is_self_contained() -> None:
 
 
 def test_a_receipt_has_a_page_without_a_plot() -> None:
-    told = Report.of_receipt(REPORT.receipt())
-    assert "<svg" not in told.to_html() and "/blocks.0/conv0/Conv" in told.to_html()
+    report = Report.of_receipt(REPORT.receipt())
+    assert "<svg" not in report.to_html() and "/blocks.0/conv0/Conv" in report.to_html()
 
 
 def test_one_point_has_a_plot() -> None:

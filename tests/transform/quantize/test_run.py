@@ -74,8 +74,8 @@ def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
     receipt = json.loads(loaded.program.meta["quantization"])
     assert [r["format"] for r in receipt["rows"]] == ["int8", "int8"]
     assert receipt["seed"] == 0
-    told = Report.of_receipt(loaded.program.meta["quantization"])
-    assert told.text() == report.text()
+    restored = Report.of_receipt(loaded.program.meta["quantization"])
+    assert restored.text() == report.text()
     with pytest.raises(ArtifactError, match="receipt of a quantized model"):
         Report.of_receipt('{"rows": [3]}')
     made.save_onnx(tmp_path / "q.onnx")
@@ -93,8 +93,8 @@ def test_the_command_line(tmp_path: Path):
     assert made.exit_code == 0, made.output
     assert (tmp_path / "q.onnx").exists()
     assert "<svg" in (tmp_path / "r.html").read_text()
-    told = runner.invoke(app, ["explain", str(tmp_path / "net.ingot")])
-    assert re.search(r"cosine [\d.]+ on 28 samples, [\d.]+ on 12 held out", told.output)
+    result = runner.invoke(app, ["explain", str(tmp_path / "net.ingot")])
+    assert re.search(r"cosine [\d.]+ on 28 samples, [\d.]+ on 12 held out", result.output)
     refused = runner.invoke(app, ["quantize", str(tmp_path / "net.onnx"), "--latency-ms", "0.001", *arguments])
     assert refused.exit_code == 2
 
@@ -133,22 +133,22 @@ def test_energy_is_kept_where_there_is_a_counter(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Bench, "joules", joules)
     monkeypatch.setattr(device, "energy_counters", lambda devices: EnergyCounters((Still(),), ()))
-    given: dict[str, Any] = {"formats": ["int8"], **OPTIONS}
-    made = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **given)
+    inputs: dict[str, Any] = {"formats": ["int8"], **OPTIONS}
+    made = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **inputs)
     assert made.report.joules == pytest.approx(4e-3) and made.report.float_joules == pytest.approx(20e-3)
     assert "energy of a call: 4 mJ for 20 mJ" in made.report.text()
     assert Report.of_receipt(made.report.receipt()).joules == made.report.joules
     with pytest.raises(ConstraintError, match=r"1 mJ\nthe nearest"):
-        ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=1, **given)
+        ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=1, **inputs)
     asked.clear()
     with pytest.raises(ConstraintError, match=r"0\.001 ms and 5 mJ"):
-        ingot.quantize(model(), {"x": X}, latency_ms=1e-3, energy_millijoules=5, **given)
+        ingot.quantize(model(), {"x": X}, latency_ms=1e-3, energy_millijoules=5, **inputs)
     assert not asked  # what misses another constraint is not measured
     monkeypatch.setattr(
         device, "energy_counters", lambda devices: EnergyCounters((), ("energy_uj is readable by root alone",))
     )
     with pytest.raises(InputError, match=r"a machine with an energy counter, got none \(energy_uj is readable by root"):
-        ingot.quantize(model(), {"x": X}, energy_millijoules=5, **given)
+        ingot.quantize(model(), {"x": X}, energy_millijoules=5, **inputs)
 
 
 def test_a_table_repeats_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

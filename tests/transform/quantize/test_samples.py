@@ -19,12 +19,12 @@ def test_a_mapping_is_cut_and_a_sequence_taken():
     cut = read_samples(graph, {"x": X}, list(range(20)), 3)
     assert [c[0].shape for c in cut.calls] == [(3, 33)] * 6
     assert cut.labels is not None and cut.labels[1] == [3, 4, 5]
-    for given in (
+    for data in (
         [{"x": X[i : i + 2]} for i in range(4)],
         [(X[i : i + 2],) for i in range(4)],
         [X[i : i + 2] for i in range(4)],
     ):
-        whole = read_samples(graph, given, None, 1)
+        whole = read_samples(graph, data, None, 1)
         np.testing.assert_array_equal(whole.calls[1][0], X[1:3])
 
 
@@ -71,8 +71,8 @@ def test_no_call_to_trace_a_module_with_is_told_of_the_samples(given: object, go
 def test_tensors_of_types_that_numpy_lacks():
     torch = pytest.importorskip("torch")
     x = Input("x", TensorType(bf16, (1, 33)))()
-    given = [{"x": torch.from_numpy(row[None]).bfloat16().requires_grad_()} for row in X]
-    samples = read_samples(Graph((x,), (x,)), given, None, 1)
+    data = [{"x": torch.from_numpy(row[None]).bfloat16().requires_grad_()} for row in X]
+    samples = read_samples(Graph((x,), (x,)), data, None, 1)
     assert samples.calls[3][0].astype(np.float32) == pytest.approx(X[3:4], rel=2**-8)
 
 

@@ -65,16 +65,16 @@ class Model:
 @pytest.mark.parametrize("least", [0.999, 0.99, 0.9])
 def test_the_score_holds_and_is_made_use_of(seed: int, least: float):
     model = Model(options(seed))
-    found = model.search(Goals((least, least)))
-    assert min(found.scores) >= least
+    result = model.search(Goals((least, least)))
+    assert min(result.scores) >= least
     rungs = [model.point("", r) for r in ladder(model.offered)]
-    assert found.seconds <= min(p.seconds for p in rungs if p.scores[0] >= least)
+    assert result.seconds <= min(p.seconds for p in rungs if p.scores[0] >= least)
 
 
 def test_what_fails_on_unseen_samples_is_not_taken():
     model = Model(options(0), more=0.5)
-    found = model.search(Goals((0.99, 0.99)))
-    assert found.scores[1] >= 0.99
+    result = model.search(Goals((0.99, 0.99)))
+    assert result.scores[1] >= 0.99
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -82,15 +82,15 @@ def test_a_latency_alone_takes_the_most_exact_that_is_in_time(seed: int):
     model = Model(options(seed))
     rungs = [model.point("", r) for r in ladder(model.offered)]
     limit = (rungs[0].seconds + rungs[-1].seconds) / 2
-    found = model.search(Goals(None, limit / LATENCY_FRACTION))
-    assert found.seconds <= limit
-    assert found.scores[0] == max(p.scores[0] for p in rungs if p.seconds <= limit)
+    result = model.search(Goals(None, limit / LATENCY_FRACTION))
+    assert result.seconds <= limit
+    assert result.scores[0] == max(p.scores[0] for p in rungs if p.seconds <= limit)
 
 
 def test_a_size_is_kept():
     model = Model(options(1))
-    found = model.search(Goals(None, nbytes=50 + 6 * 100))
-    assert found.nbytes <= 650
+    result = model.search(Goals(None, nbytes=50 + 6 * 100))
+    assert result.nbytes <= 650
     assert model.search(Goals((0.9, 0.9), nbytes=50 + 6 * 400 - 300)).nbytes <= 2150
 
 
@@ -99,15 +99,15 @@ def test_an_energy_is_kept():
     plain = model.point
 
     def point(name: str, formats: Formats) -> Point:
-        found = plain(name, formats)
-        return replace(found, joules=found.seconds * 2)
+        result = plain(name, formats)
+        return replace(result, joules=result.seconds * 2)
 
     model.point = point  # type: ignore[method-assign]
     float_joules = point("", dict.fromkeys(model.offered, "float32")).joules
     assert float_joules is not None
     limit = 0.7 * float_joules
-    found = model.search(Goals(None, joules=limit))
-    assert found.joules is not None and found.joules <= limit and "mJ" in str(found)
+    result = model.search(Goals(None, joules=limit))
+    assert result.joules is not None and result.joules <= limit and "mJ" in str(result)
     with pytest.raises(ConstraintError, match="mJ"):
         model.search(Goals((0.999, 0.999), joules=1e-6))
     assert not plain("", dict.fromkeys(model.offered, "float32")).fits(Goals(None, joules=1e9))  # not measured

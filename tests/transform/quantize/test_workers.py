@@ -54,9 +54,9 @@ def task(tmp_path: Path) -> dict[str, Any]:
 
 
 def run(task: dict[str, Any], table: Path, fleet: Fleet | None = None) -> tuple[QuantizedModel, dict[str, Any]]:
-    found = quantize_model(Path(task["model"]), {"x": X}, batch=4, table=table, options=OPTIONS, fleet=fleet)
+    result = quantize_model(Path(task["model"]), {"x": X}, batch=4, table=table, options=OPTIONS, fleet=fleet)
     exact = {k.partition(" ")[2]: v for k, v in json.loads(table.read_text()).items()}
-    return found, {k: v for k, v in exact.items() if k.startswith(("error", "scores", "bytes"))}
+    return result, {k: v for k, v in exact.items() if k.startswith(("error", "scores", "bytes"))}
 
 
 @pytest.mark.parametrize("deaths", [0, MAX_TRIES - 1, MAX_TRIES])
@@ -64,10 +64,10 @@ def test_workers_measure_what_a_serial_search_does(task: dict[str, Any], tmp_pat
     """Where no worker survives, the search measures itself."""
     _, serial = run(task, tmp_path / "serial.json")
     worker = Dying(deaths)
-    found, told = run(task, tmp_path / "spread.json", Fleet([worker], task))
-    assert {k: told[k] for k in serial} == serial and any(k.startswith("error int8 ") for k in told)
+    result, facts = run(task, tmp_path / "spread.json", Fleet([worker], task))
+    assert {k: facts[k] for k in serial} == serial and any(k.startswith("error int8 ") for k in facts)
     assert worker.asked >= 4 * (1 + deaths) if deaths < MAX_TRIES else worker.asked >= MAX_TRIES
-    assert found.report.scores[1] >= 0.99 and len(found.report.points) >= 4
+    assert result.report.scores[1] >= 0.99 and len(result.report.points) >= 4
 
 
 def test_a_worker_with_other_samples_is_refused(task: dict[str, Any], tmp_path: Path):

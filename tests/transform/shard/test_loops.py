@@ -24,10 +24,10 @@ Body = Callable[[Node, Sequence[Node]], Sequence[Node]]
 
 def loop(turns: int, values: Sequence[Node], body: Body) -> list[Node]:
     """`values` after so many turns of body(number of the turn, values)."""
-    given = [Input("i", TensorType(i64))(), *(Input(f"v{k}", v.type)() for k, v in enumerate(values))]
-    i, *own = given
-    cond = Graph(tuple(given), (ops.compare("LT", i, const(turns, np.int64)),))
-    step = Graph(tuple(given), (ops.add(i, const(1, np.int64)), *body(i, own)))
+    inputs = [Input("i", TensorType(i64))(), *(Input(f"v{k}", v.type)() for k, v in enumerate(values))]
+    i, *own = inputs
+    cond = Graph(tuple(inputs), (ops.compare("LT", i, const(turns, np.int64)),))
+    step = Graph(tuple(inputs), (ops.add(i, const(1, np.int64)), *body(i, own)))
     return list(ops.While(cond, step)(const(0, np.int64), *values).results[1:])
 
 
@@ -76,12 +76,12 @@ def test_what_the_body_needs_whole_is_gathered_in_front():
     x = Input("x", TensorType(f32, (6, WIDTH)))()
     zeros = const(np.zeros(WIDTH, np.float32))
     sums = loop(6, [zeros, x], lambda i, v: [ops.Tanh()(ops.add(v[0], at(v[1], i))), v[1]])[0]
-    graph, given = Graph((x,), (sums,)), RNG.standard_normal((6, WIDTH), np.float32)
-    assert check(graph, {"tp": 2}, {"x": ("tp", 0)}, [given]) == {"all_gather": 1}
+    graph, data = Graph((x,), (sums,)), RNG.standard_normal((6, WIDTH), np.float32)
+    assert check(graph, {"tp": 2}, {"x": ("tp", 0)}, [data]) == {"all_gather": 1}
     first = graphs_of(shard(graph, mesh_of({"tp": 2}), {"x": ("tp", 0)}))[0]
     (loop_,) = [n for n in first.nodes() if isinstance(n.op, ops.While)]
     assert isinstance(loop_.op, ops.While) and not collectives(loop_.op.body) and loop_.inputs[2].shape == (6, WIDTH)
-    assert check(graph, {"tp": 2}, {"x": ("tp", 1)}, [given]) == {}
+    assert check(graph, {"tp": 2}, {"x": ("tp", 1)}, [data]) == {}
 
 
 def test_loops_in_loops_and_weights_of_bodies():

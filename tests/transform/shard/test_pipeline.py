@@ -37,8 +37,8 @@ def net(batch: int, widths: tuple[int, ...] = (6, 9, 12, 5, 8, 7), mask: bool = 
 
 def check(graph: Graph, stages: int) -> list[Graph]:
     arrays = [RNG.standard_normal(static_shape(n.shape)).astype(np.float32) for n in graph.inputs]
-    found = pipeline(graph, stages)
-    graphs = [graph_of_rank(found, rank) for rank in range(stages)]
+    result = pipeline(graph, stages)
+    graphs = [graph_of_rank(result, rank) for rank in range(stages)]
     for got in run(graphs, [arrays] * stages):  # all ranks have the results
         for a, b in zip(got, interpret(graph, arrays), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -76,8 +76,8 @@ def test_numbers_that_are_none_stay_in_their_rows():
     graph = net(4)
     value = np.ones((4, 6), np.float32)
     value[1], value[2, 0] = np.nan, -np.inf
-    found = pipeline(graph, 2)
-    got = run([graph_of_rank(found, rank) for rank in range(2)], [[value]] * 2)[0][0]
+    result = pipeline(graph, 2)
+    got = run([graph_of_rank(result, rank) for rank in range(2)], [[value]] * 2)[0][0]
     np.testing.assert_allclose(got, interpret(graph, [value])[0], rtol=1e-5)
     assert np.isnan(got[1]).all() and not np.isnan(got[[0, 2, 3]]).any()
 

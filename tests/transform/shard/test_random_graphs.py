@@ -25,8 +25,8 @@ class Maker:
         self.values: list[Node] = []
 
     def pick(self, rank: int | None = None) -> Node:
-        found = [v for v in self.values if rank is None or len(v.shape) == rank]
-        return found[self.rng.integers(len(found))] if found else self.weight(rank or 1)
+        results = [v for v in self.values if rank is None or len(v.shape) == rank]
+        return results[self.rng.integers(len(results))] if results else self.weight(rank or 1)
 
     def shape(self, rank: int) -> tuple[int, ...]:
         return tuple(int(self.rng.choice(SIZES)) for _ in range(rank))
@@ -115,13 +115,13 @@ class Maker:
         named = [(n.op.label, n.shape) for n in graph.inputs if isinstance(n.op, Input)]
         named += [(n.loc, n.shape) for n in graph.nodes() if n.constant is not None and n.loc and n.dtype != i64]
         names = [name for name, _ in named]
-        found: dict[str, list[tuple[str, int]]] = {}
+        results: dict[str, list[tuple[str, int]]] = {}
         for name, shape in named:
             left = list(mesh)
             for axis in range(len(shape)):
                 if left and names.count(name) == 1 and self.rng.integers(3) == 0 and shape[axis] % mesh[left[0]] == 0:
-                    found.setdefault(name, []).append((left.pop(0), axis))
-        return found
+                    results.setdefault(name, []).append((left.pop(0), axis))
+        return results
 
 
 def check(seed: int) -> int:

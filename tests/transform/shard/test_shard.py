@@ -306,9 +306,9 @@ def test_a_device_mesh_of_pytorch_is_a_mesh():
 
     def device_mesh(names: Any, ranks: Any) -> Any:
         kind = type("DeviceMesh", (), {"__module__": "torch.distributed.device_mesh"})
-        found: Any = kind()
-        found.mesh_dim_names, found.mesh = names, torch.tensor(ranks)
-        return found
+        result: Any = kind()
+        result.mesh_dim_names, result.mesh = names, torch.tensor(ranks)
+        return result
 
     assert mesh_of(device_mesh(("dp", "tp"), [[0, 1, 2], [3, 4, 5]])) == mesh_of({"dp": 2, "tp": 3})
     for names, ranks in ((None, [0, 1]), (("dp",), [1, 0])):

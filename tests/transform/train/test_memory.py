@@ -91,8 +91,8 @@ def test_half_of_the_activations_and_all_of_the_bits() -> None:
     assert limited.arena_bytes < free.arena_bytes
     assert abs(arena - limited.arena_bytes) < 0.02 * arena
     assert abs(arena_before - free.arena_bytes) < 0.02 * arena_before
-    told = limited.explain(x, torch.arange(8) % 4)
-    assert all(f"{section}: " in told for section in ("forward", "backward", "optimizer", "kept from the forward pass"))
+    text = limited.explain(x, torch.arange(8) % 4)
+    assert all(f"{section}: " in text for section in ("forward", "backward", "optimizer", "kept from the forward pass"))
     sections = limited.program.meta["sections"]
     assert len(sections) == len(limited.program.steps) and set(sections) == set("fbo")
 
@@ -169,9 +169,9 @@ def test_half_of_what_a_scan_keeps() -> None:
     step = ingot.train(net, "cross_entropy", ingot.optim.SGD(lr=0.1), (weights, x), threads=2, memory=0.5)
     _half(step)
     for _ in range(4):
-        expected, found = jax.value_and_grad(loss)(weights)
+        expected, results = jax.value_and_grad(loss)(weights)
         assert abs(float(step(x, y)[0]) - float(expected)) < 1e-5
-        weights = [w - 0.1 * g for w, g in zip(weights, found, strict=True)]
+        weights = [w - 0.1 * g for w, g in zip(weights, results, strict=True)]
 
 
 def _half(step: ingot.CompiledStep) -> None:
@@ -185,8 +185,8 @@ def test_limits_that_cannot_be_reached() -> None:
     layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
     deep, rows = nn.Sequential(*layers, nn.Linear(64, 4)), torch.randn(96, 64)
     one = rows.nbytes
-    for limit, told in ((one, "one kernel needs"), (2 * one + 4096, "at least")):
-        with pytest.raises(InputError, match=told):
+    for limit, message in ((one, "one kernel needs"), (2 * one + 4096, "at least")):
+        with pytest.raises(InputError, match=message):
             ingot.train(deep, "cross_entropy", ingot.optim.SGD(), (rows,), memory=limit)
 
     class Recurrent(nn.Module):

@@ -57,9 +57,9 @@ def beside_eager(net: nn.Module, batches: Batches, steps: int, ours: Any, theirs
 
 def test_a_cnn_reads_digits() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
-    found = datasets.load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(found.target)
+    result = datasets.load_digits()
+    images = torch.tensor(result.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(result.target)
     rng = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=rng)
     train, test = order[:1500], order[1500:]

@@ -42,8 +42,8 @@ class Tokens(nn.Module):
         self.embed, self.body, self.out = nn.Embedding(11, 16), body, nn.Linear(16, 11)
 
     def forward(self, ids: Tensor) -> Tensor:
-        found = self.body(self.embed(ids))
-        return self.out(found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+        results = self.body(self.embed(ids))
+        return self.out(results[0] if isinstance(results, tuple) else results).transpose(1, 2)
 
 
 def mlp() -> nn.Module:
@@ -130,9 +130,9 @@ def test_less_memory_on_a_gpu_gives_the_same_bits() -> None:
     x, y = batch(net, (64, 32))
     recipe = Recipe(ingot.optim.AdamW(lr=0.01), "cross_entropy")
     whole, less = (Interpreted(copy.deepcopy(net), x, recipe, memory) for memory in (None, 0.6))
-    told = less.program.meta["memory"]
+    result = less.program.meta["memory"]
     bound = Binding(less.program, [*(t.shape for t in (x, y)), (), *(s.shape for s in less.program.state)])
-    assert "run again" in told and f"arena {bound.layout.nbytes / 1e6:.3f} of" in told
+    assert "run again" in result and f"arena {bound.layout.nbytes / 1e6:.3f} of" in result
     assert [whole(x, y) for _ in range(2)] == [less(x, y) for _ in range(2)]
     for a, b in zip(whole.state, less.state, strict=True):
         assert a.tobytes() == b.tobytes()

@@ -290,9 +290,9 @@ def test_an_overflow_among_accumulated_calls_halves_the_scale_once() -> None:
 
 def test_bad_input_is_told() -> None:
     net, (x, y) = mlp(), batch()
-    good, given = optim.SGD(), {"example_inputs": (x,), "example_targets": (y,)}
+    good, data = optim.SGD(), {"example_inputs": (x,), "example_targets": (y,)}
     group = optim.Group("0.bais", weight_decay=0)
-    told: list[tuple[dict[str, Any], str]] = [
+    facts: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": "adam"}, r"of ingot.optim: SGD\(\)"),
         ({"optimizer": optim.AdamW}, r"AdamW\(\)"),
         ({"loss": "entropy"}, "cross_entropy"),
@@ -315,9 +315,9 @@ def test_bad_input_is_told() -> None:
         ({"memory": "0.5"}, "a share above 0"),
         ({"seed": 1.5}, "whole number"),
     ]
-    for wrong, words in told:
+    for wrong, words in facts:
         with pytest.raises(InputError, match=words):
-            ingot.train(net, **{"loss": "cross_entropy", "optimizer": good, **given, **wrong})
+            ingot.train(net, **{"loss": "cross_entropy", "optimizer": good, **data, **wrong})
     for make, words in (
         (lambda: optim.SGD(lr="x"), "finite number"),  # type: ignore[arg-type]
         (lambda: optim.SGD(lr=float("inf")), "finite number"),
@@ -470,8 +470,8 @@ def test_a_jax_function_trains_its_tree() -> None:
     p = {"a": {"w": rng.standard_normal((6, 5)), "b": np.zeros(5)}, "out": rng.standard_normal((5, 4))}
     p = jax.tree_util.tree_map(lambda a: a.astype(np.float32), p)
     x, y = rng.standard_normal((8, 6)).astype(np.float32), rng.integers(0, 4, 8).astype(np.int32)
-    for given in (loss, "cross_entropy"):
-        step = ingot.train(net, given, optim.SGD(lr=0.3), (p, x), (y,), threads=1)
+    for data in (loss, "cross_entropy"):
+        step = ingot.train(net, data, optim.SGD(lr=0.3), (p, x), (y,), threads=1)
         want = p
         for _ in range(3):
             value, g = jax.value_and_grad(lambda q: loss(net(q, x), y))(want)

@@ -38,13 +38,13 @@ CASES: list[tuple[str, tuple[Node, ...], Node, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("inputs", "output", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_cheaper_forms_are_found(inputs: tuple[Node, ...], output: Node, expected: str) -> None:
     before = Graph(inputs, (output,))
-    found = forms(before)
+    results = forms(before)
     texts = []
-    for after in found:
+    for after in results:
         exact = are_equal(before, after, exactly=True)
         assert exact or are_equal(before, after, exactly=False)
         texts.append(str(Rewrite.of(before, after, exact)).partition(" -> ")[2])
@@ -89,11 +89,11 @@ def test_subgraphs_of_a_model() -> None:
     for _ in range(2):
         low = dot(dot(h, weights(32, 4)), weights(4, 32))
         h = ops.Max()(ops.add(dot(h, weights(32, 32)), ops.mul(low, 2.0)), ops.full((16, 32), 0.0, f32))
-    found = subgraphs(Graph((x,), (ops.Exp()(h), h)))
-    largest = str(Rewrite.of(found[0].graph, found[0].graph, True))
-    assert found[0].count == 2 and len(found[0].constants) == 3
+    results = subgraphs(Graph((x,), (ops.Exp()(h), h)))
+    largest = str(Rewrite.of(results[0].graph, results[0].graph, True))
+    assert results[0].count == 2 and len(results[0].constants) == 3
     assert largest.startswith("add(dot_general(x0, c0), multiply(dot_general(dot_general(x0, c1), c2), broadcast")
-    for s in found:
+    for s in results:
         assert 2 <= sum(isinstance(n.op, ops.DotGeneral | ops.Add | ops.Mul) for n in s.graph.nodes()) <= MAX_OPS
         constants = [n for n in s.graph.inputs if n.op.label[0] == "c"]  # type: ignore[attr-defined]
         assert [c.shape for c in s.constants] == [n.shape for n in constants]

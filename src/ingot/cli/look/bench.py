@@ -16,7 +16,7 @@ import typer
 from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
 from ingot.bench.engines import Job
-from ingot.bench.language import energy_of_tokens, joint_pace, pace
+from ingot.bench.language import energy_of_joint_tokens, energy_of_tokens, joint_pace, pace
 from ingot.cli.console import (
     FAILED,
     UNSUPPORTED,
@@ -52,6 +52,7 @@ from ingot.runtime.cpu.pool import threads_text
 from ingot.runtime.device import energy_counters
 from ingot.support import progress, timing
 from ingot.support.energy.counters import EnergyCounters
+from ingot.support.energy.measure import Energy
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 
@@ -123,8 +124,6 @@ def bench(
             options = {"--against": against, "--input": feed, "--size": size, "--csv": csv}
             if refused := [name for name, value in options.items() if value is not None]:
                 raise InputError(", ".join(refused), expected="none for a language model", got="a value")
-            if energy and streams > 1:
-                raise InputError("--energy", expected="--streams 1 for a language model", got=streams)
             settings = {"threads": threads, "precision": precision, "activations": activations, "target": target}
             lm = partial(LanguageModel, **settings, sequences=streams if streams > 1 else None)
             counters = energy_counters({target.partition(":")[0]}) if energy else None
@@ -179,7 +178,11 @@ def _bench_language(
     seconds = time.perf_counter() - start
     progress.report("measure")
     result = pace(lm, PROMPT, TOKENS, rounds) if streams == 1 else joint_pace(lm, streams, PROMPT, TOKENS, rounds)
-    energies = () if counters is None else energy_of_tokens(lm, PROMPT, TOKENS, counters)
+    energies: tuple[Energy, ...] = ()
+    if counters is not None and streams > 1:
+        energies = energy_of_joint_tokens(lm, streams, PROMPT, TOKENS, counters)
+    elif counters is not None:
+        energies = energy_of_tokens(lm, PROMPT, TOKENS, counters)
     named = list(zip(("prefill", "decode"), energies, strict=False))
     if as_json:
         facts = {"model": str(model), "threads": lm.threads, "streams": streams, "start_seconds": seconds}

@@ -152,10 +152,10 @@ def sort(e: Emitter, n: Node, xs: list[str]) -> list[str]:
     attributes: dict[str, Attribute] = {"dimension": Number(str(s.dimension), "i64"), "is_stable": True}
     types = [type_of(i) for i in n.inputs]
     names = e.add("sort", xs, types, attributes, [e.region(arguments, body)])
-    if s.keep is None:
+    if s.count is None:
         return names
     shape = n.inputs[0].shape
-    limit = tuple(s.keep if d == s.dimension else size for d, size in enumerate(shape))
+    limit = tuple(s.count if d == s.dimension else size for d, size in enumerate(shape))
     start, ones = (0,) * len(shape), (1,) * len(shape)
     kept_types = [show(t.dtype, t.shape) for t in n.types]
     return [sliced(e, v, start, limit, ones, t, shape) for v, t in zip(names, kept_types, strict=True)]

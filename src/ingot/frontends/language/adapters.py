@@ -175,10 +175,11 @@ def _token_indices(s: Settings, module: str, rows: np.ndarray) -> np.ndarray:
     given = s.get(key)
     if isinstance(given, Mapping):
         given = next((v for name, v in given.items() if module == name or module.endswith(f".{name}")), None)
-    is_list = isinstance(given, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in given)
-    if not is_list or rows.ndim != 2 or len(given) != len(rows):
+    indices: list[Any] = given if isinstance(given, list) else []
+    is_known = all(type(i) is int and 0 <= i < 1 << 31 for i in indices)
+    if not is_known or rows.ndim != 2 or len(indices) != len(rows):
         raise s.error(key, f"a row for each of {list(rows.shape)} of {module}", s.get(key))
-    return np.array(given, np.int64)
+    return np.array(indices, np.int64)
 
 
 def _patterns(s: Settings, key: str) -> list[tuple[re.Pattern[str], float]]:

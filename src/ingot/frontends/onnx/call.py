@@ -128,8 +128,8 @@ def materialize(sym: Sym | None) -> Node:
             size = const(v, sym.dtype.numpy)
         else:
             size = ops.div(
-                ops.cast(materialize(Sym.of(T.i64, [v.of])), sym.dtype),
-                ops.cast(materialize(Sym.of(T.i64, [v.by])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.numerator])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.denominator])), sym.dtype),
             )
             size = ops.Reshape(())(size)
         if size.dtype != sym.dtype:

@@ -287,7 +287,8 @@ class Walk:
         kept_size, other = sizes
         # of two symbols the first is kept; a number replaces a symbol
         solved = solve_equal(other, kept_size) or solve_equal(kept_size, other)
-        if solved is not None and solved[0] in self.symbols:
+        # an input's size cannot be what the run finds later: that is a condition
+        if solved is not None and solved[0] in self.symbols and not any(map(is_computed, symbols_of(solved[1]))):
             if solved[1] == 0 and isinstance(kept_size, Dim) and isinstance(other, Dim):
                 raise e  # equal only where both are empty: b * 40 and b * 32
             raise Equation(*solved)

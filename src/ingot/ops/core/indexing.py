@@ -315,7 +315,7 @@ class Sort(CoreOp):
     """All operands sorted along `dimension` by the first `num_keys` operands, lexicographically (StableHLO sort).
 
     The operands have one shape. NaN is greater than any number, and -0 equals +0. Ties keep their order, even if
-    `stable` is False. keep: the number of leading elements to return; None for all.
+    `stable` is False. count: the number of leading elements to return; None for all.
     """
 
     name: ClassVar[str] = "sort"
@@ -324,7 +324,7 @@ class Sort(CoreOp):
     descending: bool = False
     stable: bool = True
     num_keys: int = 1
-    keep: DimLike | None = None
+    count: DimLike | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         self.expect(1 <= self.num_keys <= len(inputs), f"expected at least {self.num_keys} operands, got {len(inputs)}")
@@ -334,16 +334,16 @@ class Sort(CoreOp):
             f"expected operands of one shape, got {', '.join(map(str, inputs))}",
         )
         self.expect_constraints(*inputs)
-        if self.keep is not None:
-            result_shape = tuple(self.keep if d == self.dimension else n for d, n in enumerate(inputs[0].shape))
+        if self.count is not None:
+            result_shape = tuple(self.count if d == self.dimension else n for d, n in enumerate(inputs[0].shape))
             inputs = tuple(x.with_shape(result_shape) for x in inputs)
         return inputs[0] if len(inputs) == 1 else inputs
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        if self.keep is not None:
+        if self.count is not None:
             size = inputs[0].shape[self.dimension]
-            message = f"keep: expected at most {size}, the size of dimension {self.dimension}, got {self.keep}"
-            yield from ((d, message) for d in (self.keep, size - self.keep))
+            message = f"count: expected at most {size}, the size of dimension {self.dimension}, got {self.count}"
+            yield from ((d, message) for d in (self.count, size - self.count))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         keys = [_order_key(x) for x in inputs[: self.num_keys]]
@@ -353,8 +353,8 @@ class Sort(CoreOp):
             order = np.argsort(keys[0], axis=self.dimension, kind="stable")
         else:
             order = np.lexsort(keys[::-1], axis=self.dimension)
-        if self.keep is not None:
-            order = np.take(order, range(int(self.keep)), self.dimension)
+        if self.count is not None:
+            order = np.take(order, range(int(self.count)), self.dimension)
         out = tuple(np.take_along_axis(x, order, self.dimension) for x in inputs)
         return out[0] if len(out) == 1 else out
 
@@ -370,9 +370,9 @@ class Sort(CoreOp):
             yield cls(0, descending, True, 2), (x, -x, tags)
             yield cls(0, descending), (rng.integers(0, 255, 7).astype(np.uint8),)
             yield cls(0, descending), (rng.integers(-99, 99, 7).astype(np.float16), np.arange(7, dtype=np.int32))
-            yield cls(1, descending, keep=2), (x, tags)
-            yield cls(1, descending, keep=7), (x, tags)
-            yield cls(0, descending, True, 2, keep=1), (x, -x, tags)
+            yield cls(1, descending, count=2), (x, tags)
+            yield cls(1, descending, count=7), (x, tags)
+            yield cls(0, descending, True, 2, count=1), (x, -x, tags)
         yield cls(0), (np.zeros((0, 2), np.float32),)
 
 

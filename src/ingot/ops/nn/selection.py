@@ -60,7 +60,7 @@ class TopK(Op):
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
         (x,) = inputs
         positions = t.iota(x.shape, self.axis)
-        values, order = Sort(self.axis, self.largest, keep=self.k)(x, positions.node).results
+        values, order = Sort(self.axis, self.largest, count=self.k)(x, positions.node).results
         return values, order
 
     @classmethod

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.node import Node
 from ingot.ir.types import Shape
+from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.fusion.groups import is_free, is_pointwise, source_of
+from ingot.passes.fusion.policy import FusionPolicy
 
 
 def long_dims(shape: Shape) -> list[int]:
@@ -33,6 +35,25 @@ def widens_table(node: Node) -> bool:
         return False
     source = source_of(node.inputs[0])
     return source.constant is not None or widens_table(source)
+
+
+def is_cheap_chain(node: Node, depth: int = 4) -> bool:
+    """Whether `node` is a few plain pointwise ops on memory: cheaper to recompute than to store."""
+    if node.is_leaf or (is_free(node) and not node.inputs):
+        return True
+    if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
+        return False
+    return all(is_cheap_chain(i, depth - 1) for i in node.inputs)
+
+
+def repeats_cheaply(node: Node, policy: FusionPolicy) -> bool:
+    """Whether `node` is plain arithmetic, or, where each group widens what it reads, a function of a leaf of 16 bits
+    with a wider value: storing that costs more than repeating it."""
+    if not isinstance(node.op, Elementwise) or not node.op.costly:
+        return isinstance(node.op, Elementwise)
+    x = node.inputs[0]
+    is_wider = isinstance(x.op, ops.Convert) and x.inputs[0].is_leaf and x.inputs[0].dtype.bits < node.dtype.bits
+    return policy.widens_values and is_wider and isinstance(node.op, ops.Logistic | ops.Exp)
 
 
 def gathers_rows(node: Node) -> bool:

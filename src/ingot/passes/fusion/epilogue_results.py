@@ -1,32 +1,45 @@
-"""Values by element of a stored result, computed by the kernel that stores it.
+"""Values by element of a stored result, and reductions of its rows, computed by the kernel that stores it.
 
     y = contraction{dot + bias};  z = group{gelu}(y)      ->   y, z = contraction{dot + bias, gelu}
     g = rows{norm backward};      h = group{convert}(g)   ->   g, h = rows{norm backward, convert}
+    c = contraction{conv};        m, v = rows{moments of channels}(c)   ->   c, m, v = contraction{conv, moments}
 
 In training y is stored for the backward pass, and g is read by residuals in float32 and by products in 16 bits: z and h
-then cost a store, and no load and no launch.
+then cost a store, and no load and no launch. A batch norm's moments need no read of c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node, Project, rebuild, topological
-from ingot.ops.group import Group, elements_readers
+from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, reduced_dims
+from ingot.ops.core.base import is_contraction
+from ingot.ops.group import Group, centered_squares, elements_readers
 from ingot.passes.fusion.policy import FusionPolicy
+from ingot.passes.fusion.several_results import is_used_by_element
 
 _PRODUCERS = ("contraction", "rows")
 
 
 def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
-    """Return a fused graph with pointwise groups merged into the groups whose results they read, and the new node of
-    each merged group."""
+    """Return a fused graph with pointwise groups, and then reductions of rows, merged into the groups whose results
+    they read, and the new node of each merged group."""
     if not policy.joins_epilogues:
         return graph, {}
+    graph, joined = _join_readers(graph, "pointwise", policy)
+    graph, reduced = _join_readers(graph, "rows", policy)
+    return graph, {n: reduced.get(g, g) for n, g in joined.items()} | reduced
+
+
+def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
+    """Merge the groups of a kind into the groups whose results they read."""
     users = graph.uses()
     readers: dict[Node, list[Node]] = {}  # by producer
     for n in graph.nodes():
-        producer = next((group for i in n.inputs if (group := _producer(i, n, users)) is not None), None)
+        producers = (group for i in n.inputs if (group := _producer(i, n, users)) is not None)
+        producer = next(producers, None) if _is_group(n, kind) else None
         if producer is None:
             continue
         members = readers.get(producer, [])
@@ -35,21 +48,20 @@ def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node
         # operands of others are computed before the producer, so that they do not depend on it
         if all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
             readers.setdefault(producer, []).append(n)
-    producers = {r: p for p, members in readers.items() for r in members}
+    producer_of = {r: p for p, members in readers.items() for r in members}
     images: dict[Node, Node] = {}
     replaced: dict[Node, Node] = {}
 
     def needs(n: Node) -> Sequence[Node]:
-        if n in producers:
-            return (producers[n],)
+        if n in producer_of:
+            return (producer_of[n],)
         return (*n.inputs, *(i for r in readers.get(n, ()) for i in r.inputs if i.is_leaf))
 
     for n in topological((*graph.inputs, *graph.outputs), needs):
         if n in readers:
             group = _merged(n, readers[n], images)
-            count = len(n.types)
-            images |= zip(n.results if count > 1 else (n,), group.results, strict=False)
-            images |= zip(readers[n], group.results[count:], strict=True)
+            values = [r for m in (n, *readers[n]) for r in (m.results if len(m.types) > 1 else (m,))]
+            images |= zip(values, group.results, strict=True)
             replaced |= dict.fromkeys((n, *readers[n]), group)
         elif n not in images:
             images[n] = n.with_inputs([images[i] for i in n.inputs])
@@ -57,12 +69,18 @@ def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node
 
 
 def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -> Node | None:
-    """The group whose result `value` is, if `reader` is pointwise work on elements of it, and neither is part of
-    another value's memory."""
+    """The group whose result `value` is, if `reader` is pointwise work on elements of it or reduces its rows, and
+    neither is part of another value's memory."""
     group = value.inputs[0] if isinstance(value.op, Project) else value
-    if not _is_group(group, *_PRODUCERS) or not _is_group(reader, "pointwise") or len(reader.types) > 1:
+    if not _is_group(group, *_PRODUCERS):
         return None
-    if any(u.op.holds_operands for x in (*group.results, reader) for u in users.get(x, ())):
+    if any(u.op.holds_operands for x in (*group.results, *reader.results) for u in users.get(x, ())):
+        return None
+    if _is_group(reader, "rows"):
+        row_readers = [u for u in users[value] if _is_group(u, "rows")]
+        joins_all = all(_reads_no_other_image(group, value, u) for u in row_readers)
+        return group if joins_all and _reduces_rows(group, value, reader) else None
+    if len(reader.types) > 1:
         return None
     body = _body(reader)
     for p, i in zip(body.inputs, reader.inputs, strict=True):
@@ -71,6 +89,61 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
             if nodes is None or body.outputs[0] not in nodes:
                 return None
     return group
+
+
+def _reads_no_other_image(producer: Node, value: Node, reader: Node) -> bool:
+    """Whether all operands of `reader` as large as `value` are results of the producer. The epilogue of a product waits
+    for what it loads: the sums of a batch norm's gradient, which read its operand, take longer there than apart."""
+    return all(i.type.size != value.type.size or i in (value, *producer.results) for i in reader.inputs)
+
+
+def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
+    """Whether all results of `reader` are reductions over the rows of `value`, a result of the contraction `producer`,
+    with what is computed of these, and a single kernel of tiles can have the reductions: none depends on another, but
+    for the center of a sum of squares."""
+    anchor = _anchor_of_channels(producer)
+    body = _body(reader)
+    reductions = [n for n in body.nodes() if isinstance(n.op, Reduction)]
+    boxes = {(n.inputs[0].shape, reduced_dims(n)) for n in reductions}
+    if anchor is None or len(boxes) != 1:
+        return False
+    ((box, reduced),) = boxes
+    sized = [d for d, n in enumerate(box) if n != 1]
+    if product(box) != product(anchor.shape) or len(sized) < 2 or [d for d in sized if d not in reduced] != sized[-1:]:
+        return False
+    columns = box[sized[-1]]
+    if columns != anchor.shape[-1] or any(n.type.size != columns for n in body.outputs):
+        return False
+    own = _body(producer)
+    roots = (
+        dict(zip(producer.results, own.outputs, strict=True)) if len(producer.types) > 1 else {value: own.outputs[0]}
+    )
+    aligned = elements_readers(own, anchor)
+    if aligned is None or roots[value] not in aligned:
+        return False
+    for r in reductions:
+        squares = centered_squares(r)
+        source = r.inputs[0] if squares is None else squares[0]
+        if isinstance(r.op, ArgReduce) or any(n in reductions for n in topological([source])):
+            return False
+    return all(
+        is_used_by_element(body, p)
+        for p, i in zip(body.inputs, reader.inputs, strict=True)
+        if i is value or i in producer.results
+    )
+
+
+def _anchor_of_channels(producer: Node) -> Node | None:
+    """The contraction of a group whose result has its rows in front of its columns, each in one tile of the kernel."""
+    anchors = [n for n in _body(producer).nodes() if is_contraction(n)]
+    if len(anchors) != 1 or not isinstance(anchors[0].shape[-1], int) or not anchors[0].dtype.is_float:
+        return None
+    (anchor,) = anchors
+    if isinstance(anchor.op, Convolution):
+        op = anchor.op
+        ends_in_channels = op.out_layout[0] == "N" and op.out_layout[-1] == "C"
+        return anchor if ends_in_channels and op.feature_groups == op.batch_groups == 1 else None
+    return anchor if isinstance(anchor.op, DotGeneral) and not anchor.op.batch[0] and anchor.type.rank == 2 else None
 
 
 def _is_group(n: Node, *kinds: str) -> bool:

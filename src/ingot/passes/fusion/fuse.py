@@ -27,15 +27,22 @@ from ingot.ir.dims import bounds, estimate, is_computed, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, Project, free_symbols
 from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
-from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
-from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves, widens_table
+from ingot.passes.fusion.cost import (
+    gathers_rows,
+    is_cheap,
+    is_cheap_chain,
+    is_row_transpose,
+    long_dims,
+    reads_leaves,
+    repeats_cheaply,
+    widens_table,
+)
 from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.epilogue_results import join_epilogues
 from ingot.passes.fusion.groups import (
-    MAX_PATHS,
     Axes,
     OpenGroup,
     copy_group,
@@ -57,6 +64,7 @@ from ingot.passes.fusion.prologue import (
     sibling_products,
 )
 from ingot.passes.fusion.several_results import join_results
+from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
 _CACHE_LINE_BYTES = 64
@@ -181,7 +189,7 @@ class _Fusion:
         if node in self.outputs and not isinstance(node.op, ops.Concat):
             return False
         if isinstance(node.op, ops.Concat):
-            computed = [i for i in node.inputs if not i.is_leaf and not self._is_cheap_chain(i)]
+            computed = [i for i in node.inputs if not i.is_leaf and not is_cheap_chain(i)]
             return bool(computed) and (
                 len(node.inputs) > 3 or node in self.in_memory or any(map(self._has_anchor, computed))
             )
@@ -195,14 +203,6 @@ class _Fusion:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}
         lows = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
         return all(n is not None and n >= 0 for n in lows)
-
-    def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
-        """Whether `node` is a few plain pointwise ops on memory: cheaper to recompute than to store."""
-        if node.is_leaf or (is_free(node) and not node.inputs):
-            return True
-        if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
-            return False
-        return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
 
     def _has_anchor(self, node: Node, depth: int = 8) -> bool:
         if depth == 0 or node.is_leaf:
@@ -341,7 +341,7 @@ class _Fusion:
     def _recomputes_cheaply(self, groups: list[OpenGroup], node: Node, depth: int = 4) -> bool:
         """Whether `node` is plain arithmetic on values that are stored anyway. Reductions over the box of one of the
         groups are not: they join it."""
-        if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
+        if depth == 0 or not repeats_cheaply(node, self.policy):
             return False
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
@@ -360,13 +360,14 @@ class _Fusion:
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > MAX_PATHS:
+        if len(g.paths_to(node, self.readers[g])) > self.policy.max_paths:
             return False
         if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
-        cheap |= repeats and self.policy.repeats_vectors and self._recomputes_cheaply([g], node)
+        if repeats and self.policy.repeats_vectors:
+            cheap |= isinstance(node.op, ops.Pad) or self._recomputes_cheaply([g], node)
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap
@@ -488,12 +489,10 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
         fused, images = pool_in_producers(fused)
-    fused, updated = compute_updates(fused, policy)
-    images = {n: updated.get(g, g) for n, g in images.items()} | updated
-    fused, merged = join_results(fused, policy)
-    fused, joined_groups = join_epilogues(fused, policy)
+    for join in (compute_updates, join_results, join_epilogues, join_siblings):
+        fused, merged = join(fused, policy)
+        images = {n: merged.get(g, g) for n, g in images.items()} | merged
     if reasons is not None:
         for n, text in fusion.reasons.items():
-            group = merged.get(image := images.get(n, n), image)
-            reasons[joined_groups.get(group, group)] = text
+            reasons[images.get(n, n)] = text
     return fused

@@ -18,7 +18,7 @@ from ingot.support.dataclass import dataclass
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value
-MAX_PATHS = 8  # to one value in a group: each is separate code, and each further view doubles their number
+MAX_PATHS = 16  # to one value in a group that are told apart
 
 
 def is_free(node: Node) -> bool:

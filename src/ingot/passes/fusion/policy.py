@@ -10,6 +10,8 @@ class FusionPolicy:
     """The defaults are a CPU core's, with a second-level cache of about 1 MB.
 
     copies: the most groups that may each recompute a cheap value.
+    max_paths: the most ways from a group's loop to one value through views: each is separate code, and each further
+        view doubles their number.
     members: the most ops of a group: longer kernels (unrolled loops) gain nothing and compile slowly.
     lookups: elements of a group; from this number on, gathering the elements of a view costs more than a kernel.
     lookups_each: gathers of each element of the view; from this number on, storing a copy pays.
@@ -33,12 +35,13 @@ class FusionPolicy:
         memory is dearer than arithmetic; else where they are pointwise and only dequantize it.
     joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
     widens_values: whether each group widens the 16-bit values that it reads by itself, so that they are stored narrow.
-    repeats_vectors: whether plain arithmetic on small stored values may be repeated for each element that reads them,
-        as a kernel of its own costs more.
+    repeats_vectors: whether plain arithmetic on small stored values, and the borders of pads, may be repeated for each
+        element that reads them, as a kernel of its own costs more.
     joins_epilogues: whether what is computed by element from a stored result is another result of its kernel.
     """
 
     max_copies: int = 3
+    max_paths: int = 8
     max_ops: int = 128
     min_gathered_elements: int = 1 << 14
     min_gathers_each: int = 4

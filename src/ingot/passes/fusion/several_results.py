@@ -122,10 +122,10 @@ def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
     if not isinstance(length, int) or length > policy.max_single_row or product(producer.shape) != product(box):
         return False
     body = _body(reader)
-    return all(_is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
+    return all(is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
-def _is_used_by_element(body: Graph, p: Node) -> bool:
+def is_used_by_element(body: Graph, p: Node) -> bool:
     """Whether element i of a value of the body is only used for element i of others, up to reductions of these."""
     users, stack = body.uses(), [p]
     for n in stack:  # grows in the loop
@@ -153,7 +153,7 @@ def _is_used_by_rows(body: Graph, p: Node, box: Shape, result_dims: tuple[int, .
         for u in users.get(n, ()):
             if isinstance(u.op, BroadcastInDim):
                 broadcast_dims = tuple(d for d, size in zip(u.op.dims, n.shape, strict=True) if size != 1)
-                if u.shape != box or broadcast_dims != result_dims or not _is_used_by_element(body, u):
+                if u.shape != box or broadcast_dims != result_dims or not is_used_by_element(body, u):
                     return False
                 continue
             is_plain = isinstance(u.op, Reshape) or category(u.op) is Category.ELEMENTWISE
@@ -208,4 +208,4 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
     return Group(body, kind)(*(images[n] for n in params), loc=members[-1].loc)
 
 
-__all__ = ["join_results"]
+__all__ = ["is_used_by_element", "join_results"]

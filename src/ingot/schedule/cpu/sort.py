@@ -150,7 +150,7 @@ class _Sorting:
         self.outer_dims = tuple(d for d in range(len(shape)) if d != op.dimension)
         self.outer = tuple(shape[d] for d in self.outer_dims)
         self.rows = product(self.outer)
-        self.top_k = self.length if op.keep is None else op.keep
+        self.top_k = self.length if op.count is None else op.count
         is_small = isinstance(self.top_k, int) and self.top_k * MIN_ROW_PER_HEAP <= estimate(self.length)
         self.uses_heap = is_small and op.num_keys == 1
 

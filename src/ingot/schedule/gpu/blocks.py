@@ -250,8 +250,9 @@ class Group:
 
     @property
     def _index_hints(self) -> tuple[tuple[str, int], ...]:
-        """32-bit indices, unless the group computes with an index as a value."""
-        if any(isinstance(n.op, Iota | ArgReduce | DimValue) for n in self.body.nodes()):
+        """32-bit indices, unless the group computes with an index of 64 bits as a value."""
+        ops = ((n.op, n.types[0].dtype.bits) for n in self.body.nodes())
+        if any(isinstance(op, ArgReduce | DimValue) or (isinstance(op, Iota) and bits > 32) for op, bits in ops):
             return ()
         sizes = (t.size for n in self.body.nodes() for t in n.types)
         return index_hints(*map(end_offset, (*self.ins, *self.outs)), *sizes)

@@ -1,29 +1,86 @@
-"""Pointwise groups: a program computes contiguous elements of the results.
+"""Pointwise groups: a program computes contiguous elements of the results, or a tile of rows and columns.
 
 out[i, j] = f(a[i, j], b[j])   ->   at = chunk * 1024 + range(1, 1024);  out[at] = f(a[at], b[at % n])
+                               ->   out[rows, columns] = f(a[rows, columns], b[columns])
+
+In a tile, what depends on the column alone (the scale of a channel) is computed once for all of a thread's rows, and
+positions are split into coordinates once for each row.
 """
 
 from __future__ import annotations
 
-from ingot.ir.dims import ceildiv, product
+from ingot.ir import kernel as k
+from ingot.ir.dims import ceildiv, estimate, product
+from ingot.ir.kernel import Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
+from ingot.ops import Transpose
+from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import collapse_dims
-from ingot.schedule.gpu.blocks import Elements, Group, write
+from ingot.schedule.gpu.blocks import Elements, Group, Span, all_of, memory_order, power_of_two, write
 from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Lowered
 
-MIN_ELEMENTS, MAX_ELEMENTS = 128, 1024  # of a program
+MIN_ELEMENTS, MAX_ELEMENTS = 128, 1024  # of a program without rows
+MAX_TILE_ELEMENTS = 4096  # of a tile of rows
+MAX_COLUMNS, MIN_COLUMNS = 128, 16  # of a tile
+MIN_LANE_UTILIZATION = 0.8  # of the columns of all tiles
+ELEMENTS_PER_WARP = 256  # 8 per thread
 
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """Lower to one kernel; all results have the same shape."""
     body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
-    work = Elements.of(Group.of(body, ins, outs), body.outputs[0], machine, MIN_ELEMENTS, MAX_ELEMENTS)
+    group = Group.of(body, ins, outs)
+    tile = _tile(group, machine)
+    if tile is not None:
+        return _lower_tiles(group, tile)
+    work = Elements.of(group, body.outputs[0], machine, MIN_ELEMENTS, MAX_ELEMENTS)
     for root, buffer, layout in work.group.results:
         write(work.top, work.em, root, buffer, layout, work.index, work.span.in_bounds)
     chunks = ceildiv(product(body.outputs[0].shape), work.tile[1])
     return Lowered((work.group.step("pointwise", work.chunk, chunks, work.top),))
+
+
+def _tile(group: Group, machine: Machine) -> Tile | None:
+    """The tile of a program along the rows and the innermost dimension; None where that is short, or where elements
+    of a row are apart in memory."""
+    shape = group.body.outputs[0].shape
+    if len(shape) < 2 or not isinstance(shape[-1], int) or _moves_columns(group):
+        return None
+    size = power_of_two(max(1, estimate(product(shape)) // machine.target_programs))
+    size = min(MAX_TILE_ELEMENTS, max(MIN_ELEMENTS, size))
+    width = min(MAX_COLUMNS, power_of_two(shape[-1]))
+    while width >= MIN_COLUMNS and shape[-1] < MIN_LANE_UTILIZATION * width * -(-shape[-1] // width):
+        width //= 2
+    return (size // width, width) if width >= MIN_COLUMNS else None
+
+
+def _moves_columns(group: Group) -> bool:
+    """Whether an operand or a result has elements of a row apart."""
+    nodes = group.body.nodes()
+    is_transposed = any(isinstance(n.op, Transpose) and n.op.permutation[-1] != n.type.rank - 1 for n in nodes)
+    in_order = memory_order(group, group.body.outputs[0]) == tuple(range(len(group.body.outputs[0].shape)))
+    strides = [lay.strides[-1] for lay in (*group.ins, *group.outs) if lay.shape and lay.shape[-1] != 1]
+    return is_transposed or not in_order or any(s not in (0, 1) for s in strides)
+
+
+def _lower_tiles(group: Group, tile: Tile) -> Lowered:
+    """A kernel whose programs compute tiles of rows; neighboring programs compute the columns of the same rows."""
+    (height, width), shape = tile, group.body.outputs[0].shape
+    top, chunk = Block(), k.var("chunk")
+    row_count, column_tiles = product(shape[:-1]), ceildiv(shape[-1], width)
+    row = top.let(k.binary("div", chunk, dim_expr(column_tiles)), "row")
+    column = top.let(k.binary("rem", chunk, dim_expr(column_tiles)), "column")
+    rows = Span.of(top, k.mul(row, integer(height)), height, row_count, 0, wraps=True)
+    columns = Span.of(top, k.mul(column, integer(width)), width, shape[-1], 1, wraps=True)
+    index = (*rows.index(top, shape[:-1]), columns.position)
+    em = group.emitter()
+    for root, buffer, layout in group.results:
+        write(top, em, root, buffer, layout, index, None, all_of(rows.in_bounds, columns.in_bounds))
+    warps = min(4, max(1, height * width // ELEMENTS_PER_WARP))
+    return Lowered((group.step("pointwise", chunk, ceildiv(row_count, height) * column_tiles, top, warps=warps),))
 
 
 __all__ = ["lower_pointwise"]

@@ -43,7 +43,7 @@ def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
         return [block.let(order_key(em.value(block, n, index, mask), op.descending), "key") for n in keys]
 
     types = tuple(key_type(n.dtype) for n in keys)
-    rows = KeyRows(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.keep)
+    rows = KeyRows(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.count)
     steps, runs = order_rows(rows, group, temps)
     return Lowered((*steps, _gather_in_order(anchor, group, runs, machine)), tuple(temps))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -132,15 +133,21 @@ def measure(
     return Energy(tuple(results), call_seconds, sum(calls for calls, _, _ in rows), windows, tuple(reasons), unit)
 
 
-def calls_for(call: Callable[[], object], clock: Clock = time.monotonic) -> Window:
-    """A window of one call in this process."""
+def calls_for(call: Callable[[], object], clock: Clock = time.monotonic, streams: int = 1) -> Window:
+    """A window of one call in this process, by several threads at a time if `streams` is above 1."""
+
+    def calls(seconds: float) -> int:
+        end, count = clock() + seconds, 0
+        while not count or clock() < end:
+            call()
+            count += 1
+        return count
 
     def window(seconds: float) -> int:
-        end, calls = clock() + seconds, 0
-        while not calls or clock() < end:
-            call()
-            calls += 1
-        return calls
+        if streams == 1:
+            return calls(seconds)
+        with ThreadPoolExecutor(streams) as threads:
+            return sum(threads.map(calls, [seconds] * streams))
 
     return window
 

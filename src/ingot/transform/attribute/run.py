@@ -142,7 +142,7 @@ class AttributionModel(CompiledModel):
         array = np.asarray(host_array(target, "target"))
         if array.dtype.kind not in "iu" or array.shape not in (per_example, (*examples, *per_example)):
             got = f"{array.dtype}{list(array.shape)}"
-            raise InputError("target", expected=f"{sizes}, for all examples or for each of {examples}", got=got)
+            raise InputError("target", expected=f"{sizes}, for all examples or for each of {list(examples)}", got=got)
         limits = [n if isinstance(n, int) else np.iinfo(np.int64).max for n in self._class_sizes]
         if ((array < 0) | (array >= np.asarray(limits if axes > 1 else limits[0]))).any():
             raise InputError("target", expected=sizes, got=np.unique(array).tolist()[:8], fix="None: the largest score")

@@ -14,13 +14,14 @@ while              ->  its unrolled iterations, where the trip count is a consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static
-from ingot.ir.node import Graph, Input, Node, Op, const, rebuild, splat_of
+from ingot.ir.node import Graph, Node, Op, const, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, boolean, f32
 from ingot.ops.nn import terms as t
@@ -35,6 +36,7 @@ from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
+from ingot.transform.bounds.blocks import with_parts
 from ingot.transform.bounds.forms import (
     Elu,
     Hinge,
@@ -70,24 +72,29 @@ def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> G
 def at_activations(graph: Graph, activations: str) -> Graph:
     """The graph with the rounding that a program with activations="int8" may do: of each value that a constant of
     levels multiplies, along all that is summed. Programs round in shorter blocks, or not at all, which such bounds
-    include. Raises InputError for levels in loops."""
+    include. Raises InputError for branches with products."""
     if activations == "float32":
         return graph
     # before constants are folded, which hides levels
     lowered = lower_model_ops(graph, frozenset(rule.root for rule in _model_rules()))
-    varying: set[Node] = set()
-    levels: set[Node] = set()  # constants that are made of integers
-    for n in lowered.nodes():
-        if isinstance(n.op, Input) or any(x in varying for x in n.inputs):
+    return lowered.with_outputs(_rounded_to_bytes(lowered, set(lowered.inputs), set()))
+
+
+def _rounded_to_bytes(graph: Graph, varying: set[Node], levels: set[Node]) -> Sequence[Node]:
+    """The outputs. varying: the inputs that are not constants. levels: those that are constants made of integers."""
+    for n in graph.nodes():
+        if n in varying or any(x in varying for x in n.inputs):
             varying.add(n)
         elif any(type_.dtype.is_integer for type_ in n.types) or any(x in levels for x in n.inputs):
             levels.add(n)
-    if levels and any(n.op.bodies for n in lowered.nodes()):
-        raise InputError("activations", expected="float32 for a model with loops", got=activations)
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
+        if isinstance(n.op, ops.While):
+            return Node.make(_with_rounded_body(n, varying, levels), inputs, n.loc)
+        if any(isinstance(m.op, (ops.DotGeneral, ops.Convolution)) for body in n.op.bodies for m in body.nodes()):
+            raise InputError("activations", expected="float32 for branches with products", got="int8")
         if not isinstance(n.op, (ops.DotGeneral, ops.Convolution)) or n.dtype != f32:
-            return n.with_inputs(inputs)
+            return n.with_inputs(inputs) if n.inputs else n
         sides = zip(n.inputs, n.inputs[::-1], inputs, strict=True)
         return n.with_inputs(
             [
@@ -96,7 +103,18 @@ def at_activations(graph: Graph, activations: str) -> Graph:
             ]
         )
 
-    return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
+    return rebuild(graph.outputs, rule=image)
+
+
+def _with_rounded_body(n: Node, varying: set[Node], levels: set[Node]) -> ops.While:
+    """What a loop carries is a constant in its body if it is one before the loop and stays the same."""
+    op = n.op
+    assert isinstance(op, ops.While)
+    carried = [*zip(n.inputs, op.body.inputs, op.body.results, strict=True)]
+    constants = {inside: outside for outside, inside, after in carried if inside is after and outside not in varying}
+    inner_levels = {inside for inside, outside in constants.items() if outside in levels}
+    outputs = _rounded_to_bytes(op.body, {x for x in op.body.inputs if x not in constants}, inner_levels)
+    return replace(op, body=op.body.with_outputs(outputs))
 
 
 def _summed_dims(n: Node, side: int) -> tuple[int, ...]:
@@ -106,6 +124,11 @@ def _summed_dims(n: Node, side: int) -> tuple[int, ...]:
         return tuple(op.contract[side])
     assert isinstance(op, ops.Convolution)
     return tuple(d for d in range(rank) if side or d != op.lhs_layout.index("N"))
+
+
+def in_parts(graph: Graph) -> Graph:
+    """The graph with products of weights in blocks with a minimum in parts, as programs compute them: see `blocks`."""
+    return with_parts(graph, frozenset(rule.root for rule in _model_rules()))
 
 
 def at_precision(graph: Graph, precision: str) -> Graph:

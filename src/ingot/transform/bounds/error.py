@@ -10,6 +10,7 @@ import numpy as np
 from ingot.driver.compile import Options, compiled_program
 from ingot.ir.node import Graph
 from ingot.runtime.executor import CompiledModel
+from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.run import as_compiled, rounding_of, static_graph
@@ -24,7 +25,7 @@ def rounding_errors(graph: Graph, inputs: Sequence[np.ndarray], options: Options
     bounds: list[list[np.ndarray]] = []
     float32_options = replace(options, precision="float32", activations="float32")
     for rounding in (Rounding(), rounding_of(graph, True, options)):
-        of_program = as_compiled(graph, options) if rounding.unit else graph
+        of_program = in_parts(as_compiled(graph, options)) if rounding.unit else graph
         program = compiled_program(
             bound_graph(of_program, Question(perturbed, "crown-ibp", None, rounding)), float32_options
         )

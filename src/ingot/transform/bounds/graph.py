@@ -241,7 +241,7 @@ def with_spec(graph: Graph, spec: np.ndarray | None) -> Graph:
         raise InputError("spec", expected="a model of one result", got=f"{len(graph.results)} results")
     (y,) = graph.results
     size = product(y.shape)
-    if spec.ndim != 2 or spec.shape[1] != size:
+    if spec.ndim != 2 or spec.shape[1] != size or not len(spec):
         raise InputError(
             "spec", expected=f"rows of {size} factors, one for each element of {y.type}", got=list(spec.shape)
         )

@@ -20,7 +20,8 @@ from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.canonical import at_activations, at_precision
+from ingot.transform.bounds.blocks import has_minimum
+from ingot.transform.bounds.canonical import at_activations, at_precision, in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.slopes import slopes_of
@@ -101,6 +102,8 @@ def bound_model(
     options: Options,
 ) -> Bounds:
     """See `ingot.bounds`."""
+    if not isinstance(numerics, bool):
+        raise InputError("numerics", expected="True or False", got=repr(numerics))
     check_number("slope_steps", slope_steps, "a whole number from 0", lambda v: 0 <= v <= 100_000, whole=True)
     if slope_steps and method not in ("crown", "auto"):
         raise InputError("slope_steps", expected=f"0 for method {method!r}", got=slope_steps)
@@ -109,7 +112,7 @@ def bound_model(
     graph = static_graph(opened.graph, [low for low, _ in box.intervals])
     rows = None if spec is None else np.atleast_2d(finite("spec", spec))
     rounding, of_program = rounding_of(graph, numerics, options), as_compiled(graph, options)
-    graph = of_program if numerics else graph
+    graph = in_parts(of_program) if numerics else graph
     options = replace(options, precision="float32", activations="float32")
     question = Question(box.perturbed, method, rows, rounding)
     program = compiled_program(bound_graph(graph, question), options)
@@ -145,14 +148,15 @@ def has_winograd(program: Program) -> bool:
 
 def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
     """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises InputError
-    for weights in blocks with a minimum."""
+    for weights in blocks with a minimum in a program of narrower types."""
     if not numerics:
         return Rounding()
     import ml_dtypes
 
-    if any(isinstance(n.op, ops.DequantizeBlocks) and len(n.inputs) > 1 + n.op.factors for n in graph.nodes()):
-        got = "weights in blocks with a minimum, of which a program sums the parts"
-        raise InputError("numerics", expected="weights whose levels have a scale and a zero", got=got)
+    is_wide = options.activations == options.precision == "float32"
+    if not is_wide and any(map(has_minimum, graph.nodes())):
+        got = f"{options.precision}, {options.activations} and weights in blocks with a minimum"
+        raise InputError("numerics", expected="precision and activations in float32", got=got)
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
     infos = [ml_dtypes.finfo(d.numpy) for d in floats or {f32}]
     unit, tiny = max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos)
@@ -205,8 +209,10 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
         ends = _ends_around(centers, perturbed, eps, [type_.dtype for type_ in types])
     else:
         lows, highs = (
-            [np.full(c.shape, end) for c in centers] if np.isscalar(end) else flat_inputs(opened, end, direction)
-            for end, direction in ((lower, -1), (upper, 1))
+            [np.full(c.shape, finite(name, end)) for c in centers]
+            if np.isscalar(end)
+            else flat_inputs(opened, end, direction)
+            for name, end, direction in (("lower", lower, -1), ("upper", upper, 1))
         )
         ends = [
             (_ends(node, low, c, -1), _ends(node, high, c, 1)) if is_perturbed else (c, c)

@@ -176,8 +176,8 @@ def test_numbers_as_strings_and_back() -> None:
         helper.make_node("Cast", ["shown"], ["back"], to=F),
         helper.make_node("Add", ["back", "back"], ["y"]),
     ]
-    given = helper.make_tensor_value_info("x", F, ["n"])
-    m = ingot.compile(model(nodes, [given], [text("shown", "n"), "y"]), cache=False)
+    data = helper.make_tensor_value_info("x", F, ["n"])
+    m = ingot.compile(model(nodes, [data], [text("shown", "n"), "y"]), cache=False)
     x = np.array([1.5, -0.25, 3, np.inf, np.nan], np.float32)
     shown, y = m(x)
     assert shown.tolist() == ["1.5", "-0.25", "3", "INF", "NaN"]
@@ -277,9 +277,9 @@ def test_sequences_joined_in_pairs() -> None:
 
 def test_optionals() -> None:
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(F, ["n"]))
-    given, same_ = helper.make_value_info("x", kind), helper.make_value_info("same", kind)
+    data, same_ = helper.make_value_info("x", kind), helper.make_value_info("same", kind)
     nodes = [helper.make_node("OptionalHasElement", ["x"], ["there"]), helper.make_node("Identity", ["x"], ["same"])]
-    m = ingot.compile(model(nodes, [given], ["there", same_]), cache=False)
+    m = ingot.compile(model(nodes, [data], ["there", same_]), cache=False)
     there, held = m(None)
     assert not there
     assert held is None

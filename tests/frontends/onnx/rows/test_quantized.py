@@ -107,8 +107,8 @@ CASES: dict[str, tuple[str, Given, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_levels(name: str) -> None:
-    op, given, attributes = CASES[name]
-    got, want = run(op, given, attributes, domain="com.microsoft")
+    op, data, attributes = CASES[name]
+    got, want = run(op, data, attributes, domain="com.microsoft")
     same_levels(got[0], want[0])
 
 
@@ -156,6 +156,6 @@ FLOATS: dict[str, tuple[str, Given, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_floats(name: str) -> None:
-    op, given, attributes, results = FLOATS[name]
-    for g, w in zip(*run(op, given, attributes, results, "com.microsoft"), strict=True):
+    op, data, attributes, results = FLOATS[name]
+    for g, w in zip(*run(op, data, attributes, results, "com.microsoft"), strict=True):
         np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5)

@@ -85,6 +85,7 @@ def test_places_and_what_follows() -> None:
                 by_kernels(pair.graph, [x, np.asarray(0, np.float32), keep])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [T.FLOAT, T.INT64, T.INT8])
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("in_order", [0, 1])

@@ -19,6 +19,7 @@ from ingot.ops import sampling
 jax = pytest.importorskip("jax")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 3, 4), (5, 6), (64,), (0,)], ids=str)
 @pytest.mark.parametrize("algorithm", ["THREE_FRY", "PHILOX", "DEFAULT"])

@@ -52,9 +52,9 @@ def test_a_loop_that_outgrows_its_room(tmp_path: Path) -> None:
     x = np.ones((4, 3), np.float32)
     values = {"image": np.zeros((1, 1, 1, 3), np.float32), "x": x, "plane": np.zeros((1, 1), np.float32)}
     for turns in (3, 5):
-        given = {s.name: (values | {"n": np.array(turns, np.int32)})[s.name] for s in compiled.inputs}
+        inputs = {s.name: (values | {"n": np.array(turns, np.int32)})[s.name] for s in compiled.inputs}
         if 2 << turns <= 16:
-            assert np.shape(compiled(**given)) == (2 << turns,)
+            assert np.shape(compiled(**inputs)) == (2 << turns,)
         else:
             with pytest.raises(InputError, match="16"):
-                compiled(**given)
+                compiled(**inputs)

@@ -22,9 +22,9 @@ def _results(which: str, folder: Path) -> tuple[Arrays, Arrays]:
     ops = fixture(which, folder / which)
     ((inputs, expected),) = ops.calls
     graph = import_tensorflow(ops.path, outputs=sorted(expected)).graph
-    given = [inputs[n.op.label] for n in graph.inputs if isinstance(n.op, Input)]
+    data = [inputs[n.op.label] for n in graph.inputs if isinstance(n.op, Input)]
     with np.errstate(all="ignore"):
-        return dict(zip(graph.output_names, interpret(graph, given), strict=True)), expected
+        return dict(zip(graph.output_names, interpret(graph, data), strict=True)), expected
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_the_gradient_of_fake_quantization_is_that_of_its_range(name: str, facto
     ((inputs, _),) = read.calls
     graph = import_tensorflow(read.path, outputs=[name]).graph
     labels = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
-    given, at = [inputs[label] for label in labels], labels.index("x")
-    (value,) = interpret(graph, given)
+    data, at = [inputs[label] for label in labels], labels.index("x")
+    (value,) = interpret(graph, data)
     whole = value_and_gradients(graph, lambda results: reduce_sum(results[0]), [at])
     within = np.abs(value - factor * inputs["x"]) < 0.51 * np.diff(np.unique(value)).min()
     assert within.any()
     assert not within.all()
-    np.testing.assert_array_equal(interpret(whole, given)[1], factor * within)
+    np.testing.assert_array_equal(interpret(whole, data)[1], factor * within)

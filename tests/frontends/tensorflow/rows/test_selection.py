@@ -68,19 +68,19 @@ def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
     ]
     path = tmp_path / "graph.pb"
     path.write_bytes(b"".join(nodes))
-    found = [(r, 1 + i, float(i)) for i, r in enumerate(rows)]
-    filled = sorted([*found, *((r, 0, 7.0) for r in range(5) if r not in rows)], key=lambda e: e[0])
+    matches = [(r, 1 + i, float(i)) for i, r in enumerate(rows)]
+    filled = sorted([*matches, *((r, 0, 7.0) for r in range(5) if r not in rows)], key=lambda e: e[0])
     wanted = (
         np.array([e[:2] for e in filled], np.int64),
         np.array([e[2] for e in filled], np.float32),
         np.array([r not in rows for r in range(5)]),
-        np.array([filled.index(e) for e in found], np.int64),
+        np.array([filled.index(e) for e in matches], np.int64),
     )
-    at = np.array([e[:2] for e in found], np.int64).reshape(count, 2)
-    given, names = [at, np.arange(count, dtype=np.float32)], ["fill:0", "fill:1", "fill:2", "fill:3"]
+    at = np.array([e[:2] for e in matches], np.int64).reshape(count, 2)
+    inputs, names = [at, np.arange(count, dtype=np.float32)], ["fill:0", "fill:1", "fill:2", "fill:3"]
     imported = import_tensorflow(path, outputs=names)
-    compiled = ingot.compile(path, outputs=names, threads=1)(*given)
-    for results in (interpret(imported.graph, given), compiled):
+    compiled = ingot.compile(path, outputs=names, threads=1)(*inputs)
+    for results in (interpret(imported.graph, inputs), compiled):
         for got, want in zip(results, wanted, strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)

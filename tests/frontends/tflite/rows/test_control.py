@@ -156,10 +156,10 @@ def test_branches_give_as_many_as_data_says(tmp_path: Path):
     g = model.subgraph()
     g.input((2, 3), np.int32)
     g.outputs = [g.const(np.zeros((2, 2), np.int64))]
-    (found,) = main.op(
+    (result,) = main.op(
         "IF", [c, x], [main.tensor((-1, 2), np.int64)], "If", then_subgraph_index=1, else_subgraph_index=2
     )
-    main.outputs = list(main.op("NEG", [found], [main.tensor((-1, 2), np.int64)]))
+    main.outputs = list(main.op("NEG", [result], [main.tensor((-1, 2), np.int64)]))
     data = model.finish()
     m = compiled(data, tmp_path)
     for x in ([[3, 0, 1], [0, 7, 3]], [[0, 0, 0], [0, 0, 2]], [[1, 1, 1], [1, 1, 1]]):

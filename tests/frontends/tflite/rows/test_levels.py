@@ -256,9 +256,9 @@ def test_quotients_of_levels(by: tuple[float, int], out: tuple[float, int]):
     # the kernel shifts by more than a word has bits where a quotient is less than half a level
     b, a = np.mgrid[:256, :256].astype(U8)
     b[b == by[1]] ^= 1
-    shape, given = (256, 256), (0.03, 100)
-    model = one_op("DIV", [(shape, U8, given), (shape, U8, by)], [(shape, U8, out)], "Div", activation=1)
-    exact = (a.astype(int) - given[1]) * given[0] / ((b.astype(int) - by[1]) * by[0]) / out[0]
+    shape, inputs = (256, 256), (0.03, 100)
+    model = one_op("DIV", [(shape, U8, inputs), (shape, U8, by)], [(shape, U8, out)], "Div", activation=1)
+    exact = (a.astype(int) - inputs[1]) * inputs[0] / ((b.astype(int) - by[1]) * by[0]) / out[0]
     (want,), (got,) = reference(model, [a, b]), interpreted(model, [a, b])
     clear = np.abs(exact) >= 0.5
     np.testing.assert_array_equal(got[clear], want[clear])

@@ -295,8 +295,8 @@ def test_local_response_normalization_reaches_as_far_up_as_down():
 def test_sizes_that_data_decides(x: np.ndarray):
     places = one_op("WHERE", [n(2, 3)], [((1, 2), np.int64)])
     members = one_op("UNIQUE", [n(6)], [n(1), n(6)], "Unique")
-    for model, given in ((places, x), (members, x.reshape(-1))):
-        for got, want in zip(interpreted(model, [given]), reference(model, [given]), strict=False):
+    for model, data in ((places, x), (members, x.reshape(-1))):
+        for got, want in zip(interpreted(model, [data]), reference(model, [data]), strict=False):
             assert got.dtype == want.dtype and got.shape == want.shape
             np.testing.assert_array_equal(got, want)
 

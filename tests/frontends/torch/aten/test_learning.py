@@ -16,8 +16,8 @@ Tensor = torch.Tensor
 
 def slopes(net: Any, *inputs: Tensor) -> list[Tensor]:
     """Of the net's result by its inputs that are floats."""
-    _, found = ingot.value_and_grad(net.eval(), inputs)(*inputs)
-    return list(found.values())
+    _, result = ingot.value_and_grad(net.eval(), inputs)(*inputs)
+    return list(result.values())
 
 
 def test_xlogy_has_a_slope_at_zero() -> None:

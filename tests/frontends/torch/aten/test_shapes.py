@@ -288,9 +288,9 @@ def test_as_strided_counts_from_the_start_of_memory() -> None:
 def test_places_among_boundaries() -> None:
     def places(b: Tensor, x: Tensor) -> tuple[Any, ...]:
         rows, values = b.expand(3, 5).contiguous(), x.expand(3, 5)
-        found = torch.searchsorted(b, x), torch.searchsorted(b, 0.5), torch.bucketize(x, b), torch.bucketize(0.3, b)
+        results = torch.searchsorted(b, x), torch.searchsorted(b, 0.5), torch.bucketize(x, b), torch.bucketize(0.3, b)
         order = torch.arange(4, -1, -1).expand(3, 5)
-        return *found, torch.searchsorted(b, b, right=True), torch.searchsorted(b, b, side="left", out_int32=True), (
+        return *results, torch.searchsorted(b, b, right=True), torch.searchsorted(b, b, side="left", out_int32=True), (
             torch.searchsorted(rows, values[:, :4]), torch.searchsorted(rows.flip(-1), values, sorter=order)
         )  # fmt: skip
 

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def gradients(f: Callable[..., Tensor], args: tuple[Any, ...]) -> list[Tensor | None]:
-    given = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
-    out = f(*given)
+    inputs = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    out = f(*inputs)
     torch.manual_seed(1)
     out.backward(torch.randn(out.shape))
-    return [a.grad for a in given]
+    return [a.grad for a in inputs]
 
 
 def same_gradients(f: Callable[..., Tensor], *args: Tensor, tolerance: float = 1e-5) -> None:
@@ -159,8 +159,8 @@ def test_attention_backwards_is_one_op_that_keeps_no_scores() -> None:
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    found = gradients(compile_whole(attended, backend=spy.backend), args)
-    for got, want in zip(found, gradients(attended, args), strict=True):
+    results = gradients(compile_whole(attended, backend=spy.backend), args)
+    for got, want in zip(results, gradients(attended, args), strict=True):
         close(got, want, 1e-5)
     forward, backward = spy.models
     assert [type(n.op) for n in backward.graph.nodes() if n.op.name.startswith("attention")] == [ops.AttentionGradients]
@@ -178,8 +178,8 @@ def test_kernels_of_convolutions_are_one_op_or_a_product(window: Any, padding: A
     spy, net = Spy(), nn.Conv2d(3, 5, window, padding=padding)
     x = torch.randn(2, 3, 7, 6, requires_grad=True)
     compiled = compile_whole(net, backend=spy.backend)
-    found = torch.autograd.grad(compiled(x).square().sum(), [x, *net.parameters()])
-    for got, want in zip(found, torch.autograd.grad(net(x).square().sum(), [x, *net.parameters()]), strict=True):
+    results = torch.autograd.grad(compiled(x).square().sum(), [x, *net.parameters()])
+    for got, want in zip(results, torch.autograd.grad(net(x).square().sum(), [x, *net.parameters()]), strict=True):
         close(got, want, 1e-5)
     names = [n.op.name for n in spy.models[1].graph.nodes()]
     assert names.count("kernel_gradient") == (window != 1)
@@ -192,8 +192,8 @@ def test_maxima_of_small_windows_are_no_scatter(kernel: tuple[int, int]) -> None
     middle = tuple(k // 2 for k in kernel)
     for how in ({}, {"stride": (1, 2), "padding": middle}, {"stride": (3, 1), "dilation": 2, "ceil_mode": True}):
         spy, pool = Spy(), partial(F.max_pool2d, kernel_size=kernel, **how)
-        found, want = gradients(compile_whole(pool, backend=spy.backend), (x,)), gradients(pool, (x,))
-        torch.testing.assert_close(found, want, equal_nan=True)
+        result, want = gradients(compile_whole(pool, backend=spy.backend), (x,)), gradients(pool, (x,))
+        torch.testing.assert_close(result, want, equal_nan=True)
         # large windows that meet have no form of their own
         scattered = kernel == (6, 6) and bool(how)
         assert any("scatter" in n.op.name for n in spy.models[1].graph.nodes()) == scattered
@@ -256,8 +256,8 @@ def test_images_of_open_sizes(name: str, dynamic: bool | None) -> None:
     shapes = ((2, 6, 8, 10), (3, 6, 12, 6), (1, 6, 9, 7)) if dynamic else ((2, 6, 8, 10), (3, 6, 8, 10), (5, 6, 8, 10))
     for shape in shapes:
         x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
-        found, want = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, op))
-        close(found, want, 1e-5)
+        result, want = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, op))
+        close(result, want, 1e-5)
 
 
 @pytest.mark.parametrize(("window", "how"), [(7, {"padding": 3}), (1, {}), (3, {"groups": 4}), (3, {"dilation": 2})])
@@ -267,8 +267,8 @@ def test_strided_convolutions_of_any_size(window: int, how: dict[str, Any]) -> N
     compiled = compile_whole(net, dynamic=True)
     for shape in ((2, 4, 17, 20), (3, 4, 24, 19)):
         x = torch.randn(shape, requires_grad=True)
-        found, want = (torch.autograd.grad(f(x).square().sum(), [x, *net.parameters()]) for f in (compiled, net))
-        close(found, want, 1e-5)
+        result, want = (torch.autograd.grad(f(x).square().sum(), [x, *net.parameters()]) for f in (compiled, net))
+        close(result, want, 1e-5)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -525,8 +525,8 @@ def test_forward_keeps_what_backward_needs_once() -> None:
     )  # fmt: skip
     spy, x = Spy(), torch.randn(2, 3, 9, 7) * 4
     args = [x.requires_grad_(), *net.parameters()]
-    found = torch.autograd.grad(compile_whole(net, backend=spy.backend)(x).square().sum(), args)
-    for got, want in zip(found, torch.autograd.grad(net(x).square().sum(), args), strict=True):
+    results = torch.autograd.grad(compile_whole(net, backend=spy.backend)(x).square().sum(), args)
+    for got, want in zip(results, torch.autograd.grad(net(x).square().sum(), args), strict=True):
         close(got, want, 1e-4)
     images = [r.type for r in spy.models[0].graph.results if r.type.rank == 4]
     # three convolutions, two clamps, the result; masks would be of booleans

@@ -127,10 +127,10 @@ def test_other_writes_are_left_to_torch(name: str):
 
 def test_the_results_are_those_that_torch_makes():
     program = export_module(Norms(), (torch.randn(5, 6),))
-    found, want = buffers_as_results(program), program.run_decompositions()
-    kinds = [[(s.kind, s.target) for s in p.graph_signature.output_specs] for p in (found, want)]
+    result, want = buffers_as_results(program), program.run_decompositions()
+    kinds = [[(s.kind, s.target) for s in p.graph_signature.output_specs] for p in (result, want)]
     assert kinds[0] == kinds[1]
-    (end,) = (n for n in found.graph.nodes if n.op == "output")
+    (end,) = (n for n in result.graph.nodes if n.op == "output")
     values = [n.meta["val"] for n in end.args[0]]
     (end,) = (n for n in want.graph.nodes if n.op == "output")
     assert [(v.dtype, v.shape) for v in values] == [(n.meta["val"].dtype, n.meta["val"].shape) for n in end.args[0]]

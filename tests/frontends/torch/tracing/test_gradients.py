@@ -79,11 +79,11 @@ class Net(nn.Module):
 def test_gradients_are_those_that_functions_bring() -> None:
     torch.manual_seed(0)
     net, x = Net().train(), torch.randn(7, 4)
-    given = x.clone().requires_grad_()
-    want = net(given)
+    data = x.clone().requires_grad_()
+    want = net(data)
     want.backward()
     got, gradients = ingot.value_and_grad(net, (x,), dynamic={"x": {0: "n"}})(x)
-    torch.testing.assert_close((got, gradients["x"]), (want.detach(), given.grad), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close((got, gradients["x"]), (want.detach(), data.grad), rtol=1e-5, atol=1e-6)
 
     reference = deepcopy(net)
     optimizer = torch.optim.SGD(reference.parameters(), 0.5)

@@ -41,9 +41,9 @@ def test_progressions(guards: list[sympy.Basic], found: dict[str, Progression]) 
 
 def test_equations() -> None:
     quotient, rest = FloorDiv(8 * M, N), sympy.Max(0, 128 - N)
-    found = equations([sympy.Eq(quotient, 8), sympy.Eq(N + rest, 128), sympy.Ne(FloorDiv(N, 2), 1)])
-    assert found == {quotient: 8, rest: 128 - N}
-    sizes = Sizes(equal=found)
+    result = equations([sympy.Eq(quotient, 8), sympy.Eq(N + rest, 128), sympy.Ne(FloorDiv(N, 2), 1)])
+    assert result == {quotient: 8, rest: 128 - N}
+    sizes = Sizes(equal=result)
     assert sizes.expression(2 * quotient + 1) == 17
     assert str(sizes.expression(128 - rest)) == "n"
 
@@ -51,15 +51,15 @@ def test_equations() -> None:
 def test_equations_of_symbols() -> None:
     """Sizes that equal the same function are one, and a sum of sizes that is known has one fewer of them."""
     function, last = FloorDiv(8 * M, 3), sympy.Symbol("z", integer=True, positive=True)
-    found = equations([sympy.Eq(N, function), sympy.Eq(function, last), sympy.Eq(N + M + sympy.Symbol("k"), 16)])
-    sizes = Sizes(equal=found)
+    result = equations([sympy.Eq(N, function), sympy.Eq(function, last), sympy.Eq(N + M + sympy.Symbol("k"), 16)])
+    sizes = Sizes(equal=result)
     assert sizes.expression(function) == sizes.expression(last) == sizes.expression(N)
     assert sizes.expression(N + M + sympy.Symbol("k")) == 16
 
 
 def test_conditions() -> None:
     limits = {"n": (1, None), "m": (1, 17)}
-    found = conditions(
+    results = conditions(
         [
             N + M < 20,
             sympy.Ge(N, 2 * M),
@@ -73,7 +73,7 @@ def test_conditions() -> None:
         limits,
     )
     n, m = symbol("n"), symbol("m")
-    assert set(found) == {19 - n - m, n - 2 * m, n - m - 3, m + 3 - n, dim_max(n - m, m - n) - 1}
+    assert set(results) == {19 - n - m, n - 2 * m, n - m - 3, m + 3 - n, dim_max(n - m, m - n) - 1}
 
 
 def test_solved() -> None:
@@ -104,8 +104,8 @@ def test_cached_keys_and_values_with_automatic_dims() -> None:
     net = Cached().eval()
     model = ingot.compile(net, inputs(2, 9, 3), dynamic=True, cache=False)
     for sizes in ((2, 9, 3), (1, 4, 1), (3, 17, 2)):
-        given = inputs(*sizes)
-        for got, want in zip(model(*given), net(*given), strict=True):
+        arrays = inputs(*sizes)
+        for got, want in zip(model(*arrays), net(*arrays), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match=">= 0"):
         model(*inputs(2, 9, 3, values=8))
@@ -191,8 +191,8 @@ def test_positions_behind_cached_ones_stay_in_the_table(dynamic: Any) -> None:
     net = Placed().eval()
     model = ingot.compile(net, (torch.ones(2, 3, 4), torch.ones(2, 5, 4)), dynamic=dynamic, cache=False)
     for new, past in ((1, 15), (12, 4), (3, 3)):
-        given = torch.randn(2, new, 4), torch.randn(2, past, 4)
-        torch.testing.assert_close(model(*given), net(*given))
+        inputs = torch.randn(2, new, 4), torch.randn(2, past, 4)
+        torch.testing.assert_close(model(*inputs), net(*inputs))
     with pytest.raises(InputError, match=r"16\) >= 0.*tables"):
         model(torch.ones(2, 9, 4), torch.ones(2, 8, 4))
 
@@ -215,8 +215,8 @@ class Masked(nn.Module):
 
 
 def test_masks_have_the_sizes_of_what_they_mask() -> None:
-    given = (torch.randn(2, 5), torch.rand(5) > 0.5)
-    model = ingot.compile(Masked().eval(), given, dynamic=({0: "n", 1: "m"}, {0: "k"}), cache=False)
+    data = (torch.randn(2, 5), torch.rand(5) > 0.5)
+    model = ingot.compile(Masked().eval(), data, dynamic=({0: "n", 1: "m"}, {0: "k"}), cache=False)
     x, mask = torch.randn(3, 7), torch.rand(7) > 0.5
     assert torch.equal(model(x, mask), Masked()(x, mask))
     with pytest.raises(InputError, match=">= 0"):

@@ -172,7 +172,7 @@ def test_strides_of_results(f: Callable[..., Any], shape: tuple[int, ...], train
         close(got, want)
         # AOTAutograd gives gradients of other tensors another order
         judged = len(want) - (trains and last is None)
-        strides = [[y.stride() for y in found[:judged] if isinstance(y, Tensor)] for found in (got, want)]
+        strides = [[y.stride() for y in matches[:judged] if isinstance(y, Tensor)] for matches in (got, want)]
         assert strides[0] == strides[1]
     assert len(spy.models) == 2 * (1 + trains)
 
@@ -229,7 +229,7 @@ def test_rolls_and_norms_of_images_in_other_orders() -> None:
     compiled = compile_whole(f, backend="ingot", dynamic=True)
     for n, h in ((2, 5), (1, 5), (3, 6)):
         x = torch.randn(n, 4, h, 7)
-        for given in (x, x.to(memory_format=torch.channels_last), x.mT.contiguous().mT):
-            for got, want in zip(compiled(given), f(given), strict=True):
+        for data in (x, x.to(memory_format=torch.channels_last), x.mT.contiguous().mT):
+            for got, want in zip(compiled(data), f(data), strict=True):
                 assert got.stride() == want.stride()
                 torch.testing.assert_close(got, want)

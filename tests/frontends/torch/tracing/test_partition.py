@@ -80,8 +80,8 @@ def kept(f: Callable[..., Tensor], *args: Tensor) -> tuple[fx.GraphModule, fx.Gr
 
     leaves = [a.detach().requires_grad_() for a in args]
     compiled = aot_function(f, plain, plain, partition_fn=both)
-    found = torch.autograd.grad(compiled(*leaves).sum(), leaves)
-    return *cut[0], [*found]
+    matches = torch.autograd.grad(compiled(*leaves).sum(), leaves)
+    return *cut[0], [*matches]
 
 
 @pytest.mark.parametrize("parts", [lambda x: x.unbind(1), lambda x: x.squeeze(0).split(2, 1)])
@@ -93,12 +93,12 @@ def test_parts_of_a_tensor_are_views_that_are_not_kept(parts: Callable[[Tensor],
         return (a * b).sin() * c
 
     x, w = torch.randn(6, 4), torch.randn(4, 6)
-    forward, _, found = kept(f, x, w)
+    forward, _, matches = kept(f, x, w)
     (end,) = forward.graph.find_nodes(op="output")
     names = [n.name for n in end.args[0] if n.op != "placeholder"]
     assert not [n for n in names if n.startswith(("getitem", "select", "slice", "split"))]
     leaves = [x.requires_grad_(), w.requires_grad_()]
-    for got, want in zip(found, torch.autograd.grad(f(*leaves).sum(), leaves), strict=True):
+    for got, want in zip(matches, torch.autograd.grad(f(*leaves).sum(), leaves), strict=True):
         torch.testing.assert_close(got, want)
 
 

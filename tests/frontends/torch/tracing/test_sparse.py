@@ -31,12 +31,12 @@ def test_tables(padding: int | None) -> None:
     compiled = compile_whole(net, backend=spy.backend)
     # rows that come twice, another number of rows, none
     for ids in (torch.tensor([[1, 2, 2], [0, 8, 1]]), torch.tensor([[5, 2], [2, 2], [3, 4]]), torch.empty(0, 3).long()):
-        found: list[list[Tensor]] = []
+        results: list[list[Tensor]] = []
         for f in (net, compiled):
             net.zero_grad()
             f(ids).square().sum().backward()
-            found.append([p.grad for p in net.parameters() if p.grad is not None])
-        for want, got in zip(*found, strict=True):
+            results.append([p.grad for p in net.parameters() if p.grad is not None])
+        for want, got in zip(*results, strict=True):
             assert got.layout == want.layout
             close(got.to_dense(), want.to_dense(), 1e-5)
     # forward and backward: of the first sizes, of open ones, of no rows

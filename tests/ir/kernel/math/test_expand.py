@@ -34,11 +34,11 @@ def test_every_function_has_an_expansion(fn: str, name: str) -> None:
     dtype = DTYPES[name]
     x, out = Buffer("x", dtype), Buffer("out", dtype, writable=True)
     value = k.call(fn, *(k.load(x, integer(i), 4) for i in range(k.FUNCTIONS[fn])))
-    given = Kernel("k", (x, out), (), k.var("chunk"), integer(1), (Store(out, integer(0), value),))
-    verify_kernel(given)
-    made = expand(given)
+    data = Kernel("k", (x, out), (), k.var("chunk"), integer(1), (Store(out, integer(0), value),))
+    verify_kernel(data)
+    made = expand(data)
     verify_kernel(made)
-    assert called(given) == {fn} and not called(made)
+    assert called(data) == {fn} and not called(made)
     assert set(k.FUNCTIONS) == set(EXPANSIONS)
 
 
@@ -80,8 +80,8 @@ def test_a_target_keeps_functions_of_its_own() -> None:
 
 
 def test_nothing_changes_without_calls() -> None:
-    given = kernel(Store(OUT, integer(0), k.load(X, integer(0))))
-    assert expand(given).body[0] is given.body[0]
+    data = kernel(Store(OUT, integer(0), k.load(X, integer(0))))
+    assert expand(data).body[0] is data.body[0]
 
 
 @pytest.mark.parametrize(("value", "message"), [

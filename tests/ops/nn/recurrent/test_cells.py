@@ -66,26 +66,26 @@ def by_steps(cls: type[Recurrent], given: tuple[np.ndarray, ...], lengths: np.nd
 @pytest.mark.parametrize("cls", CELLS)
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_layer_is_its_cells_one_after_another(cls: type[Recurrent], direction: str) -> None:
-    given, lengths = operands(cls), np.array([S, 2, 0])
+    inputs, lengths = operands(cls), np.array([S, 2, 0])
     backwards = direction == "reverse"
     open_sizes = {0: {0: "s", 1: "b"}, **{4 + i: {1: "b"} for i in range(cls.states)}}
-    check(cls(H, direction), *given, want=by_steps(cls, given, np.full(B, S), backwards), dynamic=open_sizes)
+    check(cls(H, direction), *inputs, want=by_steps(cls, inputs, np.full(B, S), backwards), dynamic=open_sizes)
     ragged = cls(H, direction, has_lengths=True)
-    check(ragged, *given, lengths, want=by_steps(cls, given, lengths, backwards))
+    check(ragged, *inputs, lengths, want=by_steps(cls, inputs, lengths, backwards))
 
 
 @pytest.mark.parametrize("cls", CELLS)
 def test_both_directions_are_one_of_each(cls: type[Recurrent]) -> None:
-    given = operands(cls, 2)
+    inputs = operands(cls, 2)
     halves = [
-        run(cls(H, way), given[0], *(v[i : i + 1] for v in given[1:])) for i, way in enumerate(("forward", "reverse"))
+        run(cls(H, way), inputs[0], *(v[i : i + 1] for v in inputs[1:])) for i, way in enumerate(("forward", "reverse"))
     ]
     y, *last = (np.concatenate(parts, axis) for axis, parts in zip((1, 0, 0), zip(*halves, strict=True), strict=False))
-    check(cls(H, "bidirectional"), *given, want=(y, *last))
+    check(cls(H, "bidirectional"), *inputs, want=(y, *last))
 
 
 def test_a_bound_that_nothing_reaches_changes_nothing() -> None:
-    given = operands(LSTM)
-    check(LSTM(H, clip=1e3), *given, want=run(LSTM(H), *given))
-    tight = run(LSTM(H, clip=1e-9), *given)  # gates of nothing: half of the cell is kept in each step
-    np.testing.assert_allclose(tight[2], given[5] * 0.5**S, atol=1e-6)
+    inputs = operands(LSTM)
+    check(LSTM(H, clip=1e3), *inputs, want=run(LSTM(H), *inputs))
+    tight = run(LSTM(H, clip=1e-9), *inputs)  # gates of nothing: half of the cell is kept in each step
+    np.testing.assert_allclose(tight[2], inputs[5] * 0.5**S, atol=1e-6)

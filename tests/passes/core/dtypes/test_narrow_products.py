@@ -42,8 +42,8 @@ def test_widened_weights_are_multiplied_as_they_are(dtype) -> None:
     narrow = narrow_weights(graph, (bf16, f16))
     (product,) = narrow.outputs
     assert [n.dtype for n in product.inputs] == [f32, dtype] and product.dtype == f32
-    given = [rng.normal(size=(3, 5)).astype(np.float32)]
-    np.testing.assert_allclose(interpret(narrow, given)[0], interpret(graph, given)[0], rtol=1e-6)
+    data = [rng.normal(size=(3, 5)).astype(np.float32)]
+    np.testing.assert_allclose(interpret(narrow, data)[0], interpret(graph, data)[0], rtol=1e-6)
     assert narrow_weights(graph, ()).outputs == graph.outputs
 
 
@@ -63,7 +63,7 @@ def test_few_queries_read_narrow_caches(dtype: DType) -> None:
         (attention,) = narrow.outputs
         assert (attention.inputs[1].dtype == attention.inputs[2].dtype == dtype) == is_narrow
         sizes = [(n, tuple(map(int, n.shape))) for n in graph.inputs]
-        given = [(rng.normal(size=shape) * (9 if n.dtype == i8 else 0.2)).astype(n.dtype.numpy) for n, shape in sizes]
-        np.testing.assert_allclose(interpret(narrow, given)[0], interpret(graph, given)[0], rtol=1e-5, atol=1e-6)
+        data = [(rng.normal(size=shape) * (9 if n.dtype == i8 else 0.2)).astype(n.dtype.numpy) for n, shape in sizes]
+        np.testing.assert_allclose(interpret(narrow, data)[0], interpret(graph, data)[0], rtol=1e-5, atol=1e-6)
     if dtype in (f16, bf16):
         assert narrow_caches(graph, ()).outputs == graph.outputs

@@ -37,9 +37,9 @@ def test_both_sides_are_rounded_and_sums_are_f32() -> None:
     new = lower_precision(g, "bfloat16")
     (dot,) = products(new)
     assert [i.dtype for i in dot.inputs] == [bf16, bf16] and dot.dtype == f32
-    given = random_inputs(g, {})
-    a, b = rounded(given[0]), rounded(w.op.value)  # type: ignore[attr-defined]
-    (got,) = interpret(new, given)
+    inputs = random_inputs(g, {})
+    a, b = rounded(inputs[0]), rounded(w.op.value)  # type: ignore[attr-defined]
+    (got,) = interpret(new, inputs)
     assert np.all(np.abs(got - a @ b) <= np.abs(a) @ np.abs(b) * 34 * 2.0**-24)
 
 
@@ -102,9 +102,9 @@ def test_inputs_outputs_and_constants_are_not_rounded_for_others() -> None:
     h = ops.Exp()(x)
     g = graph(MATMUL(h, w), h, ops.Add()(MATMUL(x, w), x))
     new = lower_precision(g, "bfloat16")
-    given = random_inputs(g, {})
-    got = interpret(new, given)
-    np.testing.assert_array_equal(got[1], interpret(g, given)[1])
+    data = random_inputs(g, {})
+    got = interpret(new, data)
+    np.testing.assert_array_equal(got[1], interpret(g, data)[1])
     assert new.outputs[2].inputs[1] is x
     assert all(o.dtype == f32 for o in new.outputs)
 

@@ -100,7 +100,7 @@ def test_cumulative_sum_of_a_constant(reverse: bool, exclusive: bool) -> None:
 
 def test_forms_and_ranges_hold_on_random_expressions() -> None:
     r = np.random.default_rng(0)
-    found = 0
+    result = 0
     for _ in range(200):
         n = _random(r, 3)
         (value,) = interpret(Graph((), (n,)), [])
@@ -111,10 +111,10 @@ def test_forms_and_ranges_hold_on_random_expressions() -> None:
         if value.size and high is not None:
             assert high >= value.max()
         if form is not None:
-            found += 1
+            result += 1
             np.testing.assert_array_equal(_evaluate(form, value.shape), value)
         same_values(Graph((), (n,)), simplify(Graph((), (n,))))
-    assert found >= 20
+    assert result >= 20
 
 
 def _evaluate(form: Affine, shape: tuple[int, ...]) -> np.ndarray:

@@ -25,8 +25,8 @@ def added(keep: Node, hidden: float = -np.inf) -> Node:
 
 
 def attention(g: Graph) -> Node:
-    (found,) = [n for n in g.nodes() if isinstance(n.op, ops.Attention)]
-    return found
+    (result,) = [n for n in g.nodes() if isinstance(n.op, ops.Attention)]
+    return result
 
 
 CAUSAL = ops.compare("LE", at(3), at(2))
@@ -47,8 +47,8 @@ LOWEST = float(np.finfo(np.float32).min)
 def test_causal_masks_become_an_attribute(mask: Node) -> None:
     g = graph(ops.Attention("none", 0.5)(Q, K, V, mask))
     after = simplify(g)
-    found = attention(after)
-    assert found.op.causal == "upper_left" and len(found.inputs) == 3  # type: ignore[attr-defined]
+    result = attention(after)
+    assert result.op.causal == "upper_left" and len(result.inputs) == 3  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=5)
 
 
@@ -56,8 +56,8 @@ def test_other_conditions_stay_a_mask() -> None:
     keep = ops.broadcast_to(ops.reshape(arg("m", B, S, dtype=boolean), (B, 1, 1, S)), SHAPE)
     g = graph(ops.Attention("none", 0.5)(Q, K, V, added(ops.and_(CAUSAL, keep))))
     after = simplify(g)
-    found = attention(after)
-    assert found.op.causal == "upper_left" and found.inputs[3].dtype == boolean  # type: ignore[attr-defined]
+    result = attention(after)
+    assert result.op.causal == "upper_left" and result.inputs[3].dtype == boolean  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=5)
 
 
@@ -87,8 +87,8 @@ def test_what_is_added_beside_stays(hidden: float) -> None:
     wide = ops.broadcast_to(added(CAUSAL, hidden), (B, 2, S, S))
     g = graph(ops.Attention("none", 0.5)(Q, K, V, ops.add(wide, bias)))
     after = simplify(g)
-    found = attention(after)
-    assert found.op.causal == "upper_left" and len(found.inputs) == 4  # type: ignore[attr-defined]
+    result = attention(after)
+    assert result.op.causal == "upper_left" and len(result.inputs) == 4  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=5)
 
 

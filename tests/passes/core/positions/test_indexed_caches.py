@@ -53,10 +53,10 @@ def test_few_queries_read_pages(dtype: DType, in_pool: bool) -> None:
         assert attention.inputs[1].dtype == dtype
         assert not any(isinstance(n.op, ops.Gather) for n in core.nodes())
         at = np.array([3, 0, 8, 8, -1, 70, 2])
-        given = [rng.normal(size=(1, 4, queries, 8)), rng.normal(size=(1, 7)), at]
-        given += [rng.normal(size=tuple(map(int, x.shape))) * (9 if x.dtype == i8 else 1) for x in graph.inputs[3:]]
-        given = [np.asarray(x).astype(n.dtype.numpy) for x, n in zip(given, graph.inputs, strict=True)]
-        np.testing.assert_allclose(interpret(core, given)[0], interpret(graph, given)[0], rtol=1e-5, atol=1e-6)
+        inputs = [rng.normal(size=(1, 4, queries, 8)), rng.normal(size=(1, 7)), at]
+        inputs += [rng.normal(size=tuple(map(int, x.shape))) * (9 if x.dtype == i8 else 1) for x in graph.inputs[3:]]
+        inputs = [np.asarray(x).astype(n.dtype.numpy) for x, n in zip(inputs, graph.inputs, strict=True)]
+        np.testing.assert_allclose(interpret(core, inputs)[0], interpret(graph, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("queries", "has_two_tables"), [(9, False), (1, True)])

@@ -99,8 +99,8 @@ def test_other_inputs_or_types_are_not_equal() -> None:
 
 def test_literals_are_those_of_the_field() -> None:
     values = np.array([1.0, 2.0, 0.5, -3.0, 0.1, 1e-30, 3e38, 2.0**-126], np.float32)
-    found = equality.literal(values)
-    for v, got in zip(values, found, strict=True):
+    results = equality.literal(values)
+    for v, got in zip(values, results, strict=True):
         above, below = float(v).as_integer_ratio()
         assert got == above * pow(below, -1, PRIME) % PRIME
     assert equality.literal(np.zeros(1, np.float32)) == 0

@@ -78,6 +78,7 @@ def test_narrow_storage() -> None:
         check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) -> None:
@@ -89,10 +90,10 @@ def test_keys_and_values_narrower_than_queries(sizes: tuple[int, ...], machine) 
     levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
     scales = [np.random.default_rng(i).random((b, hk, sk, 1)).astype(np.float32) / 30 for i in range(2)]
     for op in (Attention("lower_right", 0.2, scaled=True), Attention("none", 0.2, 3.0, scaled=True)):
-        given = [q, *levels, *scales]
-        check(op_graph(op, given), given, machine=machine)
-    given = [q, *levels, normal(hq, sq, sk), *scales]
-    check(op_graph(Attention("none", 0.2, scaled=True), given), given, machine=machine)
+        data = [q, *levels, *scales]
+        check(op_graph(op, data), data, machine=machine)
+    data = [q, *levels, normal(hq, sq, sk), *scales]
+    check(op_graph(Attention("none", 0.2, scaled=True), data), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -105,12 +106,12 @@ def test_keys_in_pages(sizes: tuple[int, ...], machine) -> None:
     at = rng.integers(0, 3 * sk + 5, sk)
     at[rng.random(sk) < 0.1], at[rng.random(sk) < 0.1] = 1 << 62, -(1 << 62)
     for dtype in (np.float32, np.float16):
-        given = [q, key.astype(dtype), value.astype(dtype), at]
-        check(op_graph(Attention("lower_right", 0.2, indexed=True), given), given, machine=machine)
+        data = [q, key.astype(dtype), value.astype(dtype), at]
+        check(op_graph(Attention("lower_right", 0.2, indexed=True), data), data, machine=machine)
     levels = [np.rint(x * 30).astype(np.int8) for x in (key, value)]
     scales = [rng.random((b, hk, 3 * sk + 5, 1)).astype(np.float32) / 30 for _ in range(2)]
-    given = [q, *levels, rng.random((sq, sk)) < 0.7, *scales, at]
-    check(op_graph(Attention("none", 0.2, scaled=True, indexed=True), given), given, machine=machine)
+    data = [q, *levels, rng.random((sq, sk)) < 0.7, *scales, at]
+    check(op_graph(Attention("none", 0.2, scaled=True, indexed=True), data), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -121,14 +122,19 @@ def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
     at, row = np.arange(700), np.arange(300)[:, None] + 400
     mask = (at <= row) & (at > row - window)
     mask[:70] = mask[:, 640:660] = False
-    for causal in ("none", "lower_right"):
-        xs = [q, key, value, mask]
-        check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+    bias = np.where(mask, np.random.default_rng(0).normal(size=mask.shape), -np.inf).astype(np.float32)
     hidden = np.array(value)
     hidden[:, :, :16] = np.nan
-    if window == 1:
-        got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, mask], machine)[0]
-        assert not np.isnan(got).any()
+    for own_mask in (mask, bias):
+        for causal in ("none", "lower_right"):
+            xs = [q, key, value, own_mask]
+            check(op_graph(Attention(causal, 0.2), xs), xs, machine=machine)
+        if window == 1:
+            got = run(op_graph(Attention("none", 0.2), xs), [q, key, hidden, own_mask], machine)[0]
+            assert not np.isnan(got).any()
+    bias[:, :16] = np.nan  # of a block that nothing else would show
+    got = run(op_graph(Attention("none", 0.2), xs), [q, key, value, bias], machine)[0]
+    assert np.isnan(got).all()
 
 
 @pytest.mark.parametrize("sq", [3, 20])

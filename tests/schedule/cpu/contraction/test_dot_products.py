@@ -96,10 +96,10 @@ def test_long_reductions_in_parts(shape: tuple[int, int, int], constant: bool) -
     m, kk, n = shape
     xs = [random(m, kk), random(kk, n)]
     a, b = inputs_like(xs)
-    given: list[Node] = [a] if constant else [a, b]
+    inputs: list[Node] = [a] if constant else [a, b]
     y = build.add(MATMUL(a, const(xs[1]) if constant else b), 1.0)
-    graph = Graph(tuple(given), (y,))
-    check(graph, xs[: len(given)])
+    graph = Graph(tuple(inputs), (y,))
+    check(graph, xs[: len(inputs)])
     assert len(kernels(graph)) > 1
 
 

@@ -34,9 +34,9 @@ CASES: list[tuple[Op, tuple[np.ndarray, ...]]] = [
 @pytest.mark.parametrize("machine", MACHINES, ids=["native", "narrow"][: len(MACHINES)])
 @pytest.mark.parametrize(("op", "xs"), CASES, ids=range(len(CASES)))
 def test_products(op: Op, xs: tuple[np.ndarray, ...], machine: Machine) -> None:
-    given = inputs_like(xs)
-    y = op(*given)
-    graph = Graph(tuple(given), (_with_epilogue(y),))
+    inputs = inputs_like(xs)
+    y = op(*inputs)
+    graph = Graph(tuple(inputs), (_with_epilogue(y),))
     steps = [s.kernel for s in compile_graph(graph, machine).program.steps]
     assert any(name.startswith("panels") for name in steps), steps
     check(graph, xs, machine=machine)
@@ -48,7 +48,7 @@ def _with_epilogue(y: Node) -> Node:
 
 def test_few_rows_read_b_in_place() -> None:
     xs = random(64, 300), random(300, 128)
-    given = inputs_like(xs)
-    graph = Graph(tuple(given), (dot((1, 0))(*given),))
+    inputs = inputs_like(xs)
+    graph = Graph(tuple(inputs), (dot((1, 0))(*inputs),))
     assert not any(s.kernel.startswith("panels") for s in compile_graph(graph).program.steps)
     check(graph, xs)

@@ -31,6 +31,7 @@ def values(*shape: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sampled(5)
 @every
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 33, 63, 65])
@@ -86,6 +87,7 @@ def test_a_value_for_each_line(machine) -> None:
     check(Graph((b,), (op.mul(own, 2.0),)), xs[1:2], machine=machine)
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 @pytest.mark.parametrize("dtype", [f32, u8, *slow(f16, f64)], ids=str)

@@ -40,6 +40,7 @@ def values(*shape: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.parametrize("size", [2, 3, 8, 10, 17, 32, *slow(4, 7, 16, 31)])
 def test_rows(size: int, machine) -> None:

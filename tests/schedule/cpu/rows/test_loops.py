@@ -42,6 +42,7 @@ def values(*shape: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sampled(5)
 @both
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
@@ -103,6 +104,7 @@ def test_columns_from_memory_ask_for_the_next() -> None:
     assert asked == {64: 3 * MAX_VECTORS_ACROSS, 1 << 30: 0}
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i8], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
@@ -147,6 +149,7 @@ def test_which_columns_are_folded_in_a_cache() -> None:
         assert (cached_column_count(body, rows, AVX512) is not None) == near
 
 
+@pytest.mark.sampled(3)
 @both
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i8])
 @pytest.mark.parametrize("cols", [2, 3])

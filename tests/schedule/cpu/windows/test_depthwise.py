@@ -24,8 +24,8 @@ def test_weights_of_a_call(channels: int, taps: int, stride: int, padding: int, 
     graph = Graph((x, w), (y, ops.reduce_sum(y, (1, 2))))  # the sums are the kernel's second result
     image, weights = (rng.normal(size=n.shape).astype(np.float32) for n in (x, w))
     image[0, 2, 3, 1], image[1, 7, 5, 0] = np.nan, np.inf
-    found = CompiledModel(build_native(graph, 1)).run([image, weights])
-    for value, expected in zip(found, interpret(graph, [image, weights]), strict=True):
+    results = CompiledModel(build_native(graph, 1)).run([image, weights])
+    for value, expected in zip(results, interpret(graph, [image, weights]), strict=True):
         np.testing.assert_allclose(np.asarray(value), expected, rtol=2e-5, atol=2e-5)
 
 

@@ -56,10 +56,10 @@ CASES = [
 def test_sizes(op: ops.KernelGradient, x: tuple[int, ...], multiplier: int, machine: Machine) -> None:
     """In the kernel's order and in others, as optimizers and layouts may ask for."""
     data = operands(op, x, multiplier)
-    given = inputs_like(data)
-    check(Graph(tuple(given), (op(*given),)), data, machine=machine)
-    turned = ops.Transpose((*range(2, len(x)), 1, 0))(op(*given))
-    check(Graph(tuple(given), (turned,)), data, machine=machine)
+    inputs = inputs_like(data)
+    check(Graph(tuple(inputs), (op(*inputs),)), data, machine=machine)
+    turned = ops.Transpose((*range(2, len(x)), 1, 0))(op(*inputs))
+    check(Graph(tuple(inputs), (turned,)), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["native", "narrow"][: len(MACHINES)])
@@ -93,11 +93,11 @@ def test_sizes_of_a_call() -> None:
 def test_the_same_bits_on_any_number_of_threads() -> None:
     op = gradient((3, 3))
     data = operands(op, (2, 40, 66, 80))
-    found = {
+    results = {
         np.asarray(compile_graph(op_graph(op, data), replace(MACHINES[0], threads=threads), threads)(*data)).tobytes()
         for threads in (1, 2, 3)
     }
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_matches_torch(size: int, stride: int, padding: int, dilation: int, mult
     image = rng.standard_normal((2, 14, 13, 19)).astype(np.float32)
     x = np.pad(image, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     _, g = operands(op, x.shape, multiplier)
-    given, cotangent = (torch.from_numpy(v).permute(0, 3, 1, 2) for v in (image, g))
+    data, cotangent = (torch.from_numpy(v).permute(0, 3, 1, 2) for v in (image, g))
     shape = 19 * multiplier, 1, size, size
-    want = torch.nn.grad.conv2d_weight(given, shape, cotangent, stride, padding, dilation, 19).numpy()
+    want = torch.nn.grad.conv2d_weight(data, shape, cotangent, stride, padding, dilation, 19).numpy()
     np.testing.assert_allclose(np.asarray(compile_graph(op_graph(op, (x, g)))(x, g)), want, rtol=1e-4, atol=1e-4)

@@ -161,11 +161,11 @@ def test_weights_of_the_call(case: tuple[int, int, int, int, int, Winograd]) -> 
     weights = random(co, ci, 3, 3)
     x, xs = image(n, h + 2, w + 2, ci), place(random(n, h + 2, w + 2, ci))
     limit = bound(xs, weights, pieces.m)
-    given = Input("w", TensorType(f32, (3, 3, ci, co)))()
-    moved = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "01IO", "N01C")(x, given)
+    data = Input("w", TensorType(f32, (3, 3, ci, co)))()
+    moved = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "01IO", "N01C")(x, data)
     turned = np.ascontiguousarray(weights.transpose(2, 3, 1, 0))
     kept = Graph((x,), (convolution(x, weights),))
-    for graph, own in ((kept, None), (Graph((x, given), (moved,)), turned)):
+    for graph, own in ((kept, None), (Graph((x, data), (moved,)), turned)):
         low, constants = lower(graph, pieces, NATIVE, packed=False)
         assert not low.packs
         out = place(np.full((n, h, w, co), np.nan, np.float32))
@@ -436,11 +436,11 @@ def test_a_single_channel_that_goes(machine: Machine) -> None:
     weights, x = random(1, 5, 3, 3), image(2, 10, 11, 5)
     y = ops.Reshape((2, 8, 9))(ops.maximum(convolution(x, weights), 0.0))
     low, constants = lower(Graph((x,), (y,)), Winograd(4, 4, 16), machine)
-    given = random(2, 10, 11, 5)
+    data = random(2, 10, 11, 5)
     out = place(np.full((2, 8, 9), np.nan, np.float32))
-    execute(low, [place(given), *map(place, constants)], out)
-    want = np.maximum(direct(given, weights), 0)[..., 0]
-    assert (np.abs(out - want) <= bound(given, weights, 4)[..., 0] + 1e-6).all()
+    execute(low, [place(data), *map(place, constants)], out)
+    want = np.maximum(direct(data, weights), 0)[..., 0]
+    assert (np.abs(out - want) <= bound(data, weights, 4)[..., 0] + 1e-6).all()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -563,12 +563,12 @@ def test_kernel_gradients(sizes: tuple[int, ...], machine: Machine) -> None:
     """Against the definition; infinities and NaN stay where they belong, and nothing overflows that need not."""
     n, h, w, ci, co = sizes
     x, g = random(n, h + 2, w + 2, ci), random(n, h, w, co)
-    given = [Input(label, TensorType(f32, v.shape))() for label, v in (("x", x), ("g", g))]
-    node = ops.KernelGradient((3, 3), (1, 1), (1, 1))(*given)
+    inputs = [Input(label, TensorType(f32, v.shape))() for label, v in (("x", x), ("g", g))]
+    node = ops.KernelGradient((3, 3), (1, 1), (1, 1))(*inputs)
     assert has_winograd_gradient(node)
     # another order of the result, as layouts may ask for
     for root in (node, ops.Transpose((2, 3, 1, 0))(node), ops.Transpose((0, 2, 3, 1))(node)):
-        graph = Graph(tuple(given), (root,))
+        graph = Graph(tuple(inputs), (root,))
         run = compile_graph(graph, machine)
         broken = x.copy(), g.copy()
         broken[0][0, 1, 2, 3], broken[1][-1, 0, 0, 1] = np.inf, np.nan

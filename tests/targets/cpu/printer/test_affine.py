@@ -44,8 +44,8 @@ def test_quotients_and_rests_are_those_of_the_sum() -> None:
         quotient, rest = x.quotient(b, by), x.remainder(b, by)
         assert (_valued(b, quotient, values), _valued(b, rest, values)) == divmod(total, by), (x, by)
         assert quotient.is_nonnegative and rest.is_nonnegative
-        for found in (quotient, rest):
-            assert not found.multiple or _valued(b, found, values) % found.multiple == 0, (x, by)
+        for result in (quotient, rest):
+            assert not result.multiple or _valued(b, result, values) % result.multiple == 0, (x, by)
 
 
 def test_rows_of_a_tile_share_one_division() -> None:

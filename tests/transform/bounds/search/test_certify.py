@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,10 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import ingot
+from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
 from ingot.transform.bounds.graph import Question
@@ -157,20 +157,19 @@ def test_the_command(tmp_path: Path) -> None:
     path, prop = _model(tmp_path), tmp_path / "property.vnnlib"
     prop.write_text(_property("(>= Y_0 1000)"))
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ingot", "certify", str(path), "--vnnlib", str(prop), *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(app, ["certify", str(path), "--vnnlib", str(prop), *args])
 
     done = run("--numerics")
-    assert done.returncode == 0 and done.stdout.startswith("certified"), done.stderr
+    assert done.exit_code == 0 and done.stdout.startswith("certified"), done.stderr
     prop.write_text(_property("(>= Y_0 -1000)"))
     done = run("--json", "--counterexample", str(tmp_path / "x.npy"))
-    found = json.loads(done.stdout)
-    assert done.returncode == 1 and found["answer"] == "refuted" and not found["certified"]
-    np.testing.assert_allclose(np.load(tmp_path / "x.npy").reshape(-1), found["counterexample"]["x"])
+    results = json.loads(done.stdout)
+    assert done.exit_code == 1 and results["answer"] == "refuted" and not results["certified"]
+    np.testing.assert_allclose(np.load(tmp_path / "x.npy").reshape(-1), results["counterexample"]["x"])
     prop.write_text("(assert")
     done = run()
-    assert done.returncode == 2 and "balanced parentheses" in done.stderr
+    assert done.exit_code == 2 and "balanced parentheses" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["relu", "images", "attention", "pools"])
@@ -179,17 +178,19 @@ def test_an_attack_finds_what_samples_do(name: str) -> None:
     net, x = net_of(name)
     label = int(net(x).argmax())
     eps = 2.0
-    found = ingot.attack(net, x, label=label, eps=eps, seed=1)
+    counterexample = ingot.attack(net, x, label=label, eps=eps, seed=1)
     noise = torch.rand((500, *x.shape[1:]), generator=torch.Generator().manual_seed(0)) * 2 - 1
     margins = net(x + noise * eps).detach().double()
     values = margins.numpy()
     least = float((values[:, [label]] - np.delete(values, label, 1)).min())
-    assert found.margin <= max(least, 0.0)
-    assert (np.abs(found.x - x.numpy()) <= eps * (1 + 1e-6)).all()
-    np.testing.assert_allclose(net(torch.from_numpy(found.x)).detach().numpy(), found.y, rtol=1e-4, atol=1e-5)
-    assert found.success == (found.margin <= 0)
+    assert counterexample.margin <= max(least, 0.0)
+    assert (np.abs(counterexample.x - x.numpy()) <= eps * (1 + 1e-6)).all()
+    np.testing.assert_allclose(
+        net(torch.from_numpy(counterexample.x)).detach().numpy(), counterexample.y, rtol=1e-4, atol=1e-5
+    )
+    assert counterexample.success == (counterexample.margin <= 0)
     lower, _ = ingot.bounds(net, x, eps=eps, method="ibp")
-    assert (lower <= found.y + 1e-5).all()
+    assert (lower <= counterexample.y + 1e-5).all()
     harmless = ingot.attack(net, x, label=label, eps=0.0, steps=2)
     assert not harmless.success and harmless.margin > 0
 
@@ -228,6 +229,7 @@ def _least(net: nn.Module, row: list[float], low: float, high: float) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", [False, True])
 def test_neurons_are_split(tmp_path: Path, numerics: bool) -> None:
     """Of 40 inputs, boxes are not split: a margin that linear bounds do not prove, cases do."""

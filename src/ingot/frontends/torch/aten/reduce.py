@@ -287,11 +287,11 @@ aten.add("cummax.default", _running("max"))
 aten.add("cummin.default", _running("min"))
 
 
-def sorted_with_index(x: Node, axis: int, descending: bool, keep: DimLike | None = None) -> tuple[Node, Node]:
-    """Stable sort and the positions that the values came from, or the first `keep` of them."""
+def sorted_with_index(x: Node, axis: int, descending: bool, count: DimLike | None = None) -> tuple[Node, Node]:
+    """Stable sort and the positions that the values came from, or the first `count` of them."""
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, places = ops.Sort(axis, descending, True, keep=keep)(x, ops.iota(x.shape, axis)).results
+    values, places = ops.Sort(axis, descending, True, count=count)(x, ops.iota(x.shape, axis)).results
     return values, places
 
 

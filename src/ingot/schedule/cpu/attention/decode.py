@@ -22,7 +22,7 @@ from ingot.ir.types import boolean, i64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import symbol_params
-from ingot.schedule.cpu.attention.group import AttentionGroup, Scratch, Tensor
+from ingot.schedule.cpu.attention.group import CACHE_LINE_BYTES, AttentionGroup, Scratch, Tensor
 from ingot.schedule.cpu.transpose import fold_lanes
 from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
@@ -224,6 +224,11 @@ class Decode:
             # a single row reads keys at the speed of memory; the hardware prefetcher does not follow their stride
             lines = enumerate(key_offsets if self.rows == 1 else [])
             ahead = [self._ahead(line, base, stride, k.add(i, integer(n))) for n, line in lines]
+            # several rows once for all of them, where no hardware prefetcher knows the next page
+            for n, line in enumerate(key_offsets if self.rows > 1 and self.at is not None else []):
+                later = self._ahead(line, base, stride, k.add(i, integer(n)))
+                step_elements = CACHE_LINE_BYTES // group.k.buffer.dtype.nbytes
+                b.stmts += [k.Prefetch(group.k.buffer, later(integer(d))) for d in range(0, group.depth, step_elements)]
 
             def emit_row(x: Block, r: Expr) -> None:
                 acc = x.alloc("acc", self.dtype, lanes, lanes=lanes)
@@ -351,7 +356,7 @@ class Decode:
                     weights.append(k.splat(x.let(weight, "p"), lanes))
                 for c in range(cols):
                     mask = None
-                    if self.rows == 1:
+                    if self.rows == 1 or self.at is not None:
                         x.stmts.append(k.Prefetch(group.v.buffer, ahead(integer(c * lanes))))
                     if tail and c == cols - 1:
                         mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))

@@ -159,24 +159,23 @@ class Flash:
         top.loop("j", 0, end, t.block_keys, emit_block)
 
     def _key_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:
-        """A block of keys, unless a bool mask hides all of it, as outside of a sliding window."""
+        """A block of keys, unless the mask hides all of it, as outside of a sliding window: it is off or -inf there."""
         if self.mask_block is None or self.group.mask is None:
             self._visible_block(b, first, stop, first_hidden)
             return
         self._transpose_mask(b, first, stop)
-        if self.group.mask.buffer.dtype != boolean:
-            self._visible_block(b, first, stop, first_hidden)
-            return
         mask_block, lanes = self.mask_block, self.t.lanes
-        row_max = b.alloc("most", self.dtype, 1, lanes=lanes)
-        b.store(row_max, ZERO, k.lit(-inf, self.dtype, lanes))
+        visible, hidden = (k.lit(c, self.dtype, lanes) for c in (1.0, 0.0))
+        visibility = b.alloc("visibility", self.dtype, 1, lanes=lanes)
+        b.store(visibility, ZERO, hidden)
         size = ix.mul(k.sub(stop, first), integer(self.t.width))
 
         def fold(x: Block, i: Expr) -> None:
-            x.store(row_max, ZERO, k.binary("maxnum", k.load(mask_block, i, lanes), k.load(row_max, ZERO)))
+            is_hidden = k.binary("eq", k.load(mask_block, i, lanes), k.lit(-inf, self.dtype, lanes))  # not of NaN
+            x.store(visibility, ZERO, k.select(is_hidden, k.load(visibility, ZERO), visible))
 
         b.loop("i", ZERO, b.let(size, "n"), lanes, fold, multiple=lanes)
-        is_visible = k.binary("eq", k.reduce("max", k.load(row_max, ZERO)), k.lit(0.0, self.dtype))
+        is_visible = k.binary("eq", k.reduce("max", k.load(visibility, ZERO)), k.lit(1.0, self.dtype))
         b.when(is_visible, lambda x: self._visible_block(x, first, stop, first_hidden))
 
     def _visible_block(self, b: Block, first: Expr, stop: Expr, first_hidden: Expr | None) -> None:

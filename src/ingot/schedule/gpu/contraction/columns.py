@@ -60,10 +60,15 @@ def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
 
 
 def columns_step(
-    source_loops: Loops, copy_loops: Loops, source: Buffer, offset: DimLike, args: tuple[Arg, Arg]
+    source_loops: Loops,
+    copy_loops: Loops,
+    source: Buffer,
+    offset: DimLike,
+    args: tuple[Arg, Arg],
+    dtype: DType | None = None,
 ) -> Step:
     """The kernel that copies B. source_loops, copy_loops: the loops with B's strides and the copy's. args: the
-    arguments for B and the copy."""
+    arguments for B and the copy. dtype: of the copy, by default that of B."""
     pairs = (
         (source_loops.batch, copy_loops.batch),
         (source_loops.reduce, copy_loops.reduce),
@@ -92,10 +97,9 @@ def columns_step(
 
     value = read_at(top, source, offsets(batch, reduce, cols, offset), columns.in_bounds)
     copy_batch, copy_reduce, copy_cols = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
-    copy = Buffer("columns", source.dtype, writable=True, align=ALIGNMENT_BYTES)
-    store_tile(
-        top, copy, offsets(copy_batch, copy_reduce, copy_cols, 0), value, all_of(terms.in_bounds, columns.in_bounds)
-    )
+    copy = Buffer("columns", dtype or source.dtype, writable=True, align=ALIGNMENT_BYTES)
+    at = offsets(copy_batch, copy_reduce, copy_cols, 0)
+    store_tile(top, copy, at, k.cast(value, copy.dtype), all_of(terms.in_bounds, columns.in_bounds))
     axes = *batch, *reduce, *cols
     layout = Layout(tuple(x.extent for x in axes), tuple(x.a for x in axes), offset)
     hints = (("warps", 4), ("stages", 1), *index_hints(end_offset(layout)))

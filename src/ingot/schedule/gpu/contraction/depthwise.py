@@ -7,18 +7,20 @@ Tile products do not apply: each channel would use one column of a tile and wast
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingot.ir import kernel as k
-from ingot.ir.dims import ceildiv, estimate, product
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
 from ingot.ops import Convolution
 from ingot.schedule import index as ix
-from ingot.schedule.axes import Axis
+from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Patch
-from ingot.schedule.dimension_numbers import loops_of
+from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
@@ -33,12 +35,13 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
     write,
 )
+from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg, Lowered
+from ingot.schedule.lowered import Arg, Lowered, Step
 
 MAX_CHANNEL_MULTIPLIER = 8  # output channels per channel of x
 MAX_TILE_CHANNELS = 128  # channels of a tile
@@ -47,6 +50,8 @@ WIDE_LOAD_ELEMENTS = 8  # per thread in one load
 MAX_WIDE_LOAD_TAPS, MAX_LARGE_TILE_TAPS = 9, 32  # up to which threads use wide loads, and tiles are large
 MIN_SMALL_TILE_ELEMENTS, NARROW_LOAD_ELEMENTS = 64, 2  # of a tile with many taps; per thread beyond MAX_WIDE_LOAD_TAPS
 MAX_UNROLLED_TAPS = 9  # whose loads overlap
+MIN_POSITIONS_FOR_COPY = 256  # that read the weights
+MIN_LANE_UTILIZATION = 0.9  # of the channels of tiles
 
 
 def is_depthwise(anchor: Node) -> bool:
@@ -71,7 +76,8 @@ def lower_depthwise(
     anchor: Node,
     machine: Machine,
 ) -> Lowered:
-    """Lower a depthwise convolution. A constant w is repacked with contiguous channels."""
+    """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w that many positions
+    read is copied so, in the type of the sums."""
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
@@ -79,12 +85,17 @@ def lower_depthwise(
     axes, loops = (*memory_loops.reduce, *memory_loops.batch, *memory_loops.cols), memory_loops
     pack = repack(axes, b_at, w_offset, w.dtype) if constant[b_at] else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
-    if pack is not None:
+    copies, temps = tuple[Step, ...](), tuple[DimLike, ...]()
+    if pack is not None or _needs_copy(memory_loops):
         if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        w, w_offset = Buffer("w", w.dtype, align=ALIGNMENT_BYTES), 0
-        extra = ((w, Arg("pack", 0)),)
         loops = packed_loops(memory_loops, axes)
+        if pack is None:
+            source, copied = (replace(x, batch=(), cols=(*x.batch, *x.cols)) for x in (memory_loops, loops))
+            temps = (copy_bytes(memory_loops, dtype),)
+            copies = (columns_step(source, copied, w, w_offset, (Arg("in", b_at), Arg("temp", 0)), dtype),)
+        w, w_offset = Buffer("w", w.dtype if pack is not None else dtype, align=ALIGNMENT_BYTES), 0
+        extra = ((w, Arg("temp", 0) if pack is None else Arg("pack", 0)),)
     channels, taps = (*loops.batch, *loops.cols), loops.reduce
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
@@ -113,7 +124,16 @@ def lower_depthwise(
         write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
     chunks = ceildiv(positions, tile[0]) * column_tiles
     step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
-    return Lowered((step,), packs=() if pack is None else (pack,), site=site)
+    return Lowered((*copies, step), temps, () if pack is None else (pack,), site)
+
+
+def _needs_copy(loops: Loops) -> bool:
+    """Whether threads would load the weights of neighboring channels one by one, for many positions."""
+    *outer, inner = merge_axes(tuple(Axis(x.extent, x.b) for x in (*loops.batch, *loops.cols)))
+    sizes = (n for x in (*loops.batch, *loops.reduce, *loops.cols) for n in (x.extent, x.b))
+    is_contiguous = not outer and (inner.a == 1 or inner.extent == 1)
+    positions = estimate(product(x.extent for x in loops.rows))
+    return not is_contiguous and all(isinstance(n, int) for n in sizes) and positions >= MIN_POSITIONS_FOR_COPY
 
 
 def _sum_of_taps(
@@ -144,7 +164,7 @@ def _sum_of_taps(
 
 
 def _default_tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
-    """Return the default tile: as many channels as divide their number."""
+    """Return the default tile: as many channels as divide their number, or more if few lanes are without one then."""
     elements_per_program = positions * channels // machine.target_programs
     size = (
         max(MIN_TILE_ELEMENTS, power_of_two(elements_per_program))
@@ -155,15 +175,11 @@ def _default_tile(positions: int, channels: int, taps: int, machine: Machine) ->
         min(MAX_TILE_ELEMENTS, size),
         WIDE_LOAD_ELEMENTS if taps <= MAX_WIDE_LOAD_TAPS else NARROW_LOAD_ELEMENTS,
     )
-    width = max(
-        16,
-        min(
-            MAX_TILE_CHANNELS if taps <= MAX_LARGE_TILE_TAPS else MAX_TILE_CHANNELS // 2,
-            size,
-            channels & -channels,
-            power_of_two(channels),
-        ),
-    )
+    max_width = min(MAX_TILE_CHANNELS if taps <= MAX_LARGE_TILE_TAPS else MAX_TILE_CHANNELS // 2, size)
+    width = max(16, min(max_width, channels & -channels, power_of_two(channels)))
+    for wider in (64, 32):
+        if width == 16 and wider <= max_width and channels >= MIN_LANE_UTILIZATION * wider * -(-channels // wider):
+            width = wider
     rows = max(1, min(size // width, power_of_two(positions)))
     return Patch(rows, width, min(8, max(1, rows * width // (32 * load_elements))))
 

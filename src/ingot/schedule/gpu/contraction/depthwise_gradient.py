@@ -1,10 +1,12 @@
-"""Weight gradients of depthwise convolutions: tiles of taps and channels, position by position.
+"""Weight gradients of depthwise convolutions: tiles of positions and channels, with sums for each tap.
 
-    for each part of the positions:  taps[tap, channels] += x[position + tap, channels] * g[position, channels]
-    for the taps and channels:       out = sum of the parts, in their order
+    for each part of the positions:
+        for the taps:            total[tap][rows, channels] += x[rows + tap, channels] * g[rows, channels]
+        for the taps:            taps[tap, channels] = sum of the rows of total[tap]
+    for the taps and channels:   out = sum of the parts, in their order
 
-Elements that overlapping windows read again are in the L1 cache. There are many parts, as a position is little work; a
-second kernel adds them up, a tile of parts at a time, and computes the epilogue.
+Elements that overlapping windows read again are in the L1 cache. A tile's positions are split into coordinates once for
+all taps. A second kernel adds the parts up, a tile of parts at a time, and computes the epilogue.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 
-MAX_TILE_ELEMENTS, MAX_TILE_CHANNELS = 1024, 64  # of a tile
-POSITIONS_PER_ITERATION = 4  # whose loads overlap
-PROGRAMS_PER_PROCESSOR = 16  # per multiprocessor
-MIN_PART_POSITIONS = 16  # positions per part
+TILE_ELEMENTS, WARPS = 1024, 4  # of a tile of positions and channels; 8 elements per thread
+MAX_GROUP_TAPS = 9  # whose sums fit in a program's registers
+MIN_LANE_UTILIZATION = 0.8  # of the channels of tiles
+PROGRAMS_PER_PROCESSOR = 8  # per multiprocessor
+MIN_PART_TILES = 2  # tiles of positions per part
 REDUCTION_TILE = 128, 32  # parts and sums per tile of the second kernel
 
 
@@ -63,11 +66,15 @@ class _Gradient:
         self.channels, inputs = static_shape((g.shape[-1], x.shape[-1]))
         self.multiplier = self.channels // inputs  # output channels per input channel
         (self.taps,) = static_shape((product(op.window),))
-        taps, positions = power_of_two(self.taps), estimate(product(self.position_shape))
-        self.tile = taps, min(MAX_TILE_CHANNELS, power_of_two(self.channels), max(16, MAX_TILE_ELEMENTS // taps))
-        self.blocks = -(-self.channels // self.tile[1])
-        max_parts = max(1, PROGRAMS_PER_PROCESSOR * machine.processors // self.blocks)
-        self.parts = max(1, min(max_parts, positions // MIN_PART_POSITIONS))
+        self.tap_groups = -(-self.taps // MAX_GROUP_TAPS)
+        self.group_taps = -(-self.taps // self.tap_groups)  # of a program
+        widths = [w for w in (64, 32, 16) if self.channels >= MIN_LANE_UTILIZATION * w * -(-self.channels // w)]
+        width = min([*widths[:1], power_of_two(max(16, self.channels))])
+        self.tile = TILE_ELEMENTS // width, width
+        self.blocks = -(-self.channels // width)
+        max_parts = max(1, PROGRAMS_PER_PROCESSOR * machine.processors // (self.blocks * self.tap_groups))
+        tiles = estimate(product(self.position_shape)) // self.tile[0]
+        self.parts = max(1, min(max_parts, tiles // MIN_PART_TILES))
 
     def lower(self) -> Lowered:
         sums = Buffer("sums", self.dtype, writable=True, align=ALIGNMENT_BYTES)
@@ -75,58 +82,62 @@ class _Gradient:
         return Lowered((self._partial_sums(sums), self._reduce_parts(sums)), (size,))
 
     def _partial_sums(self, sums: Buffer) -> Step:
-        """The kernel that computes sums[part, tap, channel]."""
+        """The kernel that computes sums[part, tap, channel]: a program has a part of the positions, some taps and some
+        channels."""
         top, chunk, (height, width) = Block(), k.var("chunk"), self.tile
-        part = top.let(k.binary("div", chunk, integer(self.blocks)), "part")
         column = top.let(k.binary("rem", chunk, integer(self.blocks)), "column")
-        taps = Span.of(top, ZERO, height, self.taps, 0, wraps=True)
+        rest = top.let(k.binary("div", chunk, integer(self.blocks)), "rest")
+        group = top.let(k.binary("rem", rest, integer(self.tap_groups)), "group")
+        part = top.let(k.binary("div", rest, integer(self.tap_groups)), "part")
         channels = Span.of(top, k.mul(column, integer(width)), width, self.channels, 1)
-        tap = offset_of(taps.index(top, self.op.window), [s * d for s, d in self._window_strides(self.op.dilation)])
         input_channels = (
             channels.position if self.multiplier == 1 else k.binary("div", channels.position, integer(self.multiplier))
         )
-        x_at = ix.add(dim_expr(self.x.offset), ix.add(tap, k.mul(input_channels, dim_expr(self.x.strides[-1]))))
+        x_at = ix.add(dim_expr(self.x.offset), k.mul(input_channels, dim_expr(self.x.strides[-1])))
         g_at = ix.add(dim_expr(self.g.offset), k.mul(channels.position, dim_expr(self.g.strides[-1])))
         x_at, g_at = top.let(x_at, "x"), top.let(g_at, "g")
-        acc = register(top, "acc", constant_tile(self.dtype, self.tile))
+        taps = [
+            top.let(k.add(k.mul(group, integer(self.group_taps)), integer(n)), "tap") for n in range(self.group_taps)
+        ]
+        offsets = [top.let(self._tap_offset(top, tap), "o") for tap in taps]
+        totals = [register(top, "acc", constant_tile(self.dtype, self.tile)) for _ in taps]
         positions = product(self.position_shape)
-        length = dim_expr(ceildiv(positions, self.parts))
+        length = dim_expr(ceildiv(ceildiv(positions, height), self.parts) * height)
         begin = top.let(k.mul(part, length), "begin")
         end = top.let(k.binary("min", k.add(begin, length), dim_expr(positions)), "end")
 
         def loop_body(block: Block, first: Expr) -> None:
-            total = k.load(acc, ZERO)
-            for number in range(POSITIONS_PER_ITERATION):
-                position = first if number == 0 else block.let(k.add(first, integer(number)), "at")
-                in_bounds = None if number == 0 else block.let(k.binary("lt", position, end), "there")
-                value = self._operands(block, position, in_bounds, x_at, g_at, channels.in_bounds)
-                total = block.let(k.fma(*value, total), "sum")
-            block.store(acc, ZERO, total)
+            rows = Span.of(block, first, height, positions, 0)
+            live, index = all_of(rows.in_bounds, channels.in_bounds), rows.index(block, self.position_shape)
+            strides = [self.x.strides[0], *(s * n for s, n in self._window_strides(self.op.strides))]
+            x_row = block.let(ix.add(offset_of(index, strides), x_at), "o")
+            g_row = block.let(ix.add(offset_of(index, self.g.strides[:-1]), g_at), "o")
+            g = self._operand(block, self.buffers[1], g_row, live, rows.in_bounds)
+            for total, offset in zip(totals, offsets, strict=True):
+                x = self._operand(block, self.buffers[0], k.add(x_row, offset), live, rows.in_bounds)
+                block.store(total, ZERO, k.fma(x, g, k.load(total, ZERO)))
 
-        top.loop("p", begin, end, POSITIONS_PER_ITERATION, loop_body)
-        row = k.add(k.mul(part, integer(self.taps)), taps.position)
-        flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.position), "flat")
-        store_tile(top, sums, flat, k.load(acc, ZERO), all_of(taps.in_bounds, channels.in_bounds))
-        warps = min(4, max(1, height * width // 256))
-        return self.group.step("taps", chunk, self.blocks * self.parts, top, (sums, Arg("temp", 0)), warps=warps)
+        top.loop("p", begin, end, height, loop_body, multiple=height)
+        for tap, total in zip(taps, totals, strict=True):
+            row = k.add(k.mul(part, integer(self.taps)), tap)
+            flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.position), "flat")
+            is_tap = None if self.group_taps * self.tap_groups == self.taps else k.binary("lt", tap, integer(self.taps))
+            value = k.reduce_axis("add", k.load(total, ZERO), 0)
+            store_tile(top, sums, flat, value, all_of(is_tap, channels.in_bounds))
+        programs = self.blocks * self.tap_groups * self.parts
+        return self.group.step("taps", chunk, programs, top, (sums, Arg("temp", 0)), warps=WARPS)
 
-    def _operands(
-        self, block: Block, position: Expr, in_bounds: Expr | None, x_at: Expr, g_at: Expr, live: Expr | None
-    ) -> tuple[Expr, Expr]:
-        """Return x at all taps and g for a position; both are 0 if it is not in bounds."""
-        coordinates = ix.delinearize(position, self.position_shape, block.multiples)
-        coordinates = tuple(block.let(e, "i") for e in coordinates)
-        x_offset = offset_of(
-            coordinates, [self.x.strides[0], *(s * n for s, n in self._window_strides(self.op.strides))]
-        )
-        x = read_at(block, self.buffers[0], ix.add(block.let(x_offset, "o"), x_at), all_of(in_bounds, live))
-        g_offset = block.let(offset_of(coordinates, self.g.strides[:-1]), "o")
-        g = read_at(block, self.buffers[1], ix.add(g_offset, g_at), all_of(in_bounds, live))
-        x, g = (k.spread(k.cast(v, self.dtype), self.tile) for v in (x, g))
-        if in_bounds is None:
-            return x, g
-        zero = k.lit(0.0, self.dtype)
-        return block.let(k.select(in_bounds, x, zero), "x"), block.let(k.select(in_bounds, g, zero), "g")
+    def _tap_offset(self, block: Block, tap: Expr) -> Expr:
+        """The offset in x of a tap, by its number; of a number beyond the last, that of another tap."""
+        if self.group_taps * self.tap_groups != self.taps:
+            tap = k.binary("rem", tap, integer(self.taps))
+        index = ix.delinearize(tap, self.op.window, block.multiples)
+        return offset_of(index, [s * d for s, d in self._window_strides(self.op.dilation)])
+
+    def _operand(self, block: Block, buffer: Buffer, at: Expr, live: Expr | None, rows: Expr | None) -> Expr:
+        """A tile of an operand, with zeros in rows out of bounds."""
+        value = k.spread(k.cast(read_at(block, buffer, at, live), self.dtype), self.tile)
+        return value if rows is None else block.let(k.select(rows, value, k.lit(0.0, self.dtype)), "v")
 
     def _window_strides(self, steps: tuple[int, ...]) -> list[tuple[DimLike, int]]:
         """Pair x's strides along the window's axes with `steps`."""

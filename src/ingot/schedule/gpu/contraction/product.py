@@ -11,6 +11,7 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from itertools import accumulate
 from itertools import product as product_of
 
@@ -43,6 +44,7 @@ from ingot.schedule.gpu.blocks import (
     tile_index,
 )
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
@@ -189,8 +191,8 @@ class _Product:
             boxes = boxes_of(box_loops, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), b_source)
         fixed_step = packed_levels.levels.step if packed_levels else 0
         costly_ops = sum(n.op.costly for n in body.nodes())
-        others = [n for n in body.inputs if n not in operands_in_memory and n.types[0].size == anchor.types[0].size]
-        epilogue_bytes = sum(n.dtype.nbytes for n in (*body.outputs, *others))
+        others = [n for n in (*body.inputs, *body.outputs) if n not in operands_in_memory]
+        epilogue_bytes = sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size)
         shape = ProductShape(
             m, n, depth, batch, dtype, fixed_step=fixed_step, allows_boxes=boxes is not None,
             is_a_transposed=boxes is not None and boxes[0].is_transposed, costly_ops=costly_ops,
@@ -242,8 +244,12 @@ class _Product:
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         extra: list[tuple[Buffer, Arg]]
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
-        joins_apart = machine.starts_early and t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
-        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles, joins_apart)
+        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
+        temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
+        column_sums = ColumnSums.of(self.group, self.anchor, m, n, _starts(t.rows), len(temps))
+        is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
+        joins_apart = machine.starts_early and is_large and column_sums is None
+        sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
         programs = sums.programs
         if t.persistent:
             assert isinstance(tiles, int)
@@ -257,16 +263,19 @@ class _Product:
             # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
             releases = isinstance(programs, int) and programs <= machine.processors
             extra = self._compute(top, sums, sums.work_item(top, chunk), releases=releases)
-        copy_steps, temps = tuple[Step, ...](), sums.temps
+        copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
-            copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
+            copy, (source, offset) = Arg("temp", len(sums.temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
-            extra, temps = [*extra, (self.b.buffer, copy)], (*temps, copy_bytes(loops, source.dtype))
+            extra = [*extra, (self.b.buffer, copy)]
+        if column_sums is not None:
+            extra, fold_steps = [*extra, *column_sums.params], (column_sums.fold_step(),)
+            temps = (*temps, *column_sums.temps)
         step = self.group.step("product", chunk, programs, top, *extra, warps=t.warps, stages=t.stages)
         joined = sums.joined(
             machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
         )
-        return Lowered((*copy_steps, step, *joined), temps, self.packs, self.site, sums.zeros)
+        return Lowered((*copy_steps, step, *joined, *fold_steps), temps, self.packs, self.site, sums.zeros)
 
     def _compute(
         self, block: Block, sums: SplitSums, work: WorkItem, *, releases: bool = False
@@ -279,7 +288,7 @@ class _Product:
         if releases:
             block.stmts.append(ReleaseConsumers())
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
-        sums_args = sums.finish(block, values, self._results(extent), work)
+        sums_args = sums.finish(block, values, self._results(extent, place), work)
         if not self.tiling.persistent:  # else registers would hold them for a turn
             block.stmts = _vectors_first(block.stmts)
         return [*self.packed, *box_args, *sums_args]
@@ -308,12 +317,21 @@ class _Product:
         batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
         return _Extent(batch, rows, columns)
 
-    def _results(self, extent: _Extent) -> list[ResultTile]:
-        """Of each piece of a tile."""
-        return [
-            ResultTile(self.loops.result(self.loops.full((*extent.batch, *row, *column))), row_mask, column_mask)
-            for (row, row_mask), (column, column_mask) in product_of(extent.rows, extent.columns)
-        ]
+    def _results(self, extent: _Extent, place: _Place | None = None) -> list[ResultTile]:
+        """Of each piece of a tile. place: of a whole tile, for the reductions of its rows."""
+        t, results = self.tiling, list[ResultTile]()
+        sides = product_of(enumerate(_starts(t.rows)), _starts(t.columns))
+        pieces = product_of(extent.rows, extent.columns)
+        for ((row, row_mask), (column, column_mask)), ((number, (first, _)), (across, width)) in zip(
+            pieces, sides, strict=True
+        ):
+            index = self.loops.result(self.loops.full((*extent.batch, *row, *column)))
+            tile_place = None
+            if place is not None:
+                columns = k.add(ix.add(place.column, integer(across)), k.lane_indices(width, 1))
+                tile_place = TilePlace(ix.add(place.row, integer(first)), number, columns)
+            results.append(ResultTile(index, row_mask, column_mask, tile_place))
+        return results
 
     def _tile_of_program(
         self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike

@@ -23,6 +23,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, if_last, power_of_two, read_at, store_tile, write
+from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -37,11 +38,13 @@ MIN_ELEMENTS_PER_JOIN, MAX_ELEMENTS_PER_JOIN = 256, 2048  # of one such program
 
 @dataclass(frozen=True)
 class ResultTile:
-    """A piece of a program's tile: its index in the anchors' results, and masks of its rows and columns in bounds."""
+    """A piece of a program's tile: its index in the anchors' results, masks of its rows and columns in bounds, and its
+    place, which reductions of its rows need."""
 
     index: Index
     rows: Expr | None
     columns: Expr | None
+    place: TilePlace | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class WorkItem:
 class SplitSums:
     """The accumulators of `anchors`, which have the same shape, in the pieces of a program's tile. The reduction of the
     tiles after the first `whole_tiles` is split into `parts`, one program each. joins_apart: whether a kernel of its
-    own adds them."""
+    own adds them. column_sums: of the results, if the group reduces them."""
 
     group: Group
     anchors: tuple[Node, ...]
@@ -96,6 +99,7 @@ class SplitSums:
     parts: int
     whole_tiles: int = 0
     joins_apart: bool = False
+    column_sums: ColumnSums | None = None
 
     @property
     def split_tiles(self) -> DimLike:
@@ -273,8 +277,11 @@ class SplitSums:
             for anchor, value in zip(self.anchors, values[number * count : (number + 1) * count], strict=True):
                 bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "acc"))
             for root, buffer, layout in self.group.results:
-                index = result_index(block, root, self.anchors[0], result.index)
-                write(block, em, root, buffer, layout, index, result.columns, result.rows)
+                if self.column_sums is None or root not in self.column_sums.row_results:
+                    index = result_index(block, root, self.anchors[0], result.index)
+                    write(block, em, root, buffer, layout, index, result.columns, result.rows)
+            if self.column_sums is not None and result.place is not None:
+                self.column_sums.store_partials(block, em, result.index, result.place, result.rows, result.columns)
 
 
 __all__ = ["ResultTile", "SplitSums", "WorkItem"]

@@ -27,6 +27,7 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
+from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
 from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
@@ -222,7 +223,7 @@ class _Search:
         graph = _with_input_rows(self.graph, goal)
         rounding = rounding_of(graph, self.numerics, self.options)
         of_program = as_compiled(graph, self.options)
-        graph = of_program if self.numerics else graph
+        graph = in_parts(of_program) if self.numerics else graph
         options = replace(self.options, precision="float32", activations="float32")
         bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS

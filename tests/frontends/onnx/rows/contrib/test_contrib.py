@@ -182,7 +182,7 @@ CONSTANT = {
 def test_against_onnxruntime(name: str) -> None:
     op, attributes, arrays, results = CASES[name]
     names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
-    given = {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
+    inputs = {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
     constant = CONSTANT.get(op, set())
     outputs = [f"y{i}" for i in range(results)]
     graph = helper.make_graph(
@@ -190,16 +190,16 @@ def test_against_onnxruntime(name: str) -> None:
         "g",
         [
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in given.items()
+            for n, a in inputs.items()
             if n not in constant
         ],
         [helper.make_empty_tensor_value_info(o) for o in outputs],
-        [onnx.numpy_helper.from_array(given[n], n) for n in sorted(constant & set(given))],
+        [onnx.numpy_helper.from_array(inputs[n], n) for n in sorted(constant & set(inputs))],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    feeds = {n: a for n, a in given.items() if n not in constant}
+    feeds = {n: a for n, a in inputs.items() if n not in constant}
     want = session.run(None, feeds)
     got = interpret(import_onnx(model), list(feeds.values()))
     for a, b in zip(got, want, strict=True):
@@ -269,8 +269,8 @@ def test_mixtures_of_experts(name: str, normalized: int, bits: int) -> None:
 def test_ops_that_onnxruntime_has_on_gpus_only() -> None:
     """What its optimizer writes for diffusion models, against numpy."""
     x, gamma, beta, skip, bias = f32(2, 3, 4, 8), f32(8), f32(8), f32(2, 3, 4, 8), f32(8)
-    given = {"x": x, "gamma": gamma, "beta": beta, "skip": skip, "bias": bias}
-    got, total = one_node("SkipGroupNorm", given, 2, set(), groups=4, activation=1, epsilon=1e-3)
+    data = {"x": x, "gamma": gamma, "beta": beta, "skip": skip, "bias": bias}
+    got, total = one_node("SkipGroupNorm", data, 2, set(), groups=4, activation=1, epsilon=1e-3)
     np.testing.assert_allclose(total, x + skip + bias, rtol=1e-5, atol=1e-6)
     parts = (x + skip + bias).reshape(2, 12, 4, 2)
     centred = parts - parts.mean((1, 3), keepdims=True)
@@ -298,24 +298,24 @@ def test_dynamically_quantized_lstm(per_column: bool) -> None:
         return RNG.integers(-127, 127, (count, rows, 4 * hidden)).astype(np.int8)
 
     scales = [(abs(RNG.standard_normal(shape)) * 0.003 + 0.003).astype(np.float32) for _ in range(2)]
-    given = {
+    arrays = {
         "x": f32(7, 2, size),
         "w": matrix(size),
         "r": matrix(hidden),
         "b": f32(count, 8 * hidden) * np.float32(0.1),
     }
     tables = {"ws": scales[0], "wz": np.zeros(shape, np.int8), "rs": scales[1], "rz": np.zeros(shape, np.int8)}
-    names = [*given, "", "", "", "", *tables]
+    names = [*arrays, "", "", "", "", *tables]
     node = helper.make_node(
         "DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", hidden_size=hidden, direction="bidirectional"
     )
-    constants = [onnx.numpy_helper.from_array(a, n) for n, a in (given | tables).items() if n != "x"]
-    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, given["x"].shape)]
+    constants = [onnx.numpy_helper.from_array(a, n) for n, a in (arrays | tables).items() if n != "x"]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, arrays["x"].shape)]
     graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], constants)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # each thread would round the states of its rows apart
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    (got,) = interpret(import_onnx(model), [given["x"]])
-    np.testing.assert_allclose(got, session.run(None, {"x": given["x"]})[0], atol=2e-6)
+    (got,) = interpret(import_onnx(model), [arrays["x"]])
+    np.testing.assert_allclose(got, session.run(None, {"x": arrays["x"]})[0], atol=2e-6)

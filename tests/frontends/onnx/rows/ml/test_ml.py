@@ -49,8 +49,8 @@ def agree(model: onnx.ModelProto, inputs: list[np.ndarray], compiled: bool = Fal
     symbols = {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
     dynamic = {name: (0, None) for name in symbols}
     if compiled:
-        found = ingot.compile(model, dynamic=dynamic, cache=False)(*inputs)
-        got = found if isinstance(found, tuple) else (found,)
+        result = ingot.compile(model, dynamic=dynamic, cache=False)(*inputs)
+        got = result if isinstance(result, tuple) else (result,)
     else:
         got = interpret(import_onnx(model, dynamic=dynamic), inputs)
     for a, b in zip(got, want, strict=True):
@@ -301,8 +301,8 @@ def test_the_tree_of_each_node() -> None:
         leaf = np.array(yes) == np.arange(len(yes))
         zeros = np.zeros(len(yes))
         mode = np.where(leaf, LEAF, LEQ)
-        found = Forest(np.array(roots), zeros, zeros, mode, np.array(yes), np.array(no), zeros).trees()
-        return None if found is None else found.tolist()
+        result = Forest(np.array(roots), zeros, zeros, mode, np.array(yes), np.array(no), zeros).trees()
+        return None if result is None else result.tolist()
 
     # 0 -> 1, 2; 3 -> 4, 5; nothing reaches 6
     assert trees([0, 3], [1, 1, 2, 4, 4, 5, 6], [2, 1, 2, 5, 4, 5, 6]) == [0, 0, 0, 1, 1, 1, -1]

@@ -47,6 +47,7 @@ def rows(m: int, k: int) -> np.ndarray:
     return np.random.default_rng(m * k).standard_normal((m, k)).astype(np.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize(
     ("n", "blocks", "block", "dtype"),
@@ -126,6 +127,7 @@ def weights(n: int, shape: tuple[int, ...], dtype: DType, form: ops.DequantizeBl
     return form(const(levels), *factors)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
 def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBlocks, bool], machine: Machine) -> None:
@@ -135,8 +137,8 @@ def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBl
         x = Input("x", TensorType(f32, (size, *shape)))()
         graph = Graph((x,), (ops.DotGeneral(contract=(sides, sides))(x, w),))
         for m in (1, 2, 20) if size not in (1, 9) else (size,):
-            given = np.random.default_rng(0).standard_normal((m, *shape)).astype(np.float32)
-            check(graph, [given], machine=machine)
+            data = np.random.default_rng(0).standard_normal((m, *shape)).astype(np.float32)
+            check(graph, [data], machine=machine)
 
 
 @pytest.mark.sampled(5)
@@ -153,9 +155,9 @@ def test_pairs_of_bfloat16(
     for size, counts in ((21, [21]), (symbol("m"), [9, 40]), (3, [3])):
         x = Input("x", TensorType(bf16, (size, *shape)))()
         for m in counts:
-            given = np.random.default_rng(m).standard_normal((m, *shape)).astype(bf16.numpy)
-            got = run(Graph((x,), (product(x, w),)), [given], machine)[0]
-            want = interpret(Graph((x,), (product(x, w if m > 8 else exact),)), [given])[0]
+            data = np.random.default_rng(m).standard_normal((m, *shape)).astype(bf16.numpy)
+            got = run(Graph((x,), (product(x, w),)), [data], machine)[0]
+            want = interpret(Graph((x,), (product(x, w if m > 8 else exact),)), [data])[0]
             assert np.abs(got - want).max() < 4e-6 * np.abs(want).max()
 
 

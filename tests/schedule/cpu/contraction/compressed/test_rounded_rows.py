@@ -53,6 +53,7 @@ def exact_rows(m: int, k: int, block: int) -> np.ndarray:
 ROUNDED = [case for case in FORMS if case[1] != (50,)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("case", ROUNDED, ids=lambda c: f"{c[3].bits} bits {c[1]}")
 def test_bits_of_the_reference(case: Form, machine: Machine) -> None:

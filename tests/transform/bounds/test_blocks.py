@@ -1,0 +1,103 @@
+"""Weights in blocks with a minimum: programs sum the products with levels and those with minima apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot import ops
+from ingot.driver.compile import Options, compiled_program
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const, rebuild
+from ingot.ir.types import TensorType, f32
+from ingot.passes.constants import value_of
+from ingot.runtime.executor import CompiledModel
+from ingot.transform.bounds.canonical import in_parts
+from ingot.transform.bounds.error import rounding_errors
+from ingot.transform.bounds.forms import RoundedToBytes
+from ingot.transform.bounds.run import as_compiled, rounding_of
+from ingot.transform.repeat import repeat
+
+RANDOM = np.random.default_rng(0)
+ROWS, BLOCKS, SIZE = 6, 3, 32
+
+
+def weights(minimum: float) -> Node:
+    """[rows, blocks, size] of levels 7 and 8; a minimum of -7.5 cancels most of levels * scale."""
+    levels = RANDOM.integers(7, 9, (ROWS, BLOCKS, SIZE)).astype(np.uint8)
+    scale = np.full((ROWS, BLOCKS, 1), 4.0, np.float16) + RANDOM.random((ROWS, BLOCKS, 1)).astype(np.float16)
+    return ops.DequantizeBlocks(bits=4)(const(levels), const(scale), const(scale * np.float16(minimum)))
+
+
+def layer(minimum: float = -7.5) -> Graph:
+    x = Input("x", TensorType(f32, (2, BLOCKS * SIZE)))()
+    w = ops.Reshape((ROWS, BLOCKS * SIZE))(weights(minimum))
+    return Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, w),))
+
+
+def test_parts_are_the_same_over_the_reals() -> None:
+    graph = layer()
+    x = RANDOM.standard_normal((2, BLOCKS * SIZE)).astype(np.float32)
+    parts = in_parts(graph)
+    assert [n.shape for n in parts.nodes() if isinstance(n.op, ops.Concat)] == [(2, 192), (6, 192)]
+    (one,), (two,) = interpret(graph, [x]), interpret(parts, [x])
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)
+
+
+def test_the_program_is_within_its_rounding() -> None:
+    """The parts are some 30 times as large as the weights, and so is the bound."""
+    graph, options = layer(), Options(threads=1, cache=False)
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    for _ in range(2):
+        x = RANDOM.standard_normal((2, BLOCKS * SIZE)).astype(np.float32)
+        (bound,) = rounding_errors(graph, [x], options).values()
+        wide = next(n for n in graph.nodes() if isinstance(n.op, ops.DequantizeBlocks))
+        levels, scale, minimum = (np.asarray(v.constant.value, np.float64) for v in wide.inputs)  # type: ignore[union-attr]
+        real = x.astype(np.float64) @ (levels * scale + minimum).reshape(ROWS, -1).T
+        got = np.asarray(program.run([x])[0], np.float64)
+        assert 0 < np.abs(got - real).max() <= bound
+        plain = graph.with_outputs(rebuild(graph.outputs, {wide: const(value_of(wide))}))
+        (plain_bound,) = rounding_errors(plain, [x], options).values()
+        assert bound > 20 * plain_bound
+
+
+def test_what_has_no_parts_is_refused() -> None:
+    for narrow in ({"precision": "bfloat16"}, {"activations": "int8"}):
+        with pytest.raises(ingot.InputError, match="precision and activations in float32"):
+            rounding_of(layer(), True, replace(Options(threads=1), **narrow))
+    x = Input("x", TensorType(f32, (1, ROWS, 8)))()
+    op = ops.Convolution((1,), ((0, 0),), (1,), (1,), "NCW", "OIW", "NCW")
+    kernel = ops.DequantizeBlocks(bits=4)(
+        const(np.ones((4, ROWS, 3), np.uint8)), *[const(np.ones((4, 1, 1), np.float32))] * 2
+    )
+    with pytest.raises(ingot.InputError, match="got a convolution"):
+        in_parts(Graph((x,), (op(x, kernel),)))
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_loops_with_activations_in_bytes(carried: bool) -> None:
+    """h -> relu(w h), three times; the levels are carried by the loop, or are constants of its body."""
+    x = Input("x", TensorType(f32, (2, 32)))()
+    levels = const(RANDOM.integers(-7, 8, (32, 32)).astype(np.int8))
+    w = ops.DequantizeBlocks()(levels, const(np.full((32, 1), 0.02, np.float32)))
+
+    def body(i: Node, sums: Sequence[Node], values: Sequence[Node]) -> list[Node]:
+        y = ops.DotGeneral(((), ()), ((1,), (1,)))(sums[0], values[0] if carried else w)
+        return [ops.Max()(y, ops.full(y.shape, 0.0, f32))]
+
+    (y,) = repeat(3, [x], [w] if carried else [], body)
+    graph, options = Graph((x,), (y,)), Options(threads=1, cache=False, activations="int8")
+    whole = as_compiled(graph, options)
+    (loop,) = [n for n in whole.nodes() if isinstance(n.op, ops.While)]
+    assert sum(isinstance(n.op, RoundedToBytes) for n in loop.op.body.nodes()) == 1  # type: ignore[attr-defined]
+    values = RANDOM.standard_normal((2, 32)).astype(np.float32)
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    real = interpret(graph, [values])[0]
+    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
+    (in_bytes,) = rounding_errors(graph, [values], options).values()
+    (in_floats,) = rounding_errors(graph, [values], replace(options, activations="float32")).values()
+    assert distance <= in_bytes and in_floats < 1e-2 * in_bytes
