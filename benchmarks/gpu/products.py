@@ -12,8 +12,9 @@ A layer of m rows, `ins` and `outs` has three products, all of bfloat16 with flo
 
 Each is captured some times in a CUDA graph, as is cuBLAS' call; the graphs are replayed in turns and medians told. The
 kernels are compiled before, in processes beside each other. A tiling is rows x columns x k-step, then warps (w), stages
-(s), parts (p, 1), whether operands are copied in boxes (b, 1) and full waves that are not split (v, 0). Those that are
-given are timed beside Ingot's choice, and the fastest is told.
+(s), parts (p, 1; 0: as many as make one wave of programs, and two), whether operands are copied in boxes (b, 1) and
+full waves that are not split (v, 0), and persistent programs of a multiprocessor (r, 0). Those that are given are timed
+beside Ingot's choice, and the fastest is told.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,12 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 
 TARGET = "cuda:sm_90a"
+PROCESSORS, MAX_PARTS = 132, 128
 ROUNDS = 9
 GRAPH_US = 400.0  # of a replay, about
 MAX_DEVIATION = 6e-3  # of the norm, beside float32: results are rounded to 8 bits
 KINDS = ("forward", "input", "weight")
-_TILING = re.compile(r"(\d+)x(\d+)x(\d+)w(\d+)s(\d+)(?:p(\d+))?(?:b([01]))?(?:v(\d+))?")
+_TILING = re.compile(r"(\d+)x(\d+)x(\d+)w(\d+)s(\d+)(?:p(\d+))?(?:b([01]))?(?:v(\d+))?(?:r(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -163,13 +166,19 @@ def parse_tiling(text: str) -> Tiling:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text} is no tiling such as 128x256x64w8s4p1b1v0")
     rows, columns, depth, warps, stages, parts, boxes = (int(n) for n in found.groups("1")[:7])
-    return Tiling(rows, columns, depth, warps, stages, parts, boxes, int(found[8] or 0))
+    return Tiling(rows, columns, depth, warps, stages, parts, boxes, int(found[8] or 0), int(found[9] or 0))
 
 
 def tiling_text(t: Choice) -> str:
     if not isinstance(t, Tiling):
         return str(t)
-    return f"{t.rows}x{t.columns}x{t.depth}w{t.warps}s{t.stages}p{t.parts}b{t.boxes}v{t.waves}"
+    return f"{t.rows}x{t.columns}x{t.depth}w{t.warps}s{t.stages}p{t.parts}b{t.boxes}v{t.waves}r{t.persistent}"
+
+
+def in_parts(t: Tiling, product: Product) -> list[Tiling]:
+    """A tiling of 0 parts with as many as make a wave of programs and two of them."""
+    tiles = -(-product.rows // t.rows) * -(-product.columns // t.columns)
+    return [t] if t.parts else [replace(t, parts=max(1, min(n * PROCESSORS // tiles, MAX_PARTS))) for n in (1, 2)]
 
 
 @dataclass(frozen=True)
@@ -193,7 +202,8 @@ def build(product: Product, tilings: Sequence[Tiling], folder: Path) -> list[Bui
     own = built("own")
     site = next(launch.site for launch in trace.launches if launch.site is not None)
     found = [Built(tiling_text(decide(site, tuning.measured(features, 1))), own)]
-    for number, tiling in enumerate(filter(site.admits, tilings)):
+    candidates = dict.fromkeys(t for tiling in tilings for t in in_parts(tiling, product))
+    for number, tiling in enumerate(filter(site.admits, candidates)):
         try:
             found.append(Built(tiling_text(tiling), _forced(site, tiling, path / f"{number}.jsonl", features, built)))
         except IngotError as e:

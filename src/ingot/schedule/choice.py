@@ -8,7 +8,7 @@ choice that the measured one was compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import ClassVar
 
 from ingot.support.dataclass import dataclass
@@ -80,7 +80,9 @@ class Tiling(Choice):
     rows, columns: a program's tile of the result. depth: the k-step. warps: of a program. stages: k-steps whose loads
     are in flight. parts: split-K parts, each computed by its own program if the result has too few tiles to fill the
     GPU; the last program to finish adds them up. waves: full waves of tiles that are not split; only the remaining
-    tiles are computed in parts. boxes (0 or 1): whether the bulk copy engine loads the operands' tiles.
+    tiles are computed in parts. boxes (0 or 1): whether the bulk copy engine loads the operands' tiles. persistent: the
+    programs of a multiprocessor that compute one tile after another, copying for the next during the epilogue of the
+    last; 0: each tile has a program of its own.
     """
 
     kind: ClassVar[str] = "tiles"
@@ -92,6 +94,7 @@ class Tiling(Choice):
     parts: int = 1
     boxes: int = 0
     waves: int = 0
+    persistent: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,11 @@ def read_choice(record: object) -> Choice | None:
     if not isinstance(record, dict):
         return None
     kind = KINDS.get(str(record.get("way")))
-    if kind is None or set(record) != {"way", *(f.name for f in fields(kind))}:
+    if kind is None:
+        return None
+    names = {"way", *(f.name for f in fields(kind))}
+    required = {"way", *(f.name for f in fields(kind) if f.default is MISSING)}
+    if not required <= set(record) <= names:
         return None
     values = {name: value for name, value in record.items() if name != "way"}
     if not all(type(value) is int and 0 <= value <= _MAX_VALUE for value in values.values()):

@@ -54,7 +54,7 @@ def test_pieces_are_right(
 def test_parts_of_large_tiles_are_added_by_a_kernel_of_their_own(waves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """waves: of tiles in front of them that are not split. 19 parts are more than are read at once."""
     rng = np.random.default_rng(0)
-    shape, choice = (900, 904, 128), Tiling(64, 96, 16, 4, 2, 2, boxes=1, waves=1)
+    shape, choice = (900, 904, 192), Tiling(64, 96, 16, 4, 2, 3, boxes=1, waves=1)
     if not waves:
         shape, choice = (150, 520, 1300), Tiling(128, 64, 16, 8, 2, 19)
     m, n, terms = shape

@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
@@ -347,7 +347,9 @@ Body = tuple[Stmt, ...]
 
 @dataclass(frozen=True, slots=True)
 class For(Stmt):
-    """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code."""
+    """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
+    hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
+    """
 
     var: Var
     begin: Expr
@@ -355,6 +357,7 @@ class For(Stmt):
     step: int
     body: Body
     unroll: bool = False
+    flatten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ class Machine:
     """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared_bytes: of shared memory per
     program, at most. registers: 32-bit registers that a program's tiles may occupy without spills. has_box_copies:
     whether there is a bulk copy engine for tiles of matrices. has_f8_products: whether tensor cores multiply 8-bit
-    floats. has_uneven_tiles: whether programs whose tiles consist of two pieces were measured to be fast. measured:
-    tuned choices, by the key of their site."""
+    floats. product_rate: multiply-adds of 16 bits that a multiprocessor does in a microsecond on tiles copied in boxes;
+    0: not measured. measured: tuned choices, by the key of their site."""
 
     capability: int = 90
     processors: int = 132
@@ -23,7 +23,7 @@ class Machine:
     registers: int = 1 << 14
     has_box_copies: bool = True
     has_f8_products: bool = True
-    has_uneven_tiles: bool = False
+    product_rate: float = 0
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -37,7 +37,7 @@ class Machine:
         return 4 * self.processors
 
 
-H100 = Machine(has_uneven_tiles=True)
+H100 = Machine(product_rate=3.2e6)
 A100 = Machine(80, 108, 163 << 10, has_box_copies=False, has_f8_products=False)
 A40 = Machine(86, 84, 99 << 10, has_box_copies=False, has_f8_products=False)
 L40 = Machine(89, 142, 99 << 10, has_box_copies=False)

@@ -188,7 +188,8 @@ class _Writer:
             del self.counters[s.var.name]
             return
         begin, end = self.values(s.begin, s.end)
-        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}):")
+        flatten = ", flatten=True" if s.flatten else ""
+        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{flatten}):")
         self.nested(s.body)
 
     def rounds(self, kernel: k.Kernel, meeting: k.Buffer) -> None:

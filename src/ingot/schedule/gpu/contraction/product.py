@@ -10,14 +10,15 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 from itertools import product as product_of
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
-from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, For, Gather, Increment, Let, Lit, Load, ReleaseConsumers, Stmt, Tile, Var
+from ingot.ir.kernel.verify import children
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
@@ -59,7 +60,7 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
-MAX_JOINED_ELEMENTS = 64 * 64  # of a tile whose parts the last of its programs adds
+MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -190,9 +191,13 @@ class _Product:
             boxes = boxes_of(box_loops, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), b_source)
         fixed_step = packed_levels.levels.step if packed_levels else 0
         costly_ops = sum(n.op.costly for n in body.nodes())
+        others = [n for n in (*body.inputs, *body.outputs) if n not in operands_in_memory]
+        epilogue_bytes = sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size)
         shape = ProductShape(
-            m, n, depth, batch, dtype, fixed_step=fixed_step, allows_boxes=boxes is not None, costly_ops=costly_ops
-        )
+            m, n, depth, batch, dtype, fixed_step=fixed_step, allows_boxes=boxes is not None,
+            is_a_transposed=boxes is not None and boxes[0].is_transposed, costly_ops=costly_ops,
+            epilogue_bytes=epilogue_bytes,
+        )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
@@ -237,35 +242,56 @@ class _Product:
         loops, t = self.loops, self.tiling
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
+        extra: list[tuple[Buffer, Arg]]
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
         column_sums = ColumnSums.of(self.group, self.anchor, m, n, _starts(t.rows), len(temps))
-        joins_apart = machine.starts_early and t.rows * t.columns > MAX_JOINED_ELEMENTS and column_sums is None
+        is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
+        joins_apart = machine.starts_early and is_large and column_sums is None
         sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
-        work = sums.work_item(top, chunk)
-        place = self._place(top, work.tile)
-        boxes = self._boxes()
-        extent = self._extent(top, place)
-        values = self._sums_by_boxes(top, boxes, place, work) if boxes else [self._sums(top, extent, work)]
-        # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
-        if isinstance(sums.programs, int) and sums.programs <= machine.processors:
-            top.stmts.append(ReleaseConsumers())
-        box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
-        extra = *self.packed, *box_args, *sums.finish(top, values, self._results(extent, place), work)
+        programs = sums.programs
+        if t.persistent:
+            assert isinstance(tiles, int)
+            programs, extra = min(tiles, t.persistent * machine.processors), []
+
+            def next_tile(block: Block, tile: Expr) -> None:
+                extra.extend(self._compute(block, sums, WorkItem(ZERO, tile)))
+
+            top.loop("tile", chunk, integer(tiles), programs, next_tile, flatten=True)
+        else:
+            # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
+            releases = isinstance(programs, int) and programs <= machine.processors
+            extra = self._compute(top, sums, sums.work_item(top, chunk), releases=releases)
         copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
             copy, (source, offset) = Arg("temp", len(sums.temps)), (self.copy.source.buffer, self.copy.source.offset)
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
-            extra = (*extra, (self.b.buffer, copy))
+            extra = [*extra, (self.b.buffer, copy)]
         if column_sums is not None:
-            extra, fold_steps = (*extra, *column_sums.params), (column_sums.fold_step(),)
+            extra, fold_steps = [*extra, *column_sums.params], (column_sums.fold_step(),)
             temps = (*temps, *column_sums.temps)
-        step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
+        step = self.group.step("product", chunk, programs, top, *extra, warps=t.warps, stages=t.stages)
         joined = sums.joined(
             machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
         )
         return Lowered((*copy_steps, step, *joined, *fold_steps), temps, self.packs, self.site, sums.zeros)
+
+    def _compute(
+        self, block: Block, sums: SplitSums, work: WorkItem, *, releases: bool = False
+    ) -> list[tuple[Buffer, Arg]]:
+        """Compute a tile, or a part of it. Return the buffers that this needs. releases: whether other kernels may
+        start behind the products."""
+        place = self._place(block, work.tile)
+        extent, boxes = self._extent(block, place), self._boxes()
+        values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, extent, work)]
+        if releases:
+            block.stmts.append(ReleaseConsumers())
+        box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
+        sums_args = sums.finish(block, values, self._results(extent, place), work)
+        if not self.tiling.persistent:  # else registers would hold them for a turn
+            block.stmts = _vectors_first(block.stmts)
+        return [*self.packed, *box_args, *sums_args]
 
     def _place(self, block: Block, tile: Expr) -> _Place:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
@@ -435,6 +461,27 @@ class _Product:
             return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
         return _BReader(levels.packed_halves, begin_levels)
+
+
+def _vectors_first(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Move what the epilogue reads for a whole column, such as a bias, in front of the loop, so that no program waits
+    for it at its end."""
+    loop = next((i for i, s in enumerate(stmts) if isinstance(s, For)), len(stmts) - 1)
+    before, after, late = list(stmts[:loop]), list[Stmt](), set[str]()
+    for s in stmts[loop + 1 :]:
+        if isinstance(s, Let) and (s.var.tile is None or s.var.tile[0] == 1) and _is_known(s.value, late):
+            before.append(s)
+            continue
+        after.append(s)
+        late |= {s.var.name} if isinstance(s, Let | Increment) else set()
+    return [*before, stmts[loop], *after]
+
+
+def _is_known(e: Expr, late: Set[str]) -> bool:
+    """Whether an expression reads neither registers, memory that is written, nor variables of `late`."""
+    if isinstance(e, Load | Gather) and (e.buffer.space == "register" or e.buffer.writable):
+        return False
+    return not (isinstance(e, Var) and e.name in late) and all(_is_known(x, late) for x in children(e))
 
 
 def _starts(size: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ from ingot.support.dataclass import dataclass
 
 PARTS_IN_FLIGHT = 8  # parts that are loaded at once
 JOIN_WARPS = 4
-MAX_ELEMENTS_IN_FLIGHT = 8192  # of a program that adds parts
+MAX_ELEMENTS_IN_FLIGHT = 4096  # of a program that adds parts
 MIN_ELEMENTS_PER_JOIN, MAX_ELEMENTS_PER_JOIN = 256, 2048  # of one such program
 
 

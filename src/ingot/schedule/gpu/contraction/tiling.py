@@ -16,6 +16,8 @@ from ingot.ir.dims import DimLike, estimate, is_static
 from ingot.ir.types import DType
 from ingot.schedule.choice import Tiling
 from ingot.schedule.gpu.blocks import pieces_of, power_of_two
+from ingot.schedule.gpu.contraction.boxed_tiling import MAX_PARTS as MAX_BOXED_PARTS
+from ingot.schedule.gpu.contraction.boxed_tiling import BoxedProduct
 from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
@@ -78,7 +80,8 @@ class ProductShape:
     dtype: of the operands. is_k_contiguous: B's columns are contiguous. fixed_step: the k-step where packed levels
     leave no choice, else 0. block: what the k-step is a multiple of. packed_halves: parts of a k-step that share
     elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
-    the bulk copy engine. costly_ops: ops of the epilogue that take many instructions.
+    the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
+    instructions. epilogue_bytes: that the epilogue reads and writes for an element.
     """
 
     rows: DimLike
@@ -92,7 +95,9 @@ class ProductShape:
     packed_halves: int = 1
     products: int = 1
     allows_boxes: bool = False
+    is_a_transposed: bool = False
     costly_ops: int = 0
+    epilogue_bytes: int = 2
 
     @property
     def is_single_row(self) -> bool:
@@ -116,6 +121,7 @@ class ProductShape:
         tilings += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.fixed_step]
         tilings += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
         tilings += [replace(choice, boxes=1 - choice.boxes)]
+        tilings += [replace(choice, persistent=n) for n in (0, 1, 2) if n != choice.persistent]
         if choice.parts == 1 and (waves := self._tiles(choice) // machine.processors):
             tilings += [replace(choice, parts=n, waves=waves) for n in (2, 4)]
         return [t for t in tilings if self.admits(t, machine)]
@@ -128,13 +134,15 @@ class ProductShape:
         is_uneven = pieces != ((t.rows,), (t.columns,))
         if is_uneven:
             halves = all(len(p) == 1 or (len(p) == 2 and p[0] == 2 * p[1]) for p in pieces)
-            if not (halves and t.boxes and machine.has_uneven_tiles and min(pieces[0]) >= MIN_ROWS_OF_PIECE):
+            if not (halves and t.boxes and machine.product_rate and min(pieces[0]) >= MIN_ROWS_OF_PIECE):
                 return False
             sides, max_area = (pieces[0][0], pieces[1][0]), MAX_ELEMENTS_PER_WARP * t.warps
         powers = all(n > 0 and n & n - 1 == 0 for n in (*sides, t.depth, t.warps))
-        if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._max_parts(t.depth):
+        if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._max_parts(t.depth, t.boxes):
             return False
         if t.waves and (t.parts == 1 or t.waves * machine.processors >= self._tiles(t)):
+            return False
+        if t.persistent and not (t.boxes and t.parts == 1 and t.persistent <= 2 and machine.product_rate):
             return False
         if t.boxes > self.allows_boxes or (self.fixed_step and t.depth != self.fixed_step):
             return False
@@ -154,10 +162,11 @@ class ProductShape:
         m, n, count = map(estimate, (self.rows, self.columns, self.batch))
         return -(-m // t.rows) * -(-n // t.columns) * count
 
-    def _max_parts(self, step: int) -> int:
+    def _max_parts(self, step: int, boxes: int = 0) -> int:
         is_known = is_static((self.rows, self.columns, self.depth, self.batch))
         min_steps = 2 if self.is_single_row else MIN_STEPS_PER_PART
-        return max(1, min(estimate(self.depth) // (min_steps * step), MAX_PARTS)) if is_known else 1
+        max_parts = MAX_BOXED_PARTS if boxes else MAX_PARTS
+        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts)) if is_known else 1
 
     def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
@@ -186,7 +195,14 @@ class ProductShape:
     def _tile_tilings(self, machine: Machine) -> list[Tiling]:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         max_programs = 4 * machine.processors
-        boxes = int(self.allows_boxes and m >= MIN_ROWS_FOR_BOXES)
+        boxes = int(self.allows_boxes and (m >= MIN_ROWS_FOR_BOXES or self.is_a_transposed))
+        if boxes and machine.product_rate and self.dtype.bits == 16:
+            is_known = is_static((self.rows, self.columns, self.depth, self.batch))
+            assert is_known, "matrices that are copied in boxes have static sizes"
+            product = BoxedProduct(
+                m, n, length, count, self.dtype.nbytes, self._step, self.costly_ops, self.epilogue_bytes
+            )
+            return [t for t in product.tilings(machine) if self.admits(t, machine)]
         tiles = _TILES if self.dtype.bits <= 16 else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
