@@ -13,14 +13,14 @@ from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
 
-def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...]) -> list[str]:
+def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...], target: str = H100) -> list[str]:
     """Names of the kernels of a graph that agrees with the interpreter."""
     rng = np.random.default_rng(0)
     data = [rng.normal(size=s).astype(dtype.numpy) for s in shapes]
-    (got,), (want,) = run_checked(graph, data, H100), interpret(graph, data)
+    (got,), (want,) = run_checked(graph, data, target), interpret(graph, data)
     error = np.abs(got.astype(np.float64) - want).max() / np.abs(want.astype(np.float64)).max()
     assert error < (1e-2 if dtype == bf16 else 1e-5)
-    return [kernel.name.rstrip("_0123456789") for kernel in planned(graph, H100)[1].values()]
+    return [kernel.name.rstrip("_0123456789") for kernel in planned(graph, target)[1].values()]
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -51,7 +51,9 @@ def test_the_gradient_of_a_kernel_reads_channels_that_lie_side_by_side(strides: 
     assert _run(graph, f32, x, g) == ["product"]
 
 
-def test_sums_of_many_parts_are_joined_in_turns() -> None:
+@pytest.mark.parametrize(("target", "kernels"), [(H100, ["product", "sums"]), ("cuda:sm_80", ["product"])])
+def test_sums_of_many_parts_are_joined(target: str, kernels: list[str]) -> None:
+    """By a kernel of their own where it can start early, else in turns by the program that ends last."""
     a, b = (Input(n, TensorType(f32, (9000, size)))() for n, size in (("a", 20), ("b", 24)))
     graph = Graph((a, b), (ops.DotGeneral(((), ()), ((0,), (0,)))(a, b),))
-    assert _run(graph, f32, (9000, 20), (9000, 24)) == ["product"]
+    assert _run(graph, f32, (9000, 20), (9000, 24), target=target) == kernels
