@@ -172,7 +172,7 @@ class Context:
         is_alone = self._bounded is None and self._communicators is None  # whose addresses may change
         if self._bounded is not None:
             self._streams = self._fit(self._bounded, ends)
-        is_temporary = resident and is_alone and nbytes >= TEMPORARY_BYTES and _has_gpu_tensors()
+        is_temporary = resident and is_alone and nbytes >= TEMPORARY_BYTES and "torch" in sys.modules
         arena = _scratch(nbytes) if is_temporary else None
         address, *halos = workspace.places(self, layout, 0 if is_temporary else nbytes, stream)
         return (address if arena is None else arena.data_ptr(), self._weights, *halos), arena
@@ -313,13 +313,9 @@ class _Direct:
         return same_places and instance is self.instance and stream == self.stream
 
 
-def _has_gpu_tensors() -> bool:
-    """Whether PyTorch is loaded and allocates GPU memory."""
-    return bool(getattr(getattr(sys.modules.get("torch"), "_C", None), "_has_cuda", False))
-
-
 def _scratch(nbytes: int) -> Any:
-    """Memory for a run as a tensor, which belongs to later work of the stream, or to the graph that captures it."""
+    """Memory for a captured run, as a tensor, which belongs to the graph that captures it and to later work of its
+    stream."""
     torch = sys.modules.get("torch")
     if torch is None:
         raise DeviceError("a CUDA graph that is captured", expected="PyTorch, whose memory it takes", got="none")
