@@ -100,7 +100,8 @@ def _reads_no_other_image(producer: Node, value: Node, reader: Node) -> bool:
 def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     """Whether all results of `reader` are reductions over the rows of `value`, a result of the contraction `producer`,
     with what is computed of these, and a single kernel of tiles can have the reductions: none depends on another, but
-    for the center of a sum of squares."""
+    for the center of a sum of squares. Epilogues of costly ops have none: they lack the registers (a gradient of GELU
+    with the sums of its rows spills 1.4 kB a thread)."""
     anchor = _anchor_of_channels(producer)
     body = _body(reader)
     reductions = [n for n in body.nodes() if isinstance(n.op, Reduction)]
@@ -115,6 +116,8 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     if columns != anchor.shape[-1] or any(n.type.size != columns for n in body.outputs):
         return False
     own = _body(producer)
+    if any(n.op.costly for n in own.nodes()):
+        return False
     roots = (
         dict(zip(producer.results, own.outputs, strict=True)) if len(producer.types) > 1 else {value: own.outputs[0]}
     )

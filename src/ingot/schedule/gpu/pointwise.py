@@ -17,7 +17,7 @@ from ingot.ir.node import Graph
 from ingot.ops import Transpose
 from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import collapse_dims
-from ingot.schedule.gpu.blocks import Elements, Group, Span, all_of, memory_order, power_of_two, write
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Elements, Group, Span, all_of, memory_order, power_of_two, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Lowered
@@ -44,10 +44,10 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
 
 def _tile(group: Group, machine: Machine) -> Tile | None:
-    """The tile of a program along the rows and the innermost dimension; None where that is short, or where elements
-    of a row are apart in memory."""
+    """The tile of a program along the rows and the innermost dimension; None where that is short, where elements of a
+    row are apart in memory, or where rows start at addresses from which a thread cannot load several elements."""
     shape = group.body.outputs[0].shape
-    if len(shape) < 2 or not isinstance(shape[-1], int) or _moves_columns(group):
+    if len(shape) < 2 or not isinstance(shape[-1], int) or _moves_columns(group) or not _has_aligned_rows(group):
         return None
     size = power_of_two(max(1, estimate(product(shape)) // machine.target_programs))
     size = min(MAX_TILE_ELEMENTS, max(MIN_ELEMENTS, size))
@@ -64,6 +64,15 @@ def _moves_columns(group: Group) -> bool:
     in_order = memory_order(group, group.body.outputs[0]) == tuple(range(len(group.body.outputs[0].shape)))
     strides = [lay.strides[-1] for lay in (*group.ins, *group.outs) if lay.shape and lay.shape[-1] != 1]
     return is_transposed or not in_order or any(s not in (0, 1) for s in strides)
+
+
+def _has_aligned_rows(group: Group) -> bool:
+    results = zip(group.body.outputs, group.outs, strict=True)
+    for n, layout in (*zip(group.body.inputs, group.ins, strict=True), *results):
+        unit = max(1, ALIGNMENT_BYTES // n.dtype.nbytes)
+        if any(d != 1 and estimate(s) % unit for d, s in zip(layout.shape[:-1], layout.strides[:-1], strict=True)):
+            return False
+    return True
 
 
 def _lower_tiles(group: Group, tile: Tile) -> Lowered:

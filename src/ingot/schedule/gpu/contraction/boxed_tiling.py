@@ -5,7 +5,8 @@ step = products at the tensor cores' rate, or copies: `COPY_US` for all under wa
 
 By measurement tensor cores reach their rate with tiles of any shape, so what counts is how many tiles the busiest
 multiprocessor has, and whether another program, or the copies for the next tile, run beside a tile's end. The sweep
-that it was fitted to is in docs/appendix/performance-gpu.md. Of tiles with a side of 96 or 192 (see `pieces_of`) those
+that it was fitted to is in docs/appendix/performance-gpu.md; beyond its sizes, and for costly epilogues, `tiling.py`'s
+own model holds. Of tiles with a side of 96 or 192 (see `pieces_of`) those
 of 4 warps are as fast as their area says, and of those of 8 warps only 192x256.
 """
 
@@ -22,7 +23,6 @@ from ingot.support.dataclass import dataclass
 COPY_US = 0.57  # from the request of a tile to its arrival
 START_US = 1.6  # of a program until it multiplies, and from its last product to its end
 EPILOGUE_US_PER_BYTE = 2.75e-5  # that is read and written
-COSTLY_OP_US_PER_ELEMENT = 1.25e-4  # added for each op of the epilogue that takes many instructions
 COPIED_BYTES_PER_US = 16e6
 TURN_US = 0.5  # of a persistent program from tile to tile
 STEP_US = 0.28  # of a k-step, at least, of a program that has a multiprocessor for itself
@@ -34,6 +34,7 @@ MAX_LONG_STEP_AREA = 64 * 128  # of tiles whose k-steps may be twice as long
 MAX_PERSISTENT_WARPS = 8  # of a multiprocessor
 EPILOGUE_BYTES_PER_WARP = 4 << 10  # of shared memory, by which values reach the threads that store them
 MIN_STAGES, MAX_STAGES = 3, 6
+MAX_FITTED_RESULT, MAX_FITTED_TERMS = 1 << 25, 1 << 15  # elements and terms of the largest products of the sweep
 MAX_PARTS = 128
 MIN_STEPS_PER_PART = 4
 SHAPES = (  # rows, columns, warps; of equal times, the first
@@ -44,7 +45,8 @@ SHAPES = (  # rows, columns, warps; of equal times, the first
 
 @dataclass(frozen=True)
 class BoxedProduct:
-    """The sizes of a product. step: the terms of a short k-step. costly_ops, epilogue_bytes: as in `ProductShape`."""
+    """The sizes of a product whose epilogue has no costly ops. step: the terms of a short k-step. epilogue_bytes: as in
+    `ProductShape`."""
 
     rows: int
     columns: int
@@ -52,8 +54,12 @@ class BoxedProduct:
     count: int
     nbytes: int
     step: int
-    costly_ops: int
     epilogue_bytes: int
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the product is among the sizes that the model was fitted to."""
+        return self.rows * self.columns * self.count <= MAX_FITTED_RESULT and self.terms <= MAX_FITTED_TERMS
 
     def tilings(self, machine: Machine) -> list[Tiling]:
         """The fastest by the model first."""
@@ -114,8 +120,7 @@ class BoxedProduct:
         step_us = max(STEP_US, COPY_US / (t.stages - 1)) / resident  # if products took no time
         total = waves * steps * max(step_us, t.rows * columns * t.depth / machine.product_rate)
         total = max(total, tiles * (t.rows + t.columns) * self.terms * self.nbytes / COPIED_BYTES_PER_US)
-        per_element = EPILOGUE_US_PER_BYTE * self.epilogue_bytes + COSTLY_OP_US_PER_ELEMENT * self.costly_ops
-        start, end, turns = START_US, area * per_element, 1 + (waves - 1) / resident
+        start, end, turns = START_US, area * EPILOGUE_US_PER_BYTE * self.epilogue_bytes, 1 + (waves - 1) / resident
         total += start + (TURN_US + end) * turns if t.persistent else (start + end) * turns
         if t.parts == 1:
             return total

@@ -195,14 +195,14 @@ class ProductShape:
     def _tile_tilings(self, machine: Machine) -> list[Tiling]:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         max_programs = 4 * machine.processors
-        boxes = int(self.allows_boxes and (m >= MIN_ROWS_FOR_BOXES or self.is_a_transposed))
-        if boxes and machine.product_rate and self.dtype.bits == 16:
+        boxes = int(self.allows_boxes and m >= MIN_ROWS_FOR_BOXES)
+        takes_boxes = self.allows_boxes and (m >= MIN_ROWS_FOR_BOXES or self.is_a_transposed)
+        if takes_boxes and machine.product_rate and self.dtype.bits == 16:
             is_known = is_static((self.rows, self.columns, self.depth, self.batch))
             assert is_known, "matrices that are copied in boxes have static sizes"
-            product = BoxedProduct(
-                m, n, length, count, self.dtype.nbytes, self._step, self.costly_ops, self.epilogue_bytes
-            )
-            return [t for t in product.tilings(machine) if self.admits(t, machine)]
+            product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes)
+            if self.costly_ops == 0 and product.is_fitted:
+                return [t for t in product.tilings(machine) if self.admits(t, machine)]
         tiles = _TILES if self.dtype.bits <= 16 else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
