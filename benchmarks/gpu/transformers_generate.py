@@ -104,7 +104,7 @@ def measure(name: str, engine: str, way: str, options: argparse.Namespace) -> di
         "network": name, "engine": engine, "way": way, "parameters": sum(p.numel() for p in net.parameters()),
         "first_s": round(first, 1), "tokens_per_s": round(options.tokens / statistics.median(times), 1),
         "graphs": counters["stats"]["unique_graphs"], "same_again": again == tokens,
-        **(_busy(call, options.tokens) if device.type == "cuda" else {}), "tokens": tokens,
+        **(_busy(call, options.tokens) if device.type == "cuda" and engine != "eager" else {}), "tokens": tokens,
     }  # fmt: skip
 
 

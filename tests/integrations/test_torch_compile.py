@@ -6,7 +6,9 @@ import ast
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -529,3 +531,14 @@ def test_compiles_are_told_in_the_log(caplog: pytest.LogCaptureFixture):
         net(torch.zeros(2, 3))
     facts = [r.getMessage() for r in caplog.records if r.name == "ingot.integrations.torch_compile"]
     assert len(facts) == 1 and facts[0].startswith("compiled a graph of ")
+
+
+def test_matrices_of_large_models_on_a_gpu_stay_where_they_are() -> None:
+    def parameter(*shape: int, gpu: bool = True) -> SimpleNamespace:
+        return SimpleNamespace(is_cuda=gpu, dim=lambda: len(shape), numel=lambda: prod(shape), element_size=lambda: 2)
+
+    large, vector, image = parameter(1 << 15, 1 << 14), parameter(1 << 20), parameter(64, 64, 3, 3)
+    everyone = frozenset(range(3))
+    assert torch_compile._large_matrices(everyone, [large, vector, image]) == {0}
+    assert not torch_compile._large_matrices(everyone, [parameter(1 << 14, 1 << 14), vector, image])
+    assert not torch_compile._large_matrices(everyone, [parameter(1 << 16, 1 << 14, gpu=False), vector, image])

@@ -113,7 +113,7 @@ def ingot_backend(
         mutated = _mutated_inputs()
         # in an optimizer's step, the tensors that it reads change between calls like those that it writes
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in mutated & parameters)
-        fixed = frozenset[int]() if steps else parameters - mutated
+        fixed = frozenset[int]() if steps else parameters - mutated - _large_matrices(parameters, example_inputs)
         return specialized(gm, example_inputs, fixed)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
@@ -185,6 +185,15 @@ def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int
     return frozenset(positions)
 
 
+def _large_matrices(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of the matrices on a GPU, if they are so large together that a packed copy for each program, of the
+    prompt and of the step of a decoder, would take seconds and as much memory again; products read them where they
+    are."""
+    matrices = {i: inputs[i] for i in parameters if inputs[i].is_cuda and inputs[i].dim() == 2}
+    nbytes = sum(m.numel() * m.element_size() for m in matrices.values())
+    return frozenset(matrices) if nbytes >= _UNPACKED_BYTES else frozenset()
+
+
 def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of parameters on the CPU that require no gradient. Parameters on a GPU are excluded, as their values
     are not sampled for changes: a moving average that is written through `.data` would go unnoticed."""
@@ -213,6 +222,7 @@ def _mutated_inputs() -> frozenset[int]:
 
 
 _ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
+_UNPACKED_BYTES = 1 << 30  # of a model's matrices on a GPU, from which on they stay inputs
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 

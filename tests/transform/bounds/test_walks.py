@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import ingot
 from ingot.driver.open import Request, open_model
@@ -13,6 +11,9 @@ from ingot.transform.bounds import graph as bound_graphs
 from ingot.transform.bounds import walks
 from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.rounding import Rounding
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 
 class Attention(nn.Module):
