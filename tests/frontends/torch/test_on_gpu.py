@@ -151,7 +151,9 @@ def test_a_captured_training_step_is_that_of_calls(compiles_optimizer: bool) -> 
         run = compile_whole(net)
         rate = torch.tensor(1e-3, device="cuda") if compiles_optimizer else 1e-3
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, fused=not compiles_optimizer, capturable=True)
-        update = torch.compile(optimizer.step, backend="ingot") if compiles_optimizer else optimizer.step
+        update = (
+            torch.compile(optimizer.step, backend="ingot", fullgraph=False) if compiles_optimizer else optimizer.step
+        )
 
         def step(run=run, optimizer=optimizer, update=update) -> Tensor:  # type: ignore[no-untyped-def]
             optimizer.zero_grad(set_to_none=True)
