@@ -290,15 +290,15 @@ def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeyp
     contexts_of = [model.claim() for model in models]
     for count in (4, 100, 4):
         values(places[0], count)[:] = np.arange(count)
-        for number, context in enumerate(contexts_of):
-            context.run(context.bind(((count,),)), places, BOTH)
+        for number in range(len(contexts_of)):
+            contexts_of[number].run(contexts_of[number].bind(((count,),)), places, BOTH)
             want = 4 * np.arange(count) if number < 2 else np.full(count, 2 * HALO)
             np.testing.assert_allclose(values(places[1], count), want, rtol=1e-6)
     assert [entry for entry in fake.log if entry[0] == "fill"] == [("fill", 0x3F, 64), ("fill", 0x3F, 448)]
     own = len(fake.live) - before
     assert sum(kind == "memory" for kind, _ in fake.live) == 2 + 4 + 3, "arguments, weights, an arena and two halos"
     assert own > 3 and [*fake.workspaces] == [7]
-    del models, contexts_of, context
+    del models, contexts_of
     gc.collect()
     assert {kind for kind, _ in fake.live} == {"memory"} and len(fake.live) == 2 and not fake.workspaces
 

@@ -117,15 +117,15 @@ class Silu(Activation):
 
 @dataclass(frozen=True)
 class HardSwish(Activation):
-    """x * min(max(x + 3, 0), 6) / 6 (ONNX HardSwish)."""
+    """x * (min(max(x + 3, 0), 6) / 6) (ONNX HardSwish): x itself from 3 on, the largest numbers, too."""
 
     name: ClassVar[str] = "hard_swish"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
-        return x * np.clip(x + 3, 0, 6) / 6
+        return x * (np.clip(x + 3, 0, 6) / 6)
 
     def formula(self, x: Term) -> Term:
-        return x * _clip_from_zero(x + 3, 6) * (1 / 6)
+        return x * (_clip_from_zero(x + 3, 6) * (1 / 6))
 
 
 @dataclass(frozen=True)
