@@ -388,8 +388,9 @@ def _table_lookups(body: Graph) -> list[Node]:
 
 
 def _is_row_lookup(node: Node, body: Graph) -> bool:
-    op, last = node.op, node.type.rank - 1
-    return isinstance(op, ops.Gather) and node.inputs[0] in body.inputs and last in op.offset_dims and last > 0
+    op, last = node.op, node.type.rank - 1  # with all dimensions as offsets it looks up a single block
+    is_of_input = isinstance(op, ops.Gather) and node.inputs[0] in body.inputs
+    return is_of_input and last in op.offset_dims and len(op.offset_dims) <= last
 
 
 def _later_row(lookup: Node, index: Index) -> Index:
