@@ -388,9 +388,9 @@ def _table_lookups(body: Graph) -> list[Node]:
 
 
 def _is_row_lookup(node: Node, body: Graph) -> bool:
-    op, last = node.op, node.type.rank - 1  # with all dimensions as offsets it looks up a single block
-    is_of_input = isinstance(op, ops.Gather) and node.inputs[0] in body.inputs
-    return is_of_input and last in op.offset_dims and len(op.offset_dims) <= last
+    op, last = node.op, node.type.rank - 1
+    has_rows = isinstance(op, ops.Gather) and last in op.offset_dims and len(op.offset_dims) <= last
+    return has_rows and node.inputs[0] in body.inputs
 
 
 def _later_row(lookup: Node, index: Index) -> Index:
