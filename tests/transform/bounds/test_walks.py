@@ -12,8 +12,9 @@ from ingot.transform.bounds import walks
 from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.rounding import Rounding
 
-torch = pytest.importorskip("torch")
-nn = torch.nn
+pytest.importorskip("torch")
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 class Attention(nn.Module):
