@@ -13,8 +13,8 @@ from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.rounding import Rounding
 
 pytest.importorskip("torch")
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
 
 class Attention(nn.Module):
