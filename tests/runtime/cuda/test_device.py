@@ -303,23 +303,18 @@ def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeyp
     assert {kind for kind, _ in fake.live} == {"memory"} and len(fake.live) == 2 and not fake.workspaces
 
 
-def test_large_arenas_are_temporary_tensors(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call at addresses that were used before is a launch; an arena elsewhere moves the nodes."""
-    pytest.importorskip("torch")
+def test_results_elsewhere_move_the_nodes_that_write_them(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call at addresses that were used before is a launch; the arena stays where it is."""
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
-    monkeypatch.setattr(contexts, "TEMPORARY_BYTES", 16)
-    arenas = [Scratch(fake, 64) for _ in range(2)]
-    turns = iter([0, 0, 1, 0, 1, 1])
-    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: arenas[next(turns)])
-    loaded, places = Loaded(twice()), [fake.allocate(16), fake.allocate(16)]
+    loaded, x, results = Loaded(twice()), fake.allocate(16), [fake.allocate(16) for _ in range(2)]
     context, seen = loaded.claim(), list[int]()
-    for number in range(6):
-        values(places[0])[:] = number
+    for number, turn in enumerate([0, 0, 1, 0, 1, 1]):
+        values(x)[:] = number
         fake.log.clear()
-        context.run(context.bind(((4,),)), places, BOTH)
-        np.testing.assert_array_equal(values(places[1]), np.full(4, 4 * number))
+        context.run(context.bind(((4,),)), [x, results[turn]], BOTH)
+        np.testing.assert_array_equal(values(results[turn]), np.full(4, 4 * number))
         seen.append(sum(entry == ("update",) for entry in fake.log))
-    assert seen == [0, 0, 2, 0, 0, 0], "the second copy is made for places that come again"
+    assert seen == [0, 0, 1, 0, 0, 0], "the second copy is made for places that come again"
 
 
 def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:

@@ -26,9 +26,6 @@ from ingot.support.errors import DeviceError
 
 ALIGN_BYTES = 16  # bytes that kernels count on in the addresses of arguments
 MAX_SHAPE_SETS = 16  # sets of shapes whose graphs a context keeps
-# arenas from this size on are taken from PyTorch's allocator for each call that has tensors of it, so that its other
-# tensors have the memory between calls; smaller ones would take turns with results of their size, and so move
-TEMPORARY_BYTES = 16 << 20
 DEFAULT_STREAM = 0  # that nobody creates, destroys or captures
 
 
@@ -127,7 +124,7 @@ class Context:
         self.begin(stream)
         with (workspace := self._workspace(stream)).lock:
             try:
-                own_places, arena = self._own_places(instance, workspace, stream, resident is not None, ends)
+                own_places = self._own_places(instance, workspace, stream, ends)
                 places, host = self._through(instance, ends, own_places, stream, resident is None)
             except BaseException:
                 with suppress(DeviceError):
@@ -138,16 +135,11 @@ class Context:
             if resident is not None:
                 self.end(stream)
                 if not host and places[instance.first_place :] == pointers and self._bounded is None:
-                    own_places = own_places if arena is None else own_places[1:]
                     self._direct = _Direct(instance, own_places, resident, stream, workspace, workspace.version)
 
     def _relaunch(self, direct: _Direct, pointers: Sequence[int]) -> bool:
         """Run as the last time, if the addresses are aligned."""
-        graphs, own_places, arena = direct.instance.graphs, direct.own_places, None
-        if len(own_places) < direct.instance.first_place:
-            arena = _scratch(graphs.nbytes)
-            own_places = arena.data_ptr(), *own_places
-        places = (*own_places, *pointers)
+        graphs, places = direct.instance.graphs, (*direct.own_places, *pointers)
         if graphs.relaunch(places, direct.stream):
             return True
         if any(pointer % ALIGN_BYTES for pointer in pointers):
@@ -162,20 +154,15 @@ class Context:
         return workspace
 
     def _own_places(
-        self, instance: Instance, workspace: Workspace, stream: int, resident: bool,
-        ends: Sequence[tuple[int, bool, int]],
-    ) -> tuple[tuple[int, ...], Any]:  # fmt: skip
-        """The places before those of the arguments: the arena, the weights, the halos; and an arena of PyTorch's, whose
-        memory later work of the stream may have once it is dropped."""
+        self, instance: Instance, workspace: Workspace, stream: int, ends: Sequence[tuple[int, bool, int]]
+    ) -> tuple[int, ...]:
+        """The places before those of the arguments: the arena, the weights, the halos."""
         nbytes, layout = instance.graphs.nbytes, instance.layout
         self.arena_bytes = max(self.arena_bytes, nbytes + layout.nbytes - layout.plain_bytes)
-        is_alone = self._bounded is None and self._communicators is None  # whose addresses may change
         if self._bounded is not None:
             self._streams = self._fit(self._bounded, ends)
-        is_temporary = resident and is_alone and nbytes >= TEMPORARY_BYTES and "torch" in sys.modules
-        arena = _scratch(nbytes) if is_temporary else None
-        address, *halos = workspace.places(self, layout, 0 if is_temporary else nbytes, stream)
-        return (address if arena is None else arena.data_ptr(), self._weights, *halos), arena
+        arena, *halos = workspace.places(self, layout, nbytes, stream)
+        return arena, self._weights, *halos
 
     def _through(
         self, instance: Instance, ends: Sequence[tuple[int, bool, int]], own_places: Sequence[int], stream: int,
@@ -293,8 +280,8 @@ class Context:
 
 @dataclass(frozen=True)
 class _Direct:
-    """A run that used all of its addresses in place. own_places: the first places of its graphs, without the arena if
-    that is PyTorch's. version: of the workspace that they are in."""
+    """A run that used all of its addresses in place. own_places: the first places of its graphs. version: of the
+    workspace that they are in."""
 
     instance: Instance
     own_places: tuple[int, ...]

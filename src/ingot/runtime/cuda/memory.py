@@ -53,7 +53,7 @@ class Workspace:
         return workspace
 
     def places(self, user: object, layout: Layout, nbytes: int, stream: int) -> tuple[int, ...]:
-        """The addresses of the arena, of at least so many bytes (0: it is not used), and of the halos of each
+        """The addresses of the arena, of at least so many bytes, and of the halos of each
         geometry."""
         if nbytes > self.arena.nbytes:
             self.version += 1
