@@ -72,14 +72,20 @@ def energy_of_tokens(
 ) -> tuple[Energy, Energy]:
     """The energy of one token of the prefill of `prompt` tokens, and of one decoded token of `tokens` after it."""
     ids = _ids(lm, prompt, tokens)
-    counts = (_read, len(ids)), (_write, tokens)
-
-    def window(run: Callable[[Generating, Sequence[int], int], None], count: int) -> Window:
-        calls = calls_for(partial(run, lm, ids, tokens), clock)
-        return lambda seconds: calls(seconds) * count
-
-    prefill, decode = (measure(window(*c), counters, clock=clock, sleep=sleep, unit="token") for c in counts)
+    prefill, decode = (
+        measure(
+            _token_window(partial(run, lm, ids, tokens), count, clock),
+            counters, clock=clock, sleep=sleep, unit="token",
+        )
+        for run, count in ((_read, len(ids)), (_write, tokens))
+    )  # fmt: skip
     return prefill, decode
+
+
+def _token_window(call: Callable[[], object], count: int, clock: Clock) -> Window:
+    """Calls for some seconds. Returns how many tokens they were: `count` each."""
+    calls = calls_for(call, clock)
+    return lambda seconds: calls(seconds) * count
 
 
 def joint_pace(lm: Any, streams: int, prompt: int, tokens: int, rounds: int) -> Pace:
@@ -111,13 +117,8 @@ def energy_of_joint_tokens(
     """`energy_of_tokens` of several concurrent answers. lm: an `ingot.LanguageModel` with sequences."""
     with _Answers(lm, streams, prompt, tokens) as answers:
         known = answers.prompts()  # cached after the first answer
-
-        def window(ask: Callable[[], None], count: int) -> Window:
-            calls = calls_for(ask, clock)
-            return lambda seconds: calls(seconds) * count
-
-        prefill = window(lambda: answers.ask(answers.prompts(), 1), streams * answers.prompt)
-        decode = window(lambda: answers.ask(known, tokens), streams * tokens)
+        prefill = _token_window(lambda: answers.ask(answers.prompts(), 1), streams * answers.prompt, clock)
+        decode = _token_window(lambda: answers.ask(known, tokens), streams * tokens, clock)
         energies = [measure(w, counters, clock=clock, sleep=sleep, unit="token") for w in (prefill, decode)]
     return energies[0], energies[1]
 
