@@ -17,6 +17,7 @@ from ingot.ir.node import Graph, Input, Node, Project, rebuild, topological
 from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, reduced_dims
 from ingot.ops.core.base import is_contraction
 from ingot.ops.group import Group, centered_squares, elements_readers
+from ingot.passes.fusion.groups import body_of
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.several_results import is_used_by_element
 
@@ -44,7 +45,7 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
             continue
         members = readers.get(producer, [])
         results = {producer, *producer.results}
-        size = sum(len(_body(m).nodes()) for m in (producer, *members, n))
+        size = sum(len(body_of(m).nodes()) for m in (producer, *members, n))
         # operands of others are computed before the producer, so that they do not depend on it
         if all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
             readers.setdefault(producer, []).append(n)
@@ -82,7 +83,7 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
         return group if joins_all and _reduces_rows(group, value, reader) else None
     if len(reader.types) > 1:
         return None
-    body = _body(reader)
+    body = body_of(reader)
     for p, i in zip(body.inputs, reader.inputs, strict=True):
         if i is value or i in group.results:
             nodes = elements_readers(body, p)
@@ -103,7 +104,7 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     for the center of a sum of squares. Epilogues of costly ops have none: they lack the registers (a gradient of GELU
     with the sums of its rows spills 1.4 kB a thread)."""
     anchor = _anchor_of_channels(producer)
-    body = _body(reader)
+    body = body_of(reader)
     reductions = [n for n in body.nodes() if isinstance(n.op, Reduction)]
     boxes = {(n.inputs[0].shape, reduced_dims(n)) for n in reductions}
     if anchor is None or len(boxes) != 1:
@@ -115,7 +116,7 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     columns = box[sized[-1]]
     if columns != anchor.shape[-1] or any(n.type.size != columns for n in body.outputs):
         return False
-    own = _body(producer)
+    own = body_of(producer)
     if any(n.op.costly for n in own.nodes()):
         return False
     roots = (
@@ -138,7 +139,7 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
 
 def _anchor_of_channels(producer: Node) -> Node | None:
     """The contraction of a group whose result has its rows in front of its columns, each in one tile of the kernel."""
-    anchors = [n for n in _body(producer).nodes() if is_contraction(n)]
+    anchors = [n for n in body_of(producer).nodes() if is_contraction(n)]
     if len(anchors) != 1 or not isinstance(anchors[0].shape[-1], int) or not anchors[0].dtype.is_float:
         return None
     (anchor,) = anchors
@@ -153,11 +154,6 @@ def _is_group(n: Node, *kinds: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind in kinds
 
 
-def _body(n: Node) -> Graph:
-    assert isinstance(n.op, Group)
-    return n.op.body
-
-
 def _merged(producer: Node, members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
     """Return one group with the results of the producer and its readers."""
     op = producer.op
@@ -167,11 +163,11 @@ def _merged(producer: Node, members: Sequence[Node], images: Mapping[Node, Node]
     roots = [*op.body.outputs]
     for m in members:
         inner: dict[Node, Node] = {}
-        for p, outer in zip(_body(m).inputs, m.inputs, strict=True):
+        for p, outer in zip(body_of(m).inputs, m.inputs, strict=True):
             if outer not in values and outer not in params:
                 params[outer] = Input(f"p{len(params)}", p.type)()
             inner[p] = values[outer] if outer in values else params[outer]
-        roots += rebuild(_body(m).outputs, inner)
+        roots += rebuild(body_of(m).outputs, inner)
     body = Graph(tuple(params.values()), tuple(roots))
     return Group(body, op.kind)(*(images[n] for n in params), loc=producer.loc)
 

@@ -206,6 +206,11 @@ def copy_group(label: str, value: Node) -> Node:
     return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
 
 
+def body_of(group: Node) -> Graph:
+    assert isinstance(group.op, Group)
+    return group.op.body
+
+
 def source_of(node: Node) -> Node:
     """The value under a chain of views."""
     while node.op.duplicable and node.inputs:

@@ -22,6 +22,7 @@ from ingot.ir.types import Shape
 from ingot.ops import BroadcastInDim, Reduction, Reshape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, reads_same_element
+from ingot.passes.fusion.groups import body_of
 from ingot.passes.fusion.policy import FusionPolicy
 
 
@@ -89,7 +90,7 @@ def _shares_elements(producer: Node, reader: Node) -> bool:
     """Whether a pointwise group needs each element of the producer for the same element of its result only."""
     if producer.shape != reader.shape:
         return False
-    body = _body(reader)
+    body = body_of(reader)
     return all(reads_same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
@@ -104,7 +105,7 @@ def _shares_rows(producer: Node, reader: Node) -> bool:
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
     if _long_dims(producer.shape) != tuple(box[d] for d in result_dims):
         return False
-    body = _body(reader)
+    body = body_of(reader)
     return all(
         _is_used_by_rows(body, p, box, result_dims)
         for p, i in zip(body.inputs, reader.inputs, strict=True)
@@ -121,7 +122,7 @@ def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
     length = product([box[d] for d in reduced])
     if not isinstance(length, int) or length > policy.max_single_row or product(producer.shape) != product(box):
         return False
-    body = _body(reader)
+    body = body_of(reader)
     return all(is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
@@ -142,7 +143,7 @@ def is_used_by_element(body: Graph, p: Node) -> bool:
 
 def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:
     """The shapes that a row group reduces, with the reduced dimensions."""
-    return {(m.inputs[0].shape, m.op.reduced) for m in _body(n).nodes() if isinstance(m.op, Reduction)}
+    return {(m.inputs[0].shape, m.op.reduced) for m in body_of(n).nodes() if isinstance(m.op, Reduction)}
 
 
 def _is_used_by_rows(body: Graph, p: Node, box: Shape, result_dims: tuple[int, ...]) -> bool:
@@ -172,11 +173,6 @@ def _long_dims(shape: Shape) -> Shape:
     return tuple(d for d in shape if d != 1)
 
 
-def _body(n: Node) -> Graph:
-    assert isinstance(n.op, Group)
-    return n.op.body
-
-
 def _outer_operands(members: Sequence[Node]) -> list[Node]:
     """The operands of the groups that other nodes compute."""
     return list(dict.fromkeys(i for m in members for i in m.inputs if i not in members))
@@ -186,7 +182,7 @@ def _can_merge(members: Sequence[Node], depth: Mapping[Node, int], policy: Fusio
     """Whether the groups have few enough ops for one and reduce the same rows, and all their outer operands are at a
     smaller depth than each of them, so that no operand depends on the merged group."""
     boxes = set[tuple[Shape, tuple[int, ...]]]().union(*map(_boxes, members))
-    if sum(len(_body(m).nodes()) for m in members) > policy.max_ops or len(boxes) > 1:
+    if sum(len(body_of(m).nodes()) for m in members) > policy.max_ops or len(boxes) > 1:
         return False
     min_depth = min(depth[m] for m in members)
     return all(depth[i] < min_depth for i in _outer_operands(members))
@@ -198,11 +194,11 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
     roots: dict[Node, Node] = {}
     for m in members:
         images_inside: dict[Node, Node] = {}
-        for p, outer in zip(_body(m).inputs, m.inputs, strict=True):
+        for p, outer in zip(body_of(m).inputs, m.inputs, strict=True):
             if outer not in roots and outer not in params:
                 params[outer] = Input(f"p{len(params)}", p.type)()
             images_inside[p] = roots.get(outer) or params[outer]
-        (roots[m],) = rebuild(_body(m).outputs, images_inside)
+        (roots[m],) = rebuild(body_of(m).outputs, images_inside)
     body = Graph(tuple(params.values()), tuple(roots.values()))
     kind = "rows" if any(_is_group(m, "rows") for m in members) else "pointwise"
     return Group(body, kind)(*(images[n] for n in params), loc=members[-1].loc)

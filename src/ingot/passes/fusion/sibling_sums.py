@@ -14,6 +14,7 @@ from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape
 from ingot.ops import Reduction, reduced_dims
 from ingot.ops.group import Group
+from ingot.passes.fusion.groups import body_of
 from ingot.passes.fusion.policy import FusionPolicy
 
 Box = tuple[Shape, tuple[int, ...]]  # the shape that a group reduces, with the reduced dimensions
@@ -35,7 +36,7 @@ def join_siblings(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node,
         for i in n.inputs:  # groups of one depth do not depend on each other
             if i.type.size == product(box[0]) and n not in taken:
                 members = siblings.setdefault((i, box, depth[n]), [])
-                if sum(len(_body(m).nodes()) for m in (*members, n)) <= policy.max_ops:
+                if sum(len(body_of(m).nodes()) for m in (*members, n)) <= policy.max_ops:
                     members.append(n)
                     taken.add(n)
     merged = {m: members for members in siblings.values() if len(members) > 1 for m in members}
@@ -65,18 +66,13 @@ def _box(n: Node) -> Box | None:
     """What a row group reduces, if all of its results are values of rows."""
     if not isinstance(n.op, Group) or n.op.kind != "rows":
         return None
-    boxes = {(m.inputs[0].shape, reduced_dims(m)) for m in _body(n).nodes() if isinstance(m.op, Reduction)}
+    boxes = {(m.inputs[0].shape, reduced_dims(m)) for m in body_of(n).nodes() if isinstance(m.op, Reduction)}
     if len(boxes) != 1:
         return None
     ((shape, reduced),) = boxes
     row_count = product([d for i, d in enumerate(shape) if i not in reduced])
     has_rows_alone = row_count != product(shape) and all(t.size == row_count for t in n.types)
     return (shape, reduced) if has_rows_alone else None
-
-
-def _body(n: Node) -> Graph:
-    assert isinstance(n.op, Group)
-    return n.op.body
 
 
 def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
@@ -87,7 +83,7 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
         for outer in m.inputs:
             if outer not in params:
                 params[outer] = Input(f"p{len(params)}", outer.type)()
-        roots += rebuild(_body(m).outputs, dict(zip(_body(m).inputs, (params[i] for i in m.inputs), strict=True)))
+        roots += rebuild(body_of(m).outputs, dict(zip(body_of(m).inputs, (params[i] for i in m.inputs), strict=True)))
     body = Graph(tuple(params.values()), tuple(roots))
     return Group(body, "rows")(*(images[n] for n in params), loc=members[-1].loc)
 

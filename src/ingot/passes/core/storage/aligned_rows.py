@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.ir.dims import estimate, is_static, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Node, rebuild
-from ingot.ops.views import VIEWS, strided_base
+from ingot.ops.views import base_of, strided_base
 
 MIN_FREE_SIZE = 256  # rows and columns of a product's result: with fewer, the copy costs more than it saves
 MIN_MATRIX_BYTES = 1 << 20
@@ -45,9 +45,7 @@ def _is_large(n: Node) -> bool:
 
 def _with_aligned_rows(x: Node, alignment_bytes: int, aligned: dict[Node, Node]) -> Node:
     """The operand of a product as a view of aligned rows; itself where that is not possible, or where it is so."""
-    base = x
-    while isinstance(base.op, VIEWS):
-        base = base.inputs[0]
+    base = base_of(x)
     size = base.dtype.nbytes
     unit = alignment_bytes // size
     if base.dtype.bits != 16 or base.type.rank < 2 or isinstance(base.op, Const) or base.shape[-1] % unit == 0:
