@@ -78,3 +78,24 @@ def test_a_vector_is_computed_by_its_readers() -> None:
         for policy in (POLICY, replace(POLICY, repeats_vectors=True))
     ]
     assert counts == [2, 1]
+
+
+def gate_gradients(g: Node) -> tuple[Node, Node]:
+    """Of y * silu(x) for the gradient `g` of the result."""
+    x, y = ops.cast(ops.reshape(arg("gate", 32, dtype=bf16), (4, 8)), f32), arg("linear", 4, 8)
+    s = ops.Logistic()(x)
+    slope = ops.Mul()(s, ops.Add()(ops.Mul()(x, ops.Sub()(ops.full(x.shape, 1.0), s)), ops.full(x.shape, 1.0)))
+    return ops.Mul()(g, ops.Mul()(x, s)), ops.Mul()(ops.Mul()(g, y), slope)
+
+
+def test_costly_work_on_other_values_is_no_further_result_of_a_product() -> None:
+    fused = fuse(graph(*gate_gradients(dot(X, W))), replace(POLICY, widens_values=True))
+    groups = [(n.op.kind, len(n.types)) for n in fused.nodes() if isinstance(n.op, Group)]
+    assert groups == [("contraction", 1), ("pointwise", 1), ("pointwise", 1)]  # each has a logistic function
+
+
+def test_a_value_that_only_the_joined_groups_read_is_not_stored() -> None:
+    y = dot(X, W)
+    others = [arg(label, 4, 8) for label in "ab"]
+    results = kinds(graph(*(ops.Mul()(ops.Add()(ops.Abs()(y), o), o) for o in others)))
+    assert results == [("contraction", 2)]

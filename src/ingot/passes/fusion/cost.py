@@ -52,7 +52,8 @@ def repeats_cheaply(node: Node, policy: FusionPolicy) -> bool:
     if not isinstance(node.op, Elementwise) or not node.op.costly:
         return isinstance(node.op, Elementwise)
     x = node.inputs[0]
-    is_wider = isinstance(x.op, ops.Convert) and x.inputs[0].is_leaf and x.inputs[0].dtype.bits < node.dtype.bits
+    source = source_of(x.inputs[0]) if isinstance(x.op, ops.Convert) else x
+    is_wider = source is not x and source.is_leaf and source.dtype.bits < node.dtype.bits
     return policy.widens_values and is_wider and isinstance(node.op, ops.Logistic | ops.Exp)
 
 

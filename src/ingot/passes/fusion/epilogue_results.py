@@ -36,7 +36,7 @@ def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node
 
 def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Merge the groups of a kind into the groups whose results they read."""
-    users = graph.uses()
+    users, outputs = graph.uses(), set(graph.outputs)
     readers: dict[Node, list[Node]] = {}  # by producer
     for n in graph.nodes():
         producers = (group for i in n.inputs if (group := _producer(i, n, users)) is not None)
@@ -60,8 +60,9 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
 
     for n in topological((*graph.inputs, *graph.outputs), needs):
         if n in readers:
-            group = _merged(n, readers[n], images)
-            values = [r for m in (n, *readers[n]) for r in (m.results if len(m.types) > 1 else (m,))]
+            stored = [r for r in n.results if r in outputs or any(u not in readers[n] for u in users.get(r, ()))]
+            group = _merged(n, stored, readers[n], images)
+            values = [*stored, *(r for m in readers[n] for r in m.results)]
             images |= zip(values, group.results, strict=True)
             replaced |= dict.fromkeys((n, *readers[n]), group)
         elif n not in images:
@@ -84,6 +85,10 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
     if len(reader.types) > 1:
         return None
     body = body_of(reader)
+    # products wait for such an epilogue: a gate's gradient there takes longer than in a kernel of its own
+    reads_others = any(i.type.size == value.type.size and i not in group.results for i in reader.inputs)
+    if _is_group(group, "contraction") and reads_others and any(n.op.costly for n in body.nodes()):
+        return None
     for p, i in zip(body.inputs, reader.inputs, strict=True):
         if i is value or i in group.results:
             nodes = elements_readers(body, p)
@@ -154,13 +159,13 @@ def _is_group(n: Node, *kinds: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind in kinds
 
 
-def _merged(producer: Node, members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
-    """Return one group with the results of the producer and its readers."""
+def _merged(producer: Node, stored: Sequence[Node], members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
+    """Return one group with the results of the producer that are `stored`, and those of its readers."""
     op = producer.op
     assert isinstance(op, Group)
     params = dict(zip(producer.inputs, op.body.inputs, strict=True))
-    values = dict(zip(producer.results if len(producer.types) > 1 else (producer,), op.body.outputs, strict=True))
-    roots = [*op.body.outputs]
+    values = dict(zip(producer.results, op.body.outputs, strict=True))
+    roots = [values[r] for r in stored]
     for m in members:
         inner: dict[Node, Node] = {}
         for p, outer in zip(body_of(m).inputs, m.inputs, strict=True):
