@@ -27,12 +27,12 @@ def net(batch: int, widths: tuple[int, ...] = (6, 9, 12, 5, 8, 7), mask: bool = 
     """x w1, tanh, ..; with a mask that all layers read; two results, of which one is integers."""
     x = Input("x", TensorType(f32, (batch, widths[0])))()
     inputs, y = [x], x
-    shown = Input("mask", TensorType(f32, (batch, 1)))()
+    mask_value = Input("mask", TensorType(f32, (batch, 1)))()
     for a, b in itertools.pairwise(widths):
         y = ops.Tanh()(ops.MatMul()(y, const(RNG.standard_normal((a, b), np.float32))))
         if mask:
-            y = ops.mul(y, shown)
-    return Graph((*inputs, *((shown,) if mask else ())), (y, ops.cast(ops.mul(y, 9.0), i32)), ("y", "levels"))
+            y = ops.mul(y, mask_value)
+    return Graph((*inputs, *((mask_value,) if mask else ())), (y, ops.cast(ops.mul(y, 9.0), i32)), ("y", "levels"))
 
 
 def check(graph: Graph, stages: int) -> list[Graph]:
@@ -121,9 +121,9 @@ def in_processes(x: np.ndarray) -> tuple[np.ndarray, int]:
 
 @pytest.mark.slow
 def test_two_processes_are_two_stages():
-    wanted = np.tanh(X @ W) @ V
-    np.testing.assert_allclose(compiled(mesh=ingot.simulate({"pp": 2}))(X), wanted, rtol=1e-5, atol=1e-5)
-    whole = compiled().program.weights.nbytes
+    expected = np.tanh(X @ W) @ V
+    np.testing.assert_allclose(compiled(mesh=ingot.simulate({"pp": 2}))(X), expected, rtol=1e-5, atol=1e-5)
+    total_bytes = compiled().program.weights.nbytes
     for got, nbytes in ingot.launch(in_processes, 2, (X,), seconds=100):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-        assert nbytes < whole
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        assert nbytes < total_bytes
