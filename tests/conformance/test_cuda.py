@@ -169,7 +169,8 @@ def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> Non
 @pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize("axes", [((1,), (0,)), ((0,), (0,)), ((1,), (1,)), ((0,), (1,))])
 def test_operands_that_are_matrices_are_copied_in_boxes(axes: tuple[tuple[int], tuple[int]], is_constant: bool) -> None:
-    """Either axis side by side in memory, the last rows, columns and terms outside of the matrices; b: held or not."""
+    """Either axis side by side in memory, the last rows, columns and terms outside of the matrices; b: a constant or an
+    input."""
     rng = np.random.default_rng(0)
     rows, terms, columns = 1032, 72, 40
     a_shape, b_shape = ((rows, terms), (terms, rows))[axes[0][0] == 0], ((terms, columns), (columns, terms))[axes[1][0]]

@@ -46,8 +46,8 @@ def check(html: str, script: str, folder: Path, width: int = 1280) -> None:
 
 
 def screenshots(html: str, name: str, folder: Path, is_kept: bool) -> None:
-    """Take pictures of the page's first 1400 lines of pixels at three widths, the last one in the dark theme. kept: in
-    docs/pictures, as NAME-WIDTH.png."""
+    """Take pictures of the page's first 1400 lines of pixels at three widths, the last one in the dark theme. is_kept:
+    in docs/pictures, as NAME-WIDTH.png."""
     root = 'root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches'
     assert root in html
     for width in WIDTHS:

@@ -26,7 +26,7 @@ def spot(key: str, share: float, others: Sequence[Choice], near: Sequence[Choice
 
 class FakeBench:
     """`speed`: of choices over the untuned one, by site. noise: a factor on what rounds of a search (not of the guard)
-    measure. whole: of the model with candidates."""
+    measure. model_ratio: of the model with candidates."""
 
     def __init__(self, spots: Sequence[Spot], speed: dict[tuple[str, Choice], float]) -> None:
         self.spots, self.speed = spots, speed

@@ -61,7 +61,8 @@ def test_such_an_op_in_a_branch_of_open_size_is_built_anew_for_each_size() -> No
 def test_compare_blames_nobody_where_rounding_decides(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other program rounds a third down where Ingot may round it up; `off`: and is wrong elsewhere."""
+    """The other program rounds a third down where Ingot may round it up; with an `error`, it is wrong elsewhere as
+    well."""
     onnx = pytest.importorskip("onnx")
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[999] x) => (float[999] z) {
         three = Constant <value = float {3}> ()

@@ -16,7 +16,8 @@ Function = Callable[..., int]
 
 
 class Library:
-    """Functions that say yes; `given` ones do as they like. asked: the names in order. missing: those it lacks."""
+    """A driver whose functions return 0, or do what `functions` says. calls: the names in order. missing: those it
+    lacks."""
 
     def __init__(self, **functions: Function) -> None:
         self.functions: dict[str, Function] = {

@@ -1,4 +1,4 @@
-"""Pipelines: stages on several devices compute what one device computes, with the weights of their own alone."""
+"""Pipelines: stages on several devices compute what one device computes, each with only its own weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(graph: Graph, stages: int) -> list[Graph]:
     arrays = [RNG.standard_normal(static_shape(n.shape)).astype(np.float32) for n in graph.inputs]
     result = pipeline(graph, stages)
     graphs = [graph_of_rank(result, rank) for rank in range(stages)]
-    for got in run(graphs, [arrays] * stages):  # all ranks have the results
+    for got in run(graphs, [arrays] * stages):  # every rank has the results
         for a, b in zip(got, interpret(graph, arrays), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     assert len({str(sorted(collectives(g).items())) for g in graphs}) == 1
@@ -72,7 +72,7 @@ def test_rows_that_depend_on_each_other_are_one_batch():
     assert pipeline(graph, 2).count == 1
 
 
-def test_numbers_that_are_none_stay_in_their_rows():
+def test_nan_and_infinity_stay_in_their_rows():
     graph = net(4)
     value = np.ones((4, 6), np.float32)
     value[1], value[2, 0] = np.nan, -np.inf
@@ -84,9 +84,9 @@ def test_numbers_that_are_none_stay_in_their_rows():
 
 def test_what_has_no_stages_is_refused():
     x = Input("x", TensorType(f32, (2, 4)))()
-    two = Graph((x,), (ops.add(ops.Tanh()(x), ops.Exp()(x)),))
+    fork = Graph((x,), (ops.add(ops.Tanh()(x), ops.Exp()(x)),))
     with pytest.raises(InputError, match="2 values of one type that alone lead"):
-        pipeline(two, 3)
+        pipeline(fork, 3)
     with pytest.raises(InputError, match="this axis alone, without marks"):
         ingot.compile(MODULE, mesh=ingot.simulate({"pp": 2, "tp": 2}))
     with pytest.raises(InputError, match="a pipeline, for inference alone"):

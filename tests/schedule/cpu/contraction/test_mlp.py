@@ -22,7 +22,7 @@ def rows(*shape: DimLike) -> Node:
 
 
 def linear(x: Node, weight: np.ndarray, is_transposed: bool = False) -> Node:
-    """Along the last dimension, with a bias. turned: the weights are [out, in]."""
+    """Along the last dimension, with a bias. is_transposed: the weights are [out, in]."""
     last = x.type.rank - 1
     dot = ops.DotGeneral(((), ()), ((last,), (1 if is_transposed else 0,)))
     y = dot(x, const(weight.T.copy() if is_transposed else weight))
