@@ -619,7 +619,10 @@ def test_bench_tells_percentiles_of_streams_and_writes_a_table(model: Path, tmp_
     assert [row["engine"] for row in rows] == ["ingot", "ort"] and float(rows[1]["ratio"]) > 0
 
 
-@pytest.mark.parametrize("name, engine, package", [("m.mlir", "jax", "jax"), ("m.tflite", "tflite", "ai_edge_litert")])
+@pytest.mark.parametrize(
+    "name, engine, package",
+    [pytest.param("m.mlir", "jax", "jax", marks=pytest.mark.slow), ("m.tflite", "tflite", "ai_edge_litert")],
+)
 def test_bench_beside_the_engines_of_other_formats(model: Path, tmp_path: Path, name: str, engine: str, package: str):
     pytest.importorskip(package)
     pytest.importorskip("flatbuffers")
@@ -669,7 +672,7 @@ def test_the_command_in_a_process_of_its_own(model: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
-@pytest.mark.parametrize("option", ["", "--quiet", "--json"])
+@pytest.mark.parametrize("option", ["", pytest.param("--quiet", marks=pytest.mark.slow), "--json"])
 def test_progress_is_shown_on_a_terminal_unless_asked_not_to(model: Path, tmp_path: Path, option: str):
     import pty
 
@@ -694,7 +697,7 @@ def test_progress_is_shown_on_a_terminal_unless_asked_not_to(model: Path, tmp_pa
 
 def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "db.jsonl"
-    results = parse_output(call("tune", model, "--budget", 2, "--threads", 2, "--database", path, "--json"))
+    results = parse_output(call("tune", model, "--budget", 1, "--threads", 2, "--database", path, "--json"))
     assert results["untuned_seconds"] > 0 and results["seconds"] > 0 and path.is_file()
     assert {"kernel", "result", "untuned_seconds", "seconds", "choice", "state"} <= set(results["rows"][0])
     monkeypatch.setenv("INGOT_TUNING", str(path))

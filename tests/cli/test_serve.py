@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 import ingot
+from tests.cli.test_cli import call, refused
 from tests.language import tiny
 from tests.serving.models import compiled, pooled
 
@@ -62,9 +63,9 @@ def test_two_models_are_served_until_interrupted(files: Path):
 
 def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Path):
     for version in (1, 2):
-        words = command(files / "pool.onnx", "--to", f"triton:{tmp_path}", "--name", "net", "--version", version,
-                        "--queue", 7, "--delay", 2, "--instances", 3, "--threads", 1, "--timeout", 5)  # fmt: skip
-        subprocess.run(words, check=True, capture_output=True, timeout=100)
+        options = "--queue", 7, "--delay", 2, "--instances", 3, "--threads", 1, "--timeout", 5
+        repository = "--to", f"triton:{tmp_path}", "--name", "net", "--version", version
+        assert call("serve", files / "pool.onnx", *repository, *options).exit_code == 0
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*") if p.is_file()) == [
         "net/1/model.ingot", "net/1/model.py", "net/2/model.ingot", "net/2/model.py", "net/config.pbtxt"
     ]  # fmt: skip
@@ -72,10 +73,7 @@ def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Pa
     for line in ('name: "net"', "max_batch_size: 16", "dims: [-1, 8]", "max_queue_size: 7", "count: 3",
                  "max_queue_delay_microseconds: 2000", "default_timeout_microseconds: 5000000"):  # fmt: skip
         assert line in text
-    environment = os.environ | {"COLUMNS": "200"}
-    words = command(tmp_path, "--name", "x", "--port", 0)
-    refused = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
-    assert refused.returncode == 2 and "expected one model, got 2" in refused.stderr
+    assert "expected one model, got 2" in refused(2, "serve", tmp_path, "--name", "x", "--port", 0)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +87,7 @@ def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Pa
     ],
 )
 def test_what_is_wrong_is_told(files: Path, words: list[str], message: str):
-    from typer.testing import CliRunner
-
-    from ingot.cli import app
-
-    result = CliRunner().invoke(app, ["serve", str(files / "other.ingot"), "--port", "0", *words])
+    result = call("serve", files / "other.ingot", "--port", 0, *words)
     assert result.exit_code == (4 if "Triton" in message else 2), result.output
     assert message in " ".join(result.output.split())
 
@@ -167,14 +161,7 @@ def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_e
 
 def test_an_adapter_is_merged_into_the_one_model(files: Path, tmp_path: Path):
     gguf, adapter = tiny.write(tmp_path / "tiny.gguf"), tiny.write_adapter(tmp_path / "a=b.gguf")
-    refused = subprocess.run(
-        command(gguf, files / "pool.onnx", "--adapter", adapter),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 2 and "expected one language model" in refused.stderr
+    assert "expected one language model" in refused(2, "serve", gguf, files / "pool.onnx", "--adapter", adapter)
     lm = ingot.LanguageModel(gguf, adapters={adapter: 0.5}, sequences=8, threads=1)
     expected = lm.generate("The", max_tokens=3, temperature=0)
     assert expected != ingot.LanguageModel(gguf, sequences=8, threads=1).generate("The", max_tokens=3, temperature=0)
@@ -192,6 +179,5 @@ def test_an_adapter_is_merged_into_the_one_model(files: Path, tmp_path: Path):
 
 
 def test_language_models_are_for_the_own_application_alone(files: Path, tmp_path: Path):
-    words = command(tiny.write(tmp_path / "tiny.gguf"), "--to", f"triton:{tmp_path}")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and "no language models" in done.stderr
+    gguf = tiny.write(tmp_path / "tiny.gguf")
+    assert "no language models" in refused(2, "serve", gguf, "--to", f"triton:{tmp_path}")

@@ -158,7 +158,7 @@ def test_entries_that_mean_nothing_do_not_stop_the_tuner(database: Path):
     for spot in bench(graph).spots:
         assert isinstance(spot.site.untuned, Direct)
         add(database, spot.site, replace(spot.site.untuned, width=1000))
-    assert tune(graph, feeds(graph), threads=2, budget=1.0, database=database).seconds > 0
+    assert tune(graph, feeds(graph), threads=2, budget=0.1, database=database).seconds > 0
 
 
 def keys(graph: Graph) -> set[str]:
@@ -197,7 +197,7 @@ def test_tuning_a_model(database: Path, monkeypatch: pytest.MonkeyPatch):
     expected = build(graph, threads=2).model()(**inputs)
     facts: list[str] = []
     report = tune(
-        graph, inputs, threads=2, budget=1.0, database=database, watch=lambda text, seconds: facts.append(text)
+        graph, inputs, threads=2, budget=0.4, database=database, watch=lambda text, seconds: facts.append(text)
     )
     assert report.wrong_results == () and len(report.rows) == 2 and report.seconds > 0
     assert facts[0] == "compile" and len(facts) > 3
@@ -207,7 +207,7 @@ def test_tuning_a_model(database: Path, monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_allclose(after(**inputs), expected, rtol=1e-5, atol=1e-5)
     finished = [r for r in report.rows if r.state != "open"]
     assert len(tuning.read(database)) == len(finished)
-    retuned = tune(graph, inputs, threads=2, budget=1.0, database=database)
+    retuned = tune(graph, inputs, threads=2, budget=0.2, database=database)
     assert [r.state for r in retuned.rows].count("known") == len(finished)
 
 

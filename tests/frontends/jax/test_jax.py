@@ -378,7 +378,7 @@ def test_a_file_of_what_was_exported(tmp_path: Path):
         x = _data(size, 3)
         _agree(model(PARAMS, x), _net(PARAMS, x))
     rng = np.random.default_rng(0)
-    for at in [*range(0, 64, 8), *rng.integers(0, len(data), 4)]:
+    for at in [*range(0, 64, 16), *rng.integers(0, len(data), 2)]:
         path.write_bytes(data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :])
         with suppress(IngotError):
             open_model(path, Request())

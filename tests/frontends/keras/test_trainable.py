@@ -45,9 +45,10 @@ def test_a_step_is_keras_own() -> None:
         prediction, rest, losses = model.stateless_call(first, rest, x, training=True, return_losses=True)
         return likelihood(prediction, y) + sum(losses), rest
 
+    value_and_slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for n in (7, 4, 7):
         x, y = RNG.normal(size=(n, 6)).astype(np.float32), RNG.integers(0, 3, n).astype(np.int32)
-        (want, rest), slopes = jax.value_and_grad(loss, has_aux=True)(first, rest, x, y)
+        (want, rest), slopes = value_and_slopes(first, rest, x, y)
         first = [v - 0.1 * g for v, g in zip(first, slopes, strict=True)]
         assert float(step(x, y)[0]) == pytest.approx(float(want), rel=1e-5)
     before = [np.asarray(v.value) for v in model.trainable_variables]

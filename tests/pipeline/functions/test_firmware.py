@@ -68,6 +68,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @needs_arm
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("core", MICROCONTROLLERS)
 def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
     facts = parse_output(
