@@ -25,7 +25,6 @@ from ingot.ops import (
 )
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.model.attention_sums import keep_attention_sums
-from ingot.passes.model.image_channels import align_image_channels
 from ingot.passes.model.transposed_concat import transpose_parts
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -139,11 +138,7 @@ class GpuTarget:
             byte_rows=False,
             same_operand_types=True,
             row_alignment_bytes=ALIGNMENT_BYTES,
-            target_passes=(
-                ("attention_sums", keep_attention_sums),
-                ("transposed_concat", transpose_parts),
-                ("image_channels", align_image_channels),
-            ),
+            target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)
 

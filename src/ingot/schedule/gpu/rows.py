@@ -215,9 +215,11 @@ class _RowTiles:
 
     @property
     def _warps(self) -> int:
-        """Warps for about 16 elements of a tile per thread."""
-        width = self.tile[1] if self.programs == self.parts else self.parts
-        return min(16, max(1, self.tile[0] * width // 512))
+        """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts: more loads under way."""
+        is_fold = self.programs != self.parts
+        width = self.parts if is_fold else self.tile[1]
+        elements = 1024 if self.parts > 1 and not is_fold and not self.rows.horizontal else 512
+        return min(16, max(1, self.tile[0] * width // elements))
 
     @property
     def has_full_rows(self) -> bool:

@@ -68,6 +68,7 @@ from ingot.support.dataclass import dataclass
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
 MIN_BLOCK_TERMS = 32  # of a k-step
+MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -394,9 +395,16 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
+    @property
+    def _contiguous_sides(self) -> tuple[list[Axis], list[Axis]]:
+        """The axes of A's rows and of B's columns along which elements lie side by side."""
+        return [x for x in self.loops.rows if x.a == 1], [x for x in self.loops.cols if x.b == 1]
+
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
-        """The k-step and the blocks of terms, where no operand has terms side by side: `step`, or half of it."""
-        if len(axes) > 1 and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
+        """The k-step and the blocks of terms, where no operand has terms side by side, but rows or columns, so that a
+        term is loaded in vectors: `step`, or half of it."""
+        runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
+        if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
             for size in (step, step // 2):
                 if size >= MIN_BLOCK_TERMS and (blocks := TermBlocks.of(axes, size)) is not None:
                     return size, blocks
