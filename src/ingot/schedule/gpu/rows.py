@@ -116,10 +116,12 @@ class _RowTiles:
         chunk, (height, _) = CHUNK, self.tile
         if self.programs > 1:
             # neighboring programs read what is adjacent: parts of a row, or elements of rows that are interleaved
-            is_interleaved = not self.rows.horizontal
-            count = dim_expr(self._row_tiles) if is_interleaved else integer(self.programs)
-            fast, slow = (self.top.let(k.binary(op, chunk, count), name) for op, name in (("rem", "fast"), ("div", "slow")))
-            self.part, chunk = (slow, fast) if is_interleaved else (fast, slow)
+            count = integer(self.programs) if self.rows.horizontal else dim_expr(self._row_tiles)
+            names = ("part", "tile") if self.rows.horizontal else ("tile", "part")
+            inner, outer = (
+                self.top.let(k.binary(o, chunk, count), n) for o, n in zip(("rem", "div"), names, strict=True)
+            )
+            self.part, chunk = (inner, outer) if self.rows.horizontal else (outer, inner)
         count = product(self.rows.kept_shape)
         self.span = Span.of(self.top, k.mul(chunk, integer(height)), height, count, 0, wraps=True)
         self.row_index = self.span.index(self.top, self.rows.kept_shape)
@@ -215,7 +217,7 @@ class _RowTiles:
 
     @property
     def _warps(self) -> int:
-        """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts: more loads under way."""
+        """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts."""
         is_fold = self.programs != self.parts
         width = self.parts if is_fold else self.tile[1]
         elements = 1024 if self.parts > 1 and not is_fold and not self.rows.horizontal else 512
