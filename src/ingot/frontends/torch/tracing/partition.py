@@ -44,6 +44,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     with config.patch(recompute_views=True, cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _drop_kept_views(forward, backward, options["num_fwd_outputs"])
+    _drop_kept_constants(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 
@@ -71,6 +72,36 @@ def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results:
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.recompile()
+
+
+def _drop_kept_constants(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Removes values that depend on no input, such as a causal mask, from the saved values; backward computes them, and
+    the compiler knows what they are there, too. results: as of `_drop_kept_views`."""
+    constants = dict.fromkeys(n for n in forward.graph.nodes if n.op == "call_function")
+    for n in forward.graph.nodes:
+        tags = getattr(n.target, "tags", ())
+        is_pure = isinstance(n.target, torch._ops.OpOverload) and not n.target._schema.is_mutable
+        is_known = is_pure and torch.Tag.nondeterministic_seeded not in tags
+        if n in constants and not (is_known and all(i in constants for i in n.all_input_nodes)):
+            del constants[n]
+    (end,) = forward.graph.find_nodes(op="output")
+    saved = list(end.args[0])
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    kept = [n for n in saved[results:] if n in constants and n.name in placeholders]
+    if not kept:
+        return
+    copies: dict[fx.Node, fx.Node] = {}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    with backward.graph.inserting_before(first):
+        for n in constants:
+            copies[n] = backward.graph.node_copy(n, copies.__getitem__)
+    for n in kept:
+        placeholders[n.name].replace_all_uses_with(copies[n])
+        backward.graph.erase_node(placeholders[n.name])
+    end.args = (tuple(n for i, n in enumerate(saved) if i < results or n not in kept),)
+    for module in (forward, backward):
+        module.graph.eliminate_dead_code()
+        module.recompile()
 
 
 def is_view(node: fx.Node) -> bool:
