@@ -181,6 +181,8 @@ class Linker:
         return buffer
 
     def _weight(self, constant: Array, pack: Pack | None) -> int:
+        if pack and pack.keeps_order and (pack.size, pack.dtype.numpy) == (constant.size, constant.dtype):
+            pack = None
         key = (constant, pack.key if pack else "")
         if key not in self.buffer_of_weight:
             offset, nbytes = self.weights.add(constant, pack)
