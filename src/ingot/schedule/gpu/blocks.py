@@ -164,7 +164,11 @@ def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) ->
     def write(array: np.ndarray, out: np.ndarray) -> None:
         out.reshape(extents)[...] = view_of_flat(array, extents, strides, start)
 
-    return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
+    keeps_order = start == 0 and all(
+        n == 1 or s == dense for n, s, dense in zip(extents, strides, Layout.contiguous(extents).strides, strict=True)
+    )
+    key = f"columns{extents}{strides}{start}"
+    return Pack(index, key, dtype, prod(extents), write, keeps_order=keeps_order)
 
 
 def _varies(flat: Expr, mask: Expr) -> bool:

@@ -2,6 +2,8 @@
 
 x (2 programs), y (3 programs)   ->   if chunk < 2:  x(chunk)
                                       else:          y(chunk - 2)      many: by bisection
+
+x (1 program); y of x (1 program)   ->   x; await stores; y
 """
 
 from __future__ import annotations
@@ -11,7 +13,19 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import AwaitProducers, Body, Buffer, If, Kernel, Let, Lit, ReleaseConsumers, Var
+from ingot.ir.kernel import (
+    AwaitProducers,
+    AwaitStores,
+    Body,
+    Buffer,
+    If,
+    Kernel,
+    Let,
+    Lit,
+    ReleaseConsumers,
+    Stmt,
+    Var,
+)
 from ingot.ir.kernel.rewrite import Rewriter
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import LOCAL, integer
@@ -51,7 +65,7 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     first = kernels[0]
     if any(kernel.hints != first.hints for kernel in kernels):
         return None
-    renamings = [_Renaming(number, kernel.chunk) for number, kernel in enumerate(kernels)]
+    renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
     starts = [0, *accumulate(map(_program_count, kernels))]
 
     def branches(begin: int, end: int) -> Body:
@@ -82,6 +96,38 @@ def _is_copy(low: Lowered) -> bool:
     return _is_single(low) and len(low.steps[0].args) == 2 and _program_count(low.steps[0].kernel) > 0
 
 
+def _has_one_program(kernel: Kernel) -> bool:
+    """Whether a kernel is one program that needs nothing but its params, so that it can share it."""
+    is_plain = not kernel.dims and not kernel.scratch_bytes and kernel.barrier is None
+    is_alone = kernel.chunks == integer(1) and kernel.rounds == integer(1)
+    return is_plain and is_alone and not any(b.matrix is not None for b in kernel.params)
+
+
+def chain_kernels(kernels: Sequence[Kernel], machine: Machine) -> Kernel | None:
+    """One program for kernels of one program each that follow one another, with the params of all; None if one of them
+    has several."""
+    if not all(map(_has_one_program, kernels)):
+        return None
+    first = kernels[0]
+    body: list[Stmt] = []
+    params: list[Buffer] = []
+    for number, kernel in enumerate(kernels):
+        renaming = _Renaming(number, kernel.chunk, first.chunk)
+        body += [AwaitStores()] if number else []
+        body += renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        params += map(renaming.buffer, kernel.params)
+    common = set(first.hints).intersection(*(kernel.hints for kernel in kernels))
+    warps = "warps", max(number for kernel in kernels for hint, number in kernel.hints if hint == "warps")
+    hints = warps, *(hint for hint in first.hints if hint in common and hint[0] != "warps")
+    name = "_then_".join(dict.fromkeys(kernel.name for kernel in kernels))
+    return _with_await(replace(first, name=name, params=tuple(params), body=tuple(body), hints=hints), machine)
+
+
+def _own_chunk(number: int, kernel: Kernel) -> Var:
+    """The chunk of the kernel `number` of a launch; the first one has the launch's."""
+    return kernel.chunk if number == 0 else replace(kernel.chunk, name=f"{LOCAL}{kernel.chunk.name}_{number}")
+
+
 def _program_count(kernel: Kernel) -> int:
     """The number of programs; -1 if it is symbolic."""
     return int(kernel.chunks.value) if isinstance(kernel.chunks, Lit) else -1
@@ -97,16 +143,15 @@ def _is_single(low: Lowered) -> bool:
 
 
 class _Renaming(Rewriter):
-    """Renames variables and buffers of the kernel `number` of a launch. chunk: its chunk; the first kernel has the
-    launch's."""
+    """Renames variables and buffers of the kernel `number` of a launch. old_chunk, chunk: its chunk, alone and
+    there."""
 
-    def __init__(self, number: int, chunk: Var) -> None:
+    def __init__(self, number: int, old_chunk: Var, chunk: Var) -> None:
         super().__init__()
-        self.number, self.launch_chunk = number, chunk
-        self.chunk = chunk if number == 0 else replace(chunk, name=f"{LOCAL}{chunk.name}_{number}")
+        self.number, self.old_chunk, self.chunk = number, old_chunk, chunk
 
     def variable(self, v: Var) -> Var:
-        if v.name == self.launch_chunk.name:
+        if v.name == self.old_chunk.name:
             return self.chunk
         return replace(v, name=f"{v.name}_{self.number}") if v.name.startswith(LOCAL) else v
 
@@ -114,4 +159,4 @@ class _Renaming(Rewriter):
         return replace(b, name=f"{b.name}_{self.number}")
 
 
-__all__ = ["await_producers", "merge_launches"]
+__all__ = ["await_producers", "chain_kernels", "merge_launches"]
