@@ -69,7 +69,7 @@ def ints(graph: fx.Graph) -> tuple[list[int], list[int], frozenset[int]]:
     return [i for i, e in ints if e not in sizes], [i for i, _ in ints], unsolved
 
 
-def _solved_symbol(e: sympy.Expr) -> sympy.Basic | None:
+def _solved_symbol(e: Any) -> Any:
     """The symbol s of a * s + b with a > 0; None for any other expression."""
     if len(e.free_symbols) != 1:
         return None

@@ -254,7 +254,7 @@ class Sizes:
                 power = power * base
             return power
         if isinstance(e, sympy.Piecewise):
-            pieces = [(self.expression(value), self._bit(condition)) for value, condition in e.args]
+            pieces = [(self.expression(value), self._bit(condition)) for value, condition in (p.args for p in e.args)]
             return reduce(lambda rest, piece: rest + (piece[0] - rest) * piece[1], reversed(pieces), 0)
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:

@@ -48,8 +48,8 @@ _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each h
 def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
     """Return the graph with bounds and conditions for the margins of its ops (see module).
 
-    outer: the symbols of the graphs around a body. Raises ImportModelError where a margin is negative for all sizes: the
-    model's ops exclude each other.
+    outer: the symbols of the graphs around a body. Raises ImportModelError where a margin is negative for all sizes: no
+    sizes suit all ops of the model.
     """
     graph = _with_empty(graph)
     limits = {name: (low, high) for name, low, high in graph.bounds}

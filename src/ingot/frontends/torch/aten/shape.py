@@ -249,11 +249,12 @@ def clipped(
     """Python's rules for x[start:end:step], which has `length` elements: negative bounds count from the end, and all
     are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it. Where only the
     run knows both signs, that of the start decides."""
-    signed = start is None or _is_signed(start)
-    if not signed and step == 1 and not (_is_all(end, size) or _is_signed(end)):
+    start = 0 if start is None else start
+    signed = _is_signed(start)
+    if not signed and step == 1 and end is not None and not (_is_all(end, size) or _is_signed(end)):
         first = dim_min(dim_max(start + sign_bit(start) * size, 0), size)
         return first, first + length
-    lo = 0 if start is None else _clamped(start, size) if signed or step != 1 else None
+    lo = _clamped(start, size) if signed or step != 1 else None
     if step == 1 and lo is not None:
         return lo, lo + length
     hi = size if end is None or _is_all(end, size) else _clamped(end, size)

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -118,7 +119,7 @@ class _ViewGraph:
         inputs = graph.find_nodes(op="placeholder")
         self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
         values = ((n, n.meta.get("val")) for n in inputs)
-        tracer = fx.proxy.GraphAppendingTracer(self.graph)  # one, for what is computed from several sizes
+        tracer = GraphAppendingTracer(self.graph)  # one, for what is computed from several sizes
         self._sizes = {v.node.expr: fx.Proxy(self.node_of[n], tracer) for n, v in values if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
