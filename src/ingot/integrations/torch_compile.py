@@ -230,9 +230,10 @@ _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 class _Specialized:
     """A functional graph, compiled for the parameters of the last call, and compiled again when they change.
 
-    An int input is a symbolic size of the graph. If it is 0 or negative, it is a constant of a separate program. If an
-    op needs constants (a stride), all ints are constants; if that is not enough, the sizes of tensors are, too (the
-    window of a transposed convolution). It is called with a list of the graph's inputs.
+    An int input is a symbolic size of the graph. If it is 0 or negative, or does not tell the sizes that it is computed
+    from, it is a constant of a separate program. If an op needs constants (a stride), all ints are constants; if that
+    is not enough, the sizes of tensors are, too (the window of a transposed convolution). It is called with a list of
+    the graph's inputs.
     """
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
@@ -264,7 +265,7 @@ class _Specialized:
         # how many of the last inputs and results are packed
         self._counts = 0 if self._packed is None else len(self._packed.orders), self.results.packed_count
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
-        self._ints, self._sizes = ints(graph.graph)
+        self._ints, self._sizes, self._unsolved = ints(graph.graph)
         self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
@@ -312,7 +313,7 @@ class _Specialized:
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are constants of the program."""
         if self._level == 0:
-            return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
+            return tuple([(i, args[i]) for i in self._ints if args[i] < 1 or i in self._unsolved])
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(

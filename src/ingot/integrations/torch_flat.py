@@ -63,12 +63,24 @@ def _shapes(graph: fx.Graph) -> Iterator[sympy.Expr]:
                 )
 
 
-def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are read but are not sizes of input tensors, and positions of all that are read."""
+def ints(graph: fx.Graph) -> tuple[list[int], list[int], frozenset[int]]:
+    """Positions of the ints that are read but are not sizes of input tensors, positions of all that are read, and those
+    of which the sizes that they are computed from cannot be told (-s0, s0 * s1)."""
     values, skipped = [n.meta.get("val") for n in placeholders(graph)], unread(graph)
     sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
     ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt) and i not in skipped]
-    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
+    known = {s for e in (*sizes, *(e for _, e in ints)) if (s := _solved_symbol(e)) is not None}
+    unsolved = frozenset(i for i, e in ints if not e.free_symbols <= known)
+    return [i for i, e in ints if e not in sizes], [i for i, _ in ints], unsolved
+
+
+def _solved_symbol(e: Any) -> Any:
+    """The symbol s of a * s + b with a > 0; None for any other expression."""
+    if len(e.free_symbols) != 1:
+        return None
+    (s,) = e.free_symbols
+    slope = e.coeff(s)
+    return s if slope.is_positive and not (e - slope * s).free_symbols else None
 
 
 def import_flat(

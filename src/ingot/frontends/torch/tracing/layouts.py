@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -121,7 +122,8 @@ class _ViewGraph:
         inputs = graph.find_nodes(op="placeholder")
         self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
         values = ((n, n.meta.get("val")) for n in inputs)
-        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in values if isinstance(v, torch.SymInt)}
+        tracer = GraphAppendingTracer(self.graph)  # one, for what is computed from several sizes
+        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n], tracer) for n, v in values if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
         if isinstance(value, torch.SymInt):
@@ -137,11 +139,13 @@ class _ViewGraph:
         node = self._sizes[expression]
         return node.node if isinstance(node, fx.Proxy) else int(node)
 
-    def has_views(self, node: fx.Node) -> bool:
-        """Whether the chain of views to `node` can be replayed."""
+    def unknown_sizes(self, node: fx.Node) -> list[fx.Node]:
+        """The sizes in the chain of views to `node` that this graph's inputs do not tell."""
         source, call = source_of(node), _call(node)
-        sizes = (n.meta.get("val") for n in call.all_input_nodes if n is not source)
-        return source is None or (all(map(self.has_size, sizes)) and self.has_views(source))
+        if source is None:
+            return []
+        sizes = [n for n in call.all_input_nodes if n is not source and not self.has_size(n.meta.get("val"))]
+        return [*sizes, *self.unknown_sizes(source)]
 
     def view(self, node: fx.Node) -> fx.Node:
         """`node`, a view of a value of this graph, by replaying its chain of views."""
@@ -150,11 +154,14 @@ class _ViewGraph:
             assert source is not None, node
             self.view(source)
             if call not in self.node_of:
-                args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
+                args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), self._argument)
                 self.node_of[call] = self.call(call.target, self.node_of[source], *args, **kwargs)
             if call is not node:
                 self.node_of[node] = self.call(operator.getitem, self.node_of[call], node.args[1])
         return self.node_of[node]
+
+    def _argument(self, node: fx.Node) -> Any:
+        return self.node_of[node] if node in self.node_of else self.size(node.meta["val"])
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(function, args, kwargs)
@@ -180,9 +187,10 @@ def cut_results(
     returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
     sizes = _ViewGraph(graph)
     nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
-    views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned) and sizes.has_views(r)}
+    views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned)}
     visible |= {root_of(r) for r in views}
     computed = dict.fromkeys(root_of(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
+    computed |= dict.fromkeys(n for r in nodes if r in views for n in sizes.unknown_sizes(r))  # the run finds them
     computed = {r: None for r in computed if r not in sizes.node_of and r is not packed}
 
     single = [*computed, *([] if packed is None else [packed])]
@@ -211,7 +219,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
     """
     view_graph = _ViewGraph(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
-    reads = [n for n in reads if root_of(n).op == "placeholder" and view_graph.has_views(n)]
+    reads = [n for n in reads if root_of(n).op == "placeholder" and not view_graph.unknown_sizes(n)]
     if not reads:
         return [], None
     new_views, added, last = (
