@@ -118,11 +118,12 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
         sampled = image
         if any(d != 1 for d in op.strides):
             sampled = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
-        rows = (ops.Transpose(channels_last)(v) for v in (g, sampled))
-        return ops.Reshape(kernel.shape)(summed_products(*rows, kernel.dtype))
+        g, sampled = (ops.Transpose(channels_last)(v) for v in (g, sampled))
+        return ops.Reshape(kernel.shape)(summed_products(g, sampled, kernel.dtype))
     is_transposed = groups == 1 and all(d == 1 for d in op.strides) and is_static((*window, *g.shape[2:]))
     if is_transposed and all(1 in pair for pair in zip(op.lhs_dilation, op.rhs_dilation, strict=True)):
-        return transposed_kernel_cotangent(op, *(ops.Transpose(channels_last)(v) for v in (image, g)), kernel)
+        image, g = (ops.Transpose(channels_last)(v) for v in (image, g))
+        return transposed_kernel_cotangent(op, image, g, kernel)
     grouped = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
     rest = range(3, len(grouped.shape))
     transposed = ops.Transpose((2, 1, 0, *rest))(grouped)
