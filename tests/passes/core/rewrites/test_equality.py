@@ -82,14 +82,14 @@ def _stays_within_the_bound(before: Graph, after: Graph, exact: bool) -> None:
 
 def _with_sums(g: Graph) -> Graph:
     """The graph of magnitudes: sums for differences."""
-    made: dict[Node, Node] = {n: n for n in g.inputs}
+    mapping: dict[Node, Node] = {n: n for n in g.inputs}
     for n in g.nodes():
-        if n not in made:
-            operands = [made[i] for i in n.inputs]
-            made[n] = ops.Add()(*operands) if isinstance(n.op, ops.Sub) else n.op(*operands) if operands else n
+        if n not in mapping:
+            operands = [mapping[i] for i in n.inputs]
+            mapping[n] = ops.Add()(*operands) if isinstance(n.op, ops.Sub) else n.op(*operands) if operands else n
             if isinstance(n.op, ops.Neg):
-                made[n] = operands[0]
-    return g.with_outputs(made[n] for n in g.outputs)
+                mapping[n] = operands[0]
+    return g.with_outputs(mapping[n] for n in g.outputs)
 
 
 def test_other_inputs_or_types_are_not_equal() -> None:
@@ -101,8 +101,8 @@ def test_literals_are_those_of_the_field() -> None:
     values = np.array([1.0, 2.0, 0.5, -3.0, 0.1, 1e-30, 3e38, 2.0**-126], np.float32)
     results = equality.literal(values)
     for v, got in zip(values, results, strict=True):
-        above, below = float(v).as_integer_ratio()
-        assert got == above * pow(below, -1, PRIME) % PRIME
+        numerator, denominator = float(v).as_integer_ratio()
+        assert got == numerator * pow(denominator, -1, PRIME) % PRIME
     assert equality.literal(np.zeros(1, np.float32)) == 0
 
 
