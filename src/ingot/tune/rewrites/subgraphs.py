@@ -1,19 +1,22 @@
-"""The subgraphs of a model in which rewrites are searched: up to six sums, products and views around a product."""
+"""The subgraphs of a model in which rewrites are searched: up to six sums, products and views around a product, or
+products that share an operand, which have a result each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, rebuild, splat_of
+from ingot.ir.dims import DimLike, substitute, symbol
+from ingot.ir.node import Graph, Input, Node, rebuild, splat_of, topological
 from ingot.ir.show import show
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.rewrites import equality
-from ingot.passes.core.rewrites.rewrite import reader_counts
+from ingot.passes.core.rewrites.match import has_sizes, reader_counts
+from ingot.passes.core.rewrites.rewrite import MAX_RESULTS
 from ingot.support.dataclass import dataclass
 
 MAX_OPS = 6
@@ -22,31 +25,42 @@ _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A subgraph whose operands are inputs: x0, x1... for values, c0, c1... for constants.
+    """A subgraph whose operands are inputs: x0, x1... for values, c0, c1... for constants; open sizes are n0, n1...
 
-    count: its occurrences in the model. constants: the values of c0, c1... in the first one. flops: of all occurrences.
+    count: its occurrences in the model. constants: the values of c0, c1... in the first one. sizes: of n0, n1... in it.
+    flops: of all occurrences, at these sizes.
     """
 
     graph: Graph
     count: int
     constants: tuple[np.ndarray, ...]
+    sizes: Mapping[str, int]
     flops: int
 
 
-def subgraphs(graph: Graph) -> list[Subgraph]:
-    """The subgraphs of a CORE graph, by decreasing number of floating-point operations."""
-    readers = reader_counts(graph)
+def subgraphs(graph: Graph, sizes: Mapping[str, int] | None = None) -> list[Subgraph]:
+    """The subgraphs of a CORE graph, by decreasing number of floating-point operations. sizes: of its symbols."""
     by_text: dict[str, Subgraph] = {}
+    for members, results in _sets(graph):
+        subgraph = _subgraph(graph, members, results, sizes or {})
+        if not has_sizes(subgraph.graph) or equality.instances(subgraph.graph) is None:
+            continue
+        text = show(subgraph.graph)
+        if text in by_text:
+            old = by_text[text]
+            subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
+        by_text[text] = subgraph
+    return sorted(by_text.values(), key=lambda s: -s.flops)
+
+
+def _sets(graph: Graph) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
+    """(members, results)"""
+    readers = reader_counts(graph)
     for root in graph.nodes():
         for members in _members(root, readers):
-            subgraph = _subgraph(root, members)
-            if not equality.is_small(subgraph.graph):
-                continue
-            old = by_text.get(show(subgraph.graph))
-            if old is not None:
-                subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
-            by_text[show(subgraph.graph)] = subgraph
-    return sorted(by_text.values(), key=lambda s: -s.flops)
+            yield members, (root,)
+    for products in _siblings(graph):
+        yield products, products
 
 
 def _is_member(n: Node) -> bool:
@@ -71,9 +85,30 @@ def _members(root: Node, readers: Mapping[Node, int]) -> Iterator[tuple[Node, ..
             yield tuple(members)
 
 
-def _subgraph(root: Node, members: tuple[Node, ...]) -> Subgraph:
+def _siblings(graph: Graph) -> Iterator[tuple[Node, ...]]:
+    """Growing sets of products of one kind that share an operand, of which none needs another."""
+    uses = graph.uses()
+    for shared in graph.nodes():
+        kinds: dict[object, list[Node]] = {}
+        for n in dict.fromkeys(uses.get(shared, ())):
+            if isinstance(n.op, _CONTRACTIONS) and _is_member(n):
+                ranks = tuple(i.type.rank for i in n.inputs)
+                kinds.setdefault((n.op, n.inputs.index(shared), ranks), []).append(n)
+        for products in kinds.values():
+            chosen: list[Node] = []
+            for n in products:
+                if len(chosen) == MAX_RESULTS:
+                    break
+                if not set(chosen) & set(topological(n.inputs)):
+                    chosen.append(n)
+                    if len(chosen) > 1:
+                        yield tuple(chosen)
+
+
+def _subgraph(graph: Graph, members: Sequence[Node], results: tuple[Node, ...], sizes: Mapping[str, int]) -> Subgraph:
     inputs: dict[Node, Node] = {}
     constants: list[np.ndarray] = []
+    names: dict[str, str] = {}
 
     def bind(n: Node) -> None:
         if n in members or (isinstance(n.op, ops.BroadcastInDim) and is_constant(n)):
@@ -85,10 +120,20 @@ def _subgraph(root: Node, members: tuple[Node, ...]) -> Subgraph:
             if constant:
                 constants.append(value_of(n))
             inputs[n] = Input(label, n.type)()
+            for name in sorted(n.type.symbols):
+                names.setdefault(name, f"n{len(names)}")
 
-    bind(root)
-    before = Graph(tuple(inputs.values()), rebuild((root,), inputs))
-    return Subgraph(before, 1, tuple(constants), equality.flops(before))
+    for root in results:
+        bind(root)
+    # the model's bounds are those of the rewrite: it is measured within them
+    bounds = tuple((name, low, high) for name, low, high in graph.bounds if name in names)
+    before = Graph(tuple(inputs.values()), rebuild(results, inputs), bounds=bounds)
+    renamed: dict[str, DimLike] = {name: symbol(new) for name, new in names.items()}
+    own_sizes = {new: sizes[name] for name, new in names.items()}
+    flops = int(substitute(equality.flops(before.nodes()), sizes))
+    renamed_bounds = tuple((names[name], low, high) for name, low, high in bounds)
+    before = replace(before.substitute(renamed), bounds=renamed_bounds)
+    return Subgraph(before, 1, tuple(constants), own_sizes, flops)
 
 
 def _is_literal(n: Node) -> bool:
