@@ -236,9 +236,7 @@ class Axes:
             if is_at_most(low, at) and is_at_most(at, high):
                 if not isinstance(part, Axis):
                     return False
-                self._bound[part] = Sum((Axis(at - low), Axis(high - at)))
-                if part in self._fixed:
-                    self._fix([part])
+                self._bound[part] = Sum(self._new((at - low, high - at), fixed=part in self._fixed))
                 return True
             low = high
         return False
@@ -346,7 +344,7 @@ class Axes:
                     )
                     op = ops.Slice(start, limit, op.strides)
                 made[n] = op(*operands)
-                assert made[n].shape == shape, f"{n}: {made[n].shape} at {shape}"
+                n.op.expect(made[n].shape == shape, f"expected {shape} at small sizes, got {made[n].shape}")
         return [Graph(tuple(made[n] for n in g.inputs), tuple(made[n] for n in g.outputs)) for g in self._graphs]
 
 

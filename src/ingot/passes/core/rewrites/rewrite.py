@@ -109,7 +109,11 @@ def parsed(r: Rewrite) -> tuple[Graph, Graph] | None:
 def is_sound(r: Rewrite) -> bool:
     """Whether the two sides are equal; with a warning in the log if not."""
     sides = parsed(r)
-    equal = sides is not None and equality.are_equal(*sides, exactly=r.exact)
+    try:
+        equal = sides is not None and equality.are_equal(*sides, exactly=r.exact)
+    except IngotError as error:  # sides whose sizes fit by chance
+        _log.warning("rewrite: %s: it is ignored", error)
+        return False
     if not equal:
         _log.warning("rewrite: the sides of a rewrite differ: it is ignored")
     return equal
