@@ -14,9 +14,10 @@ import numpy as np
 from ingot.debug.build import build
 from ingot.debug.feeds import Feeds
 from ingot.ir.dims import substitute
-from ingot.ir.node import Graph, Node, const, rebuild
+from ingot.ir.node import Graph
+from ingot.ir.types import static_shape
 from ingot.passes.core.rewrites import equality
-from ingot.passes.core.rewrites.rewrite import Rewrite, is_sound
+from ingot.passes.core.rewrites.rewrite import Rewrite, apply_rewrites, is_sound
 from ingot.pipeline import tuning
 from ingot.pipeline.build import build_program
 from ingot.runtime.bind import bind_symbols, binding_shapes
@@ -91,7 +92,7 @@ def find_rewrites(
         if seconds > budget:
             break
         watch(f"subgraph {number + 1} of {len(candidates)}", seconds)
-        row, win = _searched(subgraph, machine, threads, fast_math)
+        row, win = _searched(subgraph, sizes, machine, threads, fast_math)
         rows.append(row)
         found += [(subgraph.count, win)] if win else []
     watch("the whole model", time.monotonic() - began)
@@ -117,7 +118,9 @@ def find_rewrites(
     return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
 
 
-def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
+def _searched(
+    subgraph: Subgraph, sizes: Mapping[str, int], machine: str, threads: int, fast_math: bool
+) -> tuple[Row, tuning.Rewritten | None]:
     text, count = str(Rewrite.of(subgraph.graph, subgraph.graph, exact=True)).partition(" -> ")[0], subgraph.count
     candidates = forms(subgraph.graph, SECONDS_PER_SUBGRAPH, sizes=subgraph.sizes)
     if not candidates:
@@ -132,11 +135,12 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
             state = "needs fast math"
             text = str(rewrite)
             continue
-        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.graph, after))
+        context = subgraph.context
+        graphs = (context, apply_rewrites(context, [rewrite], fast_math=fast_math))
         models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
-        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.graph, subgraph.sizes))
+        gain, (original_seconds, seconds) = _compared(models, _random_feeds(context, sizes))
         # of what gains enough here, what is not slower at the ends of the bounds
-        at_ends = (_random_feeds(subgraph.graph, ends) for ends in _ends(subgraph) if gain >= NEEDED_GAIN)
+        at_ends = (_random_feeds(context, ends) for ends in _ends(context, sizes) if gain >= NEEDED_GAIN)
         least = min((_compared(models, feeds)[0] for feeds in at_ends), default=gain)
         gain = gain if least * NEEDED_GAIN >= 1 else least
         if best is None or gain > best[0]:
@@ -150,26 +154,14 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
     return Row(str(rewrite), count, len(candidates), gain, "kept"), win
 
 
-def _with_constants(g: Graph, constants: Sequence[np.ndarray]) -> Graph:
-    """A side of a rewrite as a model, with its constants in place."""
-    values = iter(constants)
-    bound: dict[Node, Node] = {}
-    for n in g.inputs:
-        if n.op.label.startswith("c"):  # type: ignore[attr-defined]
-            bound[n] = const(next(values))
-    inputs = tuple(n for n in g.inputs if n not in bound)
-    return Graph(inputs, rebuild(g.outputs, bound), bounds=g.bounds)
-
-
-def _ends(subgraph: Subgraph) -> list[Mapping[str, int]]:
+def _ends(context: Graph, sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
     """The sizes at which a form is measured besides: the lowest of its symbols, and the highest if they are bounded."""
-    limits = {name: (1 if low is None else low, high) for name, low, high in subgraph.graph.bounds}
-    lowest = {name: max(limits.get(name, (1, None))[0], 1) for name in subgraph.sizes}
-    highest = {name: limits.get(name, (1, None))[1] or size for name, size in subgraph.sizes.items()}
-    ends = [e for e in (lowest, highest) if e != subgraph.sizes]
-    return [
-        e for e in ends if _elements(subgraph.graph, e) <= max(MAX_ELEMENTS, _elements(subgraph.graph, subgraph.sizes))
-    ]
+    limits = {name: (low, high) for name, low, high in context.bounds}
+    here = {name: sizes[name] for name in context.symbols()}
+    lowest = {name: max(limits.get(name, (1, None))[0] or 1, 1) for name in here}
+    highest = {name: limits.get(name, (1, None))[1] or size for name, size in here.items()}
+    most = max(MAX_ELEMENTS, _elements(context, here))
+    return [e for e in (lowest, highest) if e != here and _elements(context, e) <= most]
 
 
 def _elements(g: Graph, sizes: Mapping[str, int]) -> int:
@@ -178,11 +170,11 @@ def _elements(g: Graph, sizes: Mapping[str, int]) -> int:
 
 def _random_feeds(g: Graph, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    return {
-        n.op.label: random.standard_normal(n.type.substitute(sizes).shape).astype(n.dtype.numpy)  # type: ignore[attr-defined, call-overload]
-        for n in g.inputs
-        if not n.op.label.startswith("c")  # type: ignore[attr-defined]
-    }
+    feeds: dict[str, np.ndarray] = {}
+    for n in g.inputs:
+        shape = static_shape(n.type.substitute(sizes).shape)
+        feeds[n.op.label] = random.standard_normal(shape).astype(n.dtype.numpy)  # type: ignore[attr-defined]
+    return feeds
 
 
 def _compared(

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ingot import ops
 from ingot.ir.dims import DimLike, substitute, symbol
 from ingot.ir.node import Graph, Input, Node, rebuild, splat_of, topological
 from ingot.ir.show import show
-from ingot.passes.constants import is_constant, value_of
+from ingot.ops.core.base import Category, category
+from ingot.passes.constants import is_constant
 from ingot.passes.core.rewrites import equality
 from ingot.passes.core.rewrites.match import has_sizes, reader_counts
 from ingot.passes.core.rewrites.rewrite import MAX_RESULTS
 from ingot.support.dataclass import dataclass
 
 MAX_OPS = 6
+MAX_READERS = 12  # elementwise ops of a context
 _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
@@ -27,13 +27,14 @@ _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 class Subgraph:
     """A subgraph whose operands are inputs: x0, x1... for values, c0, c1... for constants; open sizes are n0, n1...
 
-    count: its occurrences in the model. constants: the values of c0, c1... in the first one. sizes: of n0, n1... in it.
+    context: the first occurrence with the elementwise ops that read its results, which kernels may fuse with it: what
+    is measured, with the model's own constants and symbols. count: its occurrences in the model. sizes: of n0, n1...
     flops: of all occurrences, at these sizes.
     """
 
     graph: Graph
+    context: Graph
     count: int
-    constants: tuple[np.ndarray, ...]
     sizes: Mapping[str, int]
     flops: int
 
@@ -41,6 +42,7 @@ class Subgraph:
 def subgraphs(graph: Graph, sizes: Mapping[str, int] | None = None) -> list[Subgraph]:
     """The subgraphs of a CORE graph, by decreasing number of floating-point operations. sizes: of its symbols."""
     by_text: dict[str, Subgraph] = {}
+    uses = graph.uses()
     for members, results in _sets(graph):
         subgraph = _subgraph(graph, members, results, sizes or {})
         if not has_sizes(subgraph.graph) or equality.instances(subgraph.graph) is None:
@@ -48,8 +50,9 @@ def subgraphs(graph: Graph, sizes: Mapping[str, int] | None = None) -> list[Subg
         text = show(subgraph.graph)
         if text in by_text:
             old = by_text[text]
-            subgraph = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
-        by_text[text] = subgraph
+            by_text[text] = replace(old, count=old.count + 1, flops=old.flops + subgraph.flops)
+        else:
+            by_text[text] = replace(subgraph, context=_context(graph, subgraph.context, uses))
     return sorted(by_text.values(), key=lambda s: -s.flops)
 
 
@@ -107,24 +110,25 @@ def _siblings(graph: Graph) -> Iterator[tuple[Node, ...]]:
 
 def _subgraph(graph: Graph, members: Sequence[Node], results: tuple[Node, ...], sizes: Mapping[str, int]) -> Subgraph:
     inputs: dict[Node, Node] = {}
-    constants: list[np.ndarray] = []
+    n_constants = 0
     names: dict[str, str] = {}
 
     def bind(n: Node) -> None:
+        nonlocal n_constants
         if n in members or (isinstance(n.op, ops.BroadcastInDim) and is_constant(n)):
             for i in n.inputs:
                 bind(i)
         elif n not in inputs and not _is_literal(n):
             constant = is_constant(n)
-            label = f"c{len(constants)}" if constant else f"x{len(inputs) - len(constants)}"
-            if constant:
-                constants.append(value_of(n))
+            label = f"c{n_constants}" if constant else f"x{len(inputs) - n_constants}"
+            n_constants += constant
             inputs[n] = Input(label, n.type)()
             for name in sorted(n.type.symbols):
                 names.setdefault(name, f"n{len(names)}")
 
     for root in results:
         bind(root)
+    values = tuple(n for n in inputs if not is_constant(n))
     # the model's bounds are those of the rewrite: it is measured within them
     bounds = tuple((name, low, high) for name, low, high in graph.bounds if name in names)
     before = Graph(tuple(inputs.values()), rebuild(results, inputs), bounds=bounds)
@@ -133,7 +137,25 @@ def _subgraph(graph: Graph, members: Sequence[Node], results: tuple[Node, ...], 
     flops = int(substitute(equality.flops(before.nodes()), sizes))
     renamed_bounds = tuple((names[name], low, high) for name, low, high in bounds)
     before = replace(before.substitute(renamed), bounds=renamed_bounds)
-    return Subgraph(before, 1, tuple(constants), own_sizes, flops)
+    return Subgraph(before, Graph(values, results), 1, own_sizes, flops)
+
+
+def _context(graph: Graph, occurrence: Graph, uses: Mapping[Node, Sequence[Node]]) -> Graph:
+    """An occurrence, from its operands to its results in the graph, with elementwise readers as a graph of its own."""
+    inside = dict.fromkeys(occurrence.outputs)
+    for n in (growing := list(inside)):
+        for reader in uses.get(n, ()):
+            fits = category(reader.op) is Category.ELEMENTWISE and reader.shape == n.shape and reader not in inside
+            if fits and len(inside) < len(occurrence.outputs) + MAX_READERS:
+                inside[reader] = None
+                growing.append(reader)
+    ends = [n for n in inside if n in graph.outputs or not set(uses.get(n, ())) <= inside.keys()]
+    read = (i for n in inside if n not in occurrence.outputs for i in n.inputs)
+    values = dict.fromkeys((*occurrence.inputs, *(i for i in read if i not in inside and not is_constant(i))))
+    inputs = {n: Input(f"x{k}", n.type)() for k, n in enumerate(values)}
+    symbols = frozenset[str]().union(*(n.type.symbols for n in values))
+    bounds = tuple(b for b in graph.bounds if b[0] in symbols)
+    return Graph(tuple(inputs.values()), rebuild(ends, inputs), bounds=bounds)
 
 
 def _is_literal(n: Node) -> bool:

@@ -18,6 +18,12 @@ IMAGES, FILTERS, MORE = arg("i", N, 6, 6, 40), arg("f", 48, 3, 3, 40), arg("g", 
 
 ONES = ops.full((N, N), 1.0, X.dtype)
 COUNT = dot(ONES, ONES)
+
+
+def column(x: Node) -> Node:
+    return ops.Reshape((N,))(x)
+
+
 ROWS = ops.Concat(0)(X, Y)
 HEADS = arg("h", N, 12, 64)
 MERGED = ops.Reshape((N, 768))(HEADS)
@@ -33,9 +39,8 @@ FORMS: list[tuple[str, tuple[Node, ...], tuple[Node, ...], tuple[Node, ...], boo
      (dot(X, U), dot(X, W)), False),
     ("joined rows of open lengths", (X, Y, W), (dot(X, W), dot(Y, W)),
      (cut(dot(ROWS, W), 0, 0, N), cut(dot(ROWS, W), 0, N, N + M)), True),
-    ("a column as a vector", (X, V),
-     (ops.mul(ops.Reshape((N,))(cut(dot(X, V), 1, 3, 4)), 2.0), ops.Reshape((N,))(cut(dot(X, V), 1, 3, 4))),
-     (ops.add(*(ops.Reshape((N,))(dot(X, cut(V, 1, 3, 4))),) * 2), ops.Reshape((N,))(dot(X, cut(V, 1, 3, 4)))), True),
+    ("a column as a vector", (X, V), (ops.mul(column(cut(dot(X, V), 1, 3, 4)), 2.0),),
+     (ops.add(column(dot(X, cut(V, 1, 3, 4))), column(dot(X, cut(V, 1, 3, 4)))),), True),
     ("joined images", (IMAGES, FILTERS, MORE), (CONV(IMAGES, FILTERS), CONV(IMAGES, MORE)),
      (cut(C := CONV(IMAGES, ops.Concat(0)(FILTERS, MORE)), 3, 0, 48), cut(C, 3, 48, 72)), True),
     ("merged heads", (HEADS, P := arg("p", 768, 32)), (dot(MERGED, P),),

@@ -23,6 +23,7 @@ from ingot.ir.show import show
 from ingot.ir.types import bf16, f16, f32, f64
 from ingot.passes.core.rewrites import equality
 from ingot.passes.core.rewrites.match import has_sizes, matches
+from ingot.passes.core.rewrites.sink import sink_slices
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 from ingot.support.log import Log
@@ -186,7 +187,8 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
             side = after.substitute(m.sizes)
             operands = dict(zip(side.inputs, (done[i] for i in m.operands), strict=True))
             done |= dict(zip(m.results, rebuild(side.outputs, operands), strict=True))
-    return graph.with_outputs(done[n] for n in graph.outputs)
+    graph = graph.with_outputs(done[n] for n in graph.outputs)
+    return sink_slices(graph) if found and len(after.outputs) > 1 else graph
 
 
 def applied(graph: Graph, rewrites: Sequence[Rewrite], *, fast_math: bool = False) -> list[Rewrite]:
