@@ -110,7 +110,7 @@ def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
 
     x = torch.randn(6, 6)
     torch.manual_seed(1)
-    forward, backward, (got,) = kept(f, x)
+    forward, backward, (got,) = partition_of(f, x)
     (end,) = forward.graph.find_nodes(op="output")
     saved = {str(n.target) for n in end.args[0][1:]}
     assert "aten.rand.default" in saved and not any("ge" in name or "arange" in name for name in saved)
