@@ -79,6 +79,7 @@ THIRD_PARTY = {
     "integrations/torch_compile": {"torch"},
     "integrations/torch_eager": {"torch"},
     "integrations/torch_flat": {"torch", "sympy"},
+    "integrations/torch_packing": {"torch"},
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},

@@ -60,6 +60,31 @@ def test_dynamic_shapes() -> None:
     assert len(spy.models) == 1
 
 
+def test_numbers_of_which_only_the_negative_is_kept() -> None:
+    """The gradient of a roll by n is a roll by -n: from that alone no size n >= 1 can be told."""
+    compiled = compile_whole(lambda x, n: x.roll(n, 0) * x, backend="ingot", dynamic=True)
+    for count, n in ((5, -1), (5, 2), (7, -3), (0, -1)):
+        x = torch.randn(count, 3, requires_grad=True)
+        got, want = (torch.autograd.grad(f(x, n).sum(), x)[0] for f in (compiled, lambda x, n: x.roll(n, 0) * x))
+        close(got, want)
+
+
+def test_a_number_that_the_run_finds_is_saved(tmp_path: Path) -> None:
+    """It may be as small as -2^62: the plan that says so loads again."""
+    models: list[Any] = []
+
+    def compile_model(model: Any, **how: Any) -> Any:
+        models.append(ingot.compile(model, threads=1, **how))
+        return models[-1]
+
+    backend = partial(ingot_backend, compile_model=compile_model)
+    x, at = torch.arange(6.0), torch.tensor(-2)
+    close(compile_whole(lambda x, at: x.narrow(0, at, 2) * 2, backend=backend)(x, at), torch.tensor([8.0, 10.0]))
+    models[0].save(tmp_path / "m.ingot")
+    results = ingot.load(tmp_path / "m.ingot")(*(a.numpy() for a in (x, at)))
+    assert [8.0, 10.0] in [r.tolist() for r in (results if isinstance(results, tuple) else (results,))]
+
+
 def test_slices_that_only_their_source_sizes() -> None:
     def halves(x: Tensor, y: Tensor) -> Tensor:
         z = x.clone()

@@ -130,3 +130,12 @@ def test_leaves_to_kernels_what_would_take_the_reference_minutes() -> None:
 def test_the_time_of_a_compilation_holds_while_constants_are_folded() -> None:
     with limited(Limits(seconds=1e-9)), pytest.raises(LimitError, match="seconds"):
         fold_constants(graph(ops.Exp()(W)))
+
+
+def test_what_two_graphs_fold_is_one_array() -> None:
+    """A loop's body is a graph of its own: its weights are those of the graph around it."""
+    w = const(np.ones((300, 300), np.float32))
+    (first,), (second,) = (fold_constants(graph(ops.Exp()(w), at)).outputs[:1] for at in (arg("x", 2), arg("y", 3)))
+    assert first.constant is not None and first.constant == second.constant
+    (other,) = fold_constants(graph(ops.Tanh()(w))).outputs
+    assert other.constant != first.constant

@@ -3,7 +3,7 @@
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
-             | Increment(var, buffer, index) | AwaitProducers | ReleaseConsumers
+             | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Call(fn, args) | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
@@ -413,6 +413,11 @@ class Increment(Stmt):
     var: Var
     buffer: Buffer
     index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitStores(Stmt):
+    """Wait for the stores of all lanes, so that every lane may read from here on what others have written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class FusionPolicy:
     widens_values: whether each group widens the 16-bit values that it reads by itself, so that they are stored narrow.
     repeats_vectors: whether plain arithmetic on small stored values, and the borders of pads, may be repeated for each
         element that reads them, as a kernel of its own costs more.
+    loads_channels: whether depthwise convolutions and kernels' gradients load vectors of channels: transposed images
+        are copied for them, and images that are given are read without their padding.
     joins_epilogues: whether what is computed by element from a stored result is another result of its kernel.
     """
 
@@ -64,6 +66,7 @@ class FusionPolicy:
     joins_epilogues: bool = False
     widens_values: bool = False
     repeats_vectors: bool = False
+    loads_channels: bool = False
 
 
 DEFAULT = FusionPolicy()

@@ -272,6 +272,12 @@ def test_as_strided_over_any_elements() -> None:
     # overlapping windows of heads, which lie behind the steps in memory
     agree(lambda x: x.transpose(0, 1).as_strided((2, 3, 4, 5), (5, 20, 10, 1)), torch.randn(8, 2, 5))
     agree(lambda x: torch.as_strided_scatter(x.mT, x[:2, 1:], (2, 2), (9, 3), 1), torch.randn(8, 3))
+    # of the whole memory, in another order, with repeated and with unit strides
+    agree(lambda x: torch.as_strided_scatter(x, 2 * x.reshape(3, 8), (3, 8), (1, 3)), torch.randn(8, 3))
+    agree(
+        lambda x: torch.as_strided_scatter(x, x[:1, None].expand(3, 1, 3) * 2, (3, 1, 3), (1, 7, 1)), torch.randn(3, 3)
+    )
+    agree(lambda x: torch.as_strided_scatter(x.mT, x.reshape(1, 4, 6), (1, 4, 6), (1, 6, 1)), torch.randn(8, 3))
     with pytest.raises(UnsupportedOpError, match="contiguous"):
         agree(lambda x: x.as_strided((3, 4), (2, 1)), torch.randn(8, 3)[:, :2])
 

@@ -204,6 +204,14 @@ def _norm_of_groups(x: Tensor) -> Tensor:
     return F.group_norm(x, 3, weight, bias)
 
 
+@pytest.mark.parametrize("shape", [(0, 6, 2), (2, 6, 0)])
+def test_groups_of_nothing(shape: tuple[int, ...]) -> None:
+    compiled = compile_whole(_norm_of_groups, backend="ingot", dynamic=True)
+    for dims in (shape, (3, 6, 2)):
+        x = torch.randn(dims)
+        close(gradients(compiled, (x,)), gradients(_norm_of_groups, (x,)))
+
+
 IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "reflect": partial(F.pad, pad=(2, 1, 0, 3), mode="reflect"),
     "replicate": partial(F.pad, pad=(3, 0, 1, 12), mode="replicate"),

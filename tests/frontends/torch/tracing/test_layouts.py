@@ -223,6 +223,32 @@ def test_memory_of_inputs() -> None:
         assert compiled(numbers[start : start + 6].view(2, 3)).tolist() == [4.0, 6.0]
 
 
+def test_views_at_places_that_the_run_finds() -> None:
+    """Views of an input and of a result are replayed at the place that the model finds, which may be negative."""
+
+    def f(x: torch.Tensor, at: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return x.narrow(1, at, count), y, y.narrow(1, at, count), at * 1
+
+    compiled = compile_whole(f, backend="ingot", dynamic=True)
+    x = torch.arange(35.0).reshape(5, 7)
+    for at, count in ((2, 2), (0, 3), (-1, 1), (-3, 3), (4, 3), (-7, 2)):
+        given = x, torch.tensor(at), count
+        for got, want in zip(compiled(*given), f(*given), strict=True):
+            assert (got.stride(), got.tolist()) == (want.stride(), want.tolist())
+        assert compiled(*given)[0]._is_view() or compiled(*given)[0].data_ptr() >= x.data_ptr()
+
+
+def test_strides_of_two_open_sizes() -> None:
+    """min(n, m) of a diagonal is computed from both."""
+    compiled = compile_whole(lambda x: torch.diagonal_copy(x, 2, 0, 1), backend="ingot", dynamic=True)
+    for n, m in ((5, 6), (10, 5), (3, 9)):
+        x = torch.randn(n, m, 5, requires_grad=True)
+        got, want = compiled(x), torch.diagonal_copy(x, 2, 0, 1)
+        assert got.stride() == want.stride()
+        close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+
+
 def test_rolls_and_norms_of_images_in_other_orders() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         norm = F.batch_norm(x, torch.zeros(4), torch.ones(4))

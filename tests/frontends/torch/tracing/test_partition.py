@@ -102,6 +102,25 @@ def test_parts_of_a_tensor_are_views_that_are_not_kept(parts: Callable[[Tensor],
         torch.testing.assert_close(got, want)
 
 
+def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
+    def f(x: Tensor) -> Tensor:
+        place = torch.arange(6)
+        visible = place[:, None] >= place
+        return (torch.where(visible, x, x.sin()) * torch.rand(6, 6)).exp() * visible.sum(1)
+
+    x = torch.randn(6, 6)
+    torch.manual_seed(1)
+    forward, backward, (got,) = partition_of(f, x)
+    (end,) = forward.graph.find_nodes(op="output")
+    saved = {str(n.target) for n in end.args[0][1:]}
+    assert "aten.rand.default" in saved and not any("ge" in name or "arange" in name for name in saved)
+    assert any("arange" in str(n.target) for n in backward.graph.nodes)
+    leaf = x.requires_grad_()
+    torch.manual_seed(1)
+    (want,) = torch.autograd.grad(f(leaf).sum(), leaf)
+    torch.testing.assert_close(got, want)
+
+
 def test_a_first_step_imports_nothing_of_inductor_that_takes_long():
     body = """
 import sys, torch, ingot

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32
 from ingot.ops import Attention, Reshape, Slice, Transpose
 from ingot.passes.fusion.fuse import fuse
+from ingot.schedule.cpu.attention.decode import MAX_HEAD_SIZE
+from ingot.support.limits import Limits, limited
+from tests.growth import lowered
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, run, slow
 
 SIZES = {
@@ -70,6 +74,19 @@ def test_decode_splits_keys_over_threads() -> None:
     xs[1][0, 0, 2000, 5] = np.nan
     for guarded in (False, True):
         check(op_graph(Attention("none", 0.2, guarded=guarded), xs), xs)
+
+
+@pytest.mark.parametrize("depth, cols", [(8, MAX_HEAD_SIZE + 3), (MAX_HEAD_SIZE + 3, 8)])
+def test_heads_that_are_too_wide_to_unroll(depth: int, cols: int) -> None:
+    xs = operands(1, 1, 1, 2, 5, depth, cols)
+    check(op_graph(Attention("none", 0.01), xs), xs)
+
+
+def test_a_head_of_any_size_compiles_in_bounded_time() -> None:
+    types = [TensorType(f32, (1, 1, rows, size)) for rows, size in ((2, 8), (5, 8), (5, 1 << 31))]
+    graph = Graph(tuple(xs := [Input(f"x{i}", t)() for i, t in enumerate(types)]), (Attention()(*xs),))
+    with limited(Limits(seconds=20)):
+        assert 1 <= lowered(graph) < 9
 
 
 def test_narrow_storage() -> None:
