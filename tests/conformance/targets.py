@@ -120,7 +120,7 @@ NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {
 assert not set(NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {
-    "cpu": Runner(partial(_compiled, HOST), quick=(12, 2)),
+    "cpu": Runner(partial(_compiled, HOST), quick=(6, 1)),
     **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
     **{
         name: Runner(

@@ -57,6 +57,7 @@ def near(got: np.ndarray, a: np.ndarray, b: np.ndarray, terms: int) -> None:
     assert np.all(np.abs(got - want) <= bound + 1e-30)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", [(5, 9, 7), (1, 200, 33), (20, 17, 1), (33, 100, 2050), (64, 96, 768), (3, 40, 2)])
@@ -69,6 +70,7 @@ def test_matmul(shape: tuple[int, int, int], types: tuple[DType, DType], target:
     near(result, a, b, kk + 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("conv", CONVS)
