@@ -20,11 +20,11 @@ CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wa
 class Function:
     """A function f and its derivative, in f64.
 
-    shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
-    concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that decreases and
-    then increases. falls: whether it is monotonically decreasing. positive: whether it is defined for x > 0 only.
-    curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the program.
-    error: the largest distance of the op from this function over the real numbers.
+    shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -inflection to
+    inflection, concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that
+    decreases and then increases. falls: whether it is monotonically decreasing. positive: whether it is defined for x >
+    0 only. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
+    program. error: the largest distance of the op from this function over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -33,7 +33,7 @@ class Function:
     minimum: tuple[float, float] | None = None
     falls: bool = False
     positive: bool = False
-    bend: float = 0.0
+    inflection: float = 0.0
     curvature: float = 0.0
     peak: float = 0.0
     ulps: float = 4.0
@@ -101,8 +101,8 @@ def _gelu(op: Op) -> Function:
     slope = _gelu_tanh_slope if tanh else _gelu_slope
     minimum = (-0.75246, -0.170041) if tanh else (-0.75179, -0.169972)
     # the second derivative is (2 - x^2) times the density, at most sqrt(2 / pi), and so within 1e-7 for the other form
-    bend = 1.4185 if tanh else sqrt(2)
-    return Function(_mapped(op), slope, WAVE, minimum, bend=bend, curvature=0.81, ulps=8.0, slack=2.0**-23)
+    inflection = 1.4185 if tanh else sqrt(2)
+    return Function(_mapped(op), slope, WAVE, minimum, inflection=inflection, curvature=0.81, ulps=8.0, slack=2.0**-23)
 
 
 _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
@@ -120,7 +120,9 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Sin: lambda op: Function(_mapped(op), lambda x: x.map(ops.Cos()), PERIODIC, peak=pi / 2),
     ops.Cos: lambda op: Function(_mapped(op), lambda x: -x.map(ops.Sin()), PERIODIC),
     # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
-    Silu: lambda op: Function(_silu, _silu_slope, WAVE, (-1.27846, -0.278465), bend=2.39936, curvature=0.51, ulps=6.0),
+    Silu: lambda op: Function(
+        _silu, _silu_slope, WAVE, (-1.27846, -0.278465), inflection=2.39936, curvature=0.51, ulps=6.0
+    ),
     ops.Gelu: _gelu,
     # 2.1e-9: e^-20, where the op is the identity
     Softplus: lambda op: Function(_softplus, t.logistic, CONVEX, ulps=6.0, error=2.1e-9),

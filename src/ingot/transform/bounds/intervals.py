@@ -31,7 +31,7 @@ from ingot.transform.bounds.forms import (
 )
 from ingot.transform.bounds.functions import PERIODIC, Function, function_of
 from ingot.transform.bounds.rounding import (
-    OWN_UNIT,
+    F64_EPSILON,
     Rounding,
     absolute_value,
     contracted_terms,
@@ -71,7 +71,7 @@ class Interval:
     def radius(self) -> Term:
         """An upper bound of the distance from the center, as computed, to either bound."""
         half = maximum(self.upper - self.center, self.center - self.lower)
-        return half * (1 + 4 * OWN_UNIT) + self.magnitude * (2 * OWN_UNIT)
+        return half * (1 + 4 * F64_EPSILON) + self.magnitude * (2 * F64_EPSILON)
 
 
 Rule = Callable[["Intervals", Node, Sequence[Interval]], Interval]
@@ -213,7 +213,7 @@ def _rounded_to_bytes(c: Intervals, node: Node, xs: Sequence[Interval]) -> Inter
     (x,) = xs
     assert isinstance(node.op, RoundedToBytes)
     radius = rounding_to_bytes(x.magnitude, node.op.dims)
-    return Interval(*outward(x.lower - radius, x.upper + radius, 4 * OWN_UNIT))
+    return Interval(*outward(x.lower - radius, x.upper + radius, 4 * F64_EPSILON))
 
 
 @_interval(Largest)
@@ -407,7 +407,7 @@ def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     c.note_sum(spread * (0.5 / error))
     if (winograd_error := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
         spread = spread + winograd_error
-    return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
+    return Interval(*outward(y - spread, y + spread, 4 * F64_EPSILON, c.rounding.floor * contracted_terms(node)))
 
 
 def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error: float) -> Interval:
@@ -495,6 +495,6 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
 
 def _has_peak(peak: float, x: Interval) -> Term:
     """Whether peak + 2 pi n, for an integer n, may lie in an interval."""
-    margin = x.magnitude * (8 * OWN_UNIT) + 1e-9
+    margin = x.magnitude * (8 * F64_EPSILON) + 1e-9
     periods = [(v - peak) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
     return t.term(t.ceil(periods[0])) <= t.term(t.floor(periods[1]))

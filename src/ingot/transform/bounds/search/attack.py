@@ -26,7 +26,7 @@ from ingot.transform.vectorize import vectorize
 
 _FIRST_STEP = 0.25  # relative to the box's width, decaying to a hundredth of it
 
-_NEAR = 0.1  # relative to the box's width: how far around the best point others start
+_RESTART_WIDTHS = 0.1  # the radius around the best point in which others start, in widths of the box
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Attack:
             starts = lower + rng.random((self.points, *lower.shape)) * width
             starts[0] = lower + width / 2
         else:
-            radius = _NEAR * rng.random((self.points, *(1 for _ in lower.shape))) ** 2
+            radius = _RESTART_WIDTHS * rng.random((self.points, *(1 for _ in lower.shape))) ** 2
             starts = self.nearest + rng.normal(size=(self.points, *lower.shape)) * radius * width
         point, violation = self.descend(starts, lower, upper, steps)
         if violation < self.least:
