@@ -175,7 +175,7 @@ class _RowTiles:
 
     @cached_property
     def tile(self) -> Tile:
-        """The rows and columns of a tile; of rows without columns left, as many as a program folds the parts of."""
+        """The rows and columns of a tile; if rows have no columns left, the rows whose parts a program folds."""
         length, rows = product(self.reduced_shape), estimate(product(self.rows.kept_shape))
         if not self.rows.horizontal and estimate(length) > 1:
             height, width = self._interleaved_tile(length)

@@ -77,8 +77,8 @@ def lower_depthwise(
     anchor: Node,
     machine: Machine,
 ) -> Lowered:
-    """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w that many positions
-    read is copied so, in the type of the sums."""
+    """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w is copied into that
+    order, in the type of the sums, if many positions read it."""
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
@@ -171,7 +171,7 @@ def _sum_of_taps(
 
 
 def _default_tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
-    """Return the default tile: as many channels as divide their number, or more if few lanes are without one then."""
+    """Return the default tile. Its width divides the number of channels, or is larger if few lanes then have none."""
     elements_per_program = positions * channels // machine.target_programs
     size = (
         max(MIN_TILE_ELEMENTS, power_of_two(elements_per_program))

@@ -132,7 +132,7 @@ class _Gradient:
         return self.group.step("taps", chunk, programs, top, (sums, Arg("temp", 0)), warps=WARPS)
 
     def _tap_offset(self, block: Block, tap: Expr) -> Expr:
-        """The offset in x of a tap, by its number; of a number beyond the last, that of another tap."""
+        """The offset in x of tap `number`; past the last tap, that of another one."""
         if self.group_taps * self.tap_groups != self.taps:
             tap = k.binary("rem", tap, integer(self.taps))
         index = ix.delinearize(tap, self.op.window, block.multiples)

@@ -272,7 +272,7 @@ class _Product:
         self, block: Block, sums: SplitSums, work: WorkItem, *, releases: bool = False
     ) -> list[tuple[Buffer, Arg]]:
         """Compute a tile, or a part of it. Return the buffers that this needs. releases: whether other kernels may
-        start behind the products."""
+        start after the products."""
         place = self._place(block, work.tile)
         extent, boxes = self._extent(block, place), self._boxes()
         values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, extent, work)]
@@ -292,7 +292,7 @@ class _Product:
         return Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
 
     def _extent(self, block: Block, place: Place, lines: Lines = WHOLE) -> Extent:
-        """What a tile covers, or some of its lines."""
+        """What a tile, or some of its lines, covers."""
         loops, t = self.loops, self.tiling
         batch_shape, row_shape, column_shape = (
             tuple(x.extent for x in axes) for axes in (loops.batch, loops.rows, loops.cols)
@@ -311,7 +311,7 @@ class _Product:
         return Extent(batch, rows, columns)
 
     def _results(self, extent: Extent, place: Place | None = None) -> list[ResultTile]:
-        """Of each piece of a tile. place: of a whole tile, for the reductions of its rows."""
+        """The results of each piece of a tile. place: that of the whole tile, for the reductions of its rows."""
         t, results = self.tiling, list[ResultTile]()
         sides = product_of(enumerate(piece_starts(t.rows)), piece_starts(t.columns))
         pieces = product_of(extent.rows, extent.columns)
@@ -378,12 +378,12 @@ class _Product:
 
     @property
     def _contiguous_sides(self) -> tuple[list[Axis], list[Axis]]:
-        """The axes of A's rows and of B's columns along which elements lie side by side."""
+        """The axes of A's rows and of B's columns along which elements are contiguous."""
         return [x for x in self.loops.rows if x.a == 1], [x for x in self.loops.cols if x.b == 1]
 
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
-        """The k-step and the blocks of terms, where no operand has terms side by side, but rows or columns, so that a
-        term is loaded in vectors: `step`, or half of it."""
+        """The k-step (`step` or half of it) and the blocks of terms, if rows or columns of the operands are contiguous
+        and terms are not, so that vector loads read one term."""
         runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
         if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
             for size in (step, step // 2):
@@ -426,7 +426,7 @@ class _Product:
     def _sums_by_boxes(
         self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: Place, work: WorkItem
     ) -> list[Expr]:
-        """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
+        """As `_sums`, of each piece of the tile, with operands copied in boxes, which read as zero out of bounds."""
         rows, columns = (
             [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(piece_starts(size))]
             for first, size, operand in (

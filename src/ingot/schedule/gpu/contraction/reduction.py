@@ -34,8 +34,8 @@ def reduction_offsets(
 
 @dataclass(frozen=True)
 class TermBlocks:
-    """The reduction as blocks of as many terms as a k-step has: where a block starts is a sum of scalars, and where its
-    terms are is the same in each.
+    """The reduction as blocks, each of the terms of a k-step: the start of a block is a sum of scalars, and the offsets
+    of its terms from there are the same in every block.
 
     (32 images, 14, 14)   ->   7 x 7 blocks of (16 images, 2, 2) for each 16 images
     """
@@ -45,7 +45,7 @@ class TermBlocks:
 
     @staticmethod
     def of(axes: Sequence[Axis], step: int) -> TermBlocks | None:
-        """Blocks of `step` terms of `axes`; None if their extents do not divide into such."""
+        """Blocks of `step` terms of `axes`; None if the extents cannot be divided into such blocks."""
         outer, inner = list[Axis](), list[Axis]()
         for x in reversed(axes):
             if not isinstance(x.extent, int):

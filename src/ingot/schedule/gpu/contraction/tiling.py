@@ -106,7 +106,7 @@ class ProductShape:
 
     @property
     def sums_in_runs(self) -> bool:
-        """Whether a run of `F8_RUN_TERMS` terms is accumulated apart, before it is added to the total."""
+        """Whether a run of `F8_RUN_TERMS` terms is accumulated separately, before it is added to the total."""
         return self.dtype.is_float and self.dtype.bits == 8
 
     def candidates(self, machine: Machine) -> list[Tiling]:
@@ -127,7 +127,7 @@ class ProductShape:
         return [t for t in tilings if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
-        """Whether a kernel can be made for `t`: sizes are powers of two, but for sides of two pieces, and operands fit
+        """Whether a kernel can be made for `t`: sizes are powers of two, except sides of two pieces, and operands fit
         in shared memory."""
         area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.dtype.bits <= 16 else MAX_TILE_AREA_F32
         sides, pieces = (t.rows, t.columns), (pieces_of(t.rows), pieces_of(t.columns))
