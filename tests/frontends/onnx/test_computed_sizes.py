@@ -16,7 +16,7 @@ import pytest
 
 import ingot
 from ingot.support.errors import IngotError, InputError
-from tests.frontends.onnx.told import assert_close, runtime
+from tests.frontends.onnx.reference import assert_close, runtime
 from tests.guard import Case, check_all
 from tests.modeling import modeling
 

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ingot
-from tests.frontends.onnx.told import runtime
+from tests.frontends.onnx.reference import runtime
 from tests.guard import check_all
 
 _RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, NeedsValues, ShapeError
-from tests.frontends.onnx.told import F, X, assert_close, model, one, runtime
+from tests.frontends.onnx.reference import F, X, assert_close, model, one, runtime
 
 
 def types(m: onnx.ModelProto, **options) -> list[str]:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from tests.frontends.onnx.told import B, F, I, assert_close, model, runtime
+from tests.frontends.onnx.reference import B, F, I, assert_close, model, runtime
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 Infos = Sequence[tuple[str, int, Sequence[int | str]]]

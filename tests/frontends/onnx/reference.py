@@ -1,4 +1,4 @@
-"""Small models, and what ONNX Runtime makes of them."""
+"""Small models, and the results of ONNX Runtime for them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, UnsupportedOpError
-from tests.frontends.onnx.told import B, F, I, X, assert_close, model, one, runtime
+from tests.frontends.onnx.reference import B, F, I, X, assert_close, model, one, runtime
 
 X46 = ("x", F, [4, 6])
 END = 2**63 - 1
