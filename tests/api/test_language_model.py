@@ -294,6 +294,7 @@ def test_embeddings(lm: ingot.LanguageModel) -> None:
     assert lm.embed([]).shape == (0, 32)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged(file: Path, lm: ingot.LanguageModel, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 48), (32, 2)))

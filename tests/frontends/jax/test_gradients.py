@@ -163,6 +163,7 @@ def test_own_gradients_of_complex_numbers() -> None:
     np.testing.assert_allclose(got["x"], jax.jit(jax.grad(loss))(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_through_loops_that_converge() -> None:
     """Singular values, the incomplete beta function, a draw from a gamma distribution: by JAX's formulas."""
     rng = np.random.default_rng(0)

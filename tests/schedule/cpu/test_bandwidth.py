@@ -61,6 +61,7 @@ def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], dynamic: boo
         check(Graph(tuple(ins), (op.transpose(ins[0], order),)), xs, machine=machine)
 
 
+@pytest.mark.sampled(3)
 @on_machines
 @pytest.mark.parametrize("dtype", [bf16, f16, i8, boolean, f32], ids=str)
 @pytest.mark.parametrize("shape", [(64, 128), (96, 32), (70, 530), (520, 513), (1, 64)])
@@ -471,6 +472,7 @@ def test_a_reduction_over_everything_feeds_all_threads() -> None:
     assert [s.kernel.chunks for s in low.steps] == [integer(4 * NATIVE.threads), integer(1)]
 
 
+@pytest.mark.sampled(5)
 @on_machines
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("sizes", [(3, 5, 1), (16, 32), (0, 4), (17, 16), (3, 61, 2), (1, 33, 0, 40)])

@@ -132,7 +132,7 @@ def test_keys_in_pages(sizes: tuple[int, ...], machine) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
-@pytest.mark.parametrize("window", [1, 40, 200])
+@pytest.mark.parametrize("window", [40, *slow(1, 200)])
 def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
     """A sliding window, queries that see nothing, and keys that nothing sees: their values are NaN."""
     q, key, value = operands(1, 4, 2, 300, 700, 32, 24)

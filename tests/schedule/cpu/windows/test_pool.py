@@ -31,6 +31,7 @@ def pool(
     return ops.ReduceWindow(kind, (1, *window, 1), (1, *strides, 1), pads, (1, *dilation, 1), ONES)(x)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("kind", ["max", "sum", "min"])
 @pytest.mark.parametrize(
