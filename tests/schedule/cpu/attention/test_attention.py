@@ -59,8 +59,8 @@ def test_causal_and_masks(sizes: tuple[int, ...], machine) -> None:
 def test_one_query_without_its_axes(machine) -> None:
     """The places of a vector of queries are one place then."""
     xs = operands(1, 1, 1, 1, 1, 2, 2)
-    whole = op_graph(Attention("lower_right", 0.2), xs)
-    check(Graph(whole.inputs, (Reshape((1, 2))(*whole.outputs),)), xs, machine=machine)
+    unmasked = op_graph(Attention("lower_right", 0.2), xs)
+    check(Graph(unmasked.inputs, (Reshape((1, 2))(*unmasked.outputs),)), xs, machine=machine)
 
 
 def test_decode_splits_keys_over_threads() -> None:
@@ -69,8 +69,8 @@ def test_decode_splits_keys_over_threads() -> None:
         check(op_graph(Attention(causal, 0.2), xs), xs)
     hidden = [*xs, np.arange(3000) > 2900]
     check(op_graph(Attention("none", 0.2), hidden), hidden)
-    nothing = [*xs, np.zeros((1, 3000), bool)]
-    check(op_graph(Attention("none", 0.2), nothing), nothing)
+    masked = [*xs, np.zeros((1, 3000), bool)]
+    check(op_graph(Attention("none", 0.2), masked), masked)
     xs[1][0, 0, 2000, 5] = np.nan
     for guarded in (False, True):
         check(op_graph(Attention("none", 0.2, guarded=guarded), xs), xs)
@@ -192,8 +192,8 @@ def test_heads_are_read_and_written_in_place(sq: int) -> None:
     (x,) = inputs_like([qkv])
 
     def part(i: int):
-        own = Slice((0, 0, i * h * d), (b, sq, (i + 1) * h * d), (1, 1, 1))(x)
-        return Transpose((0, 2, 1, 3))(Reshape((b, sq, h, d))(own))
+        head_slice = Slice((0, 0, i * h * d), (b, sq, (i + 1) * h * d), (1, 1, 1))(x)
+        return Transpose((0, 2, 1, 3))(Reshape((b, sq, h, d))(head_slice))
 
     y = Attention("lower_right", 0.2)(part(0), part(1), part(2))
     graph = Graph((x,), (Reshape((b, sq, h * d))(Transpose((0, 2, 1, 3))(y)),))

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 from itertools import product as product_of
+from typing import TypeAlias
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, product
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, For, Gather, Increment, Let, Lit, Load, ReleaseConsumers, Stmt, Tile, Var
 from ingot.ir.kernel.verify import children
 from ingot.ir.layout import Layout
@@ -48,7 +49,12 @@ from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
+from ingot.schedule.gpu.contraction.reduction import (
+    TermBlocks,
+    has_other_users,
+    packed_loops,
+    reduction_offsets,
+)
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
@@ -61,6 +67,8 @@ from ingot.support.dataclass import dataclass
 
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
+MIN_BLOCK_TERMS = 32  # of a k-step
+MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -132,6 +140,10 @@ class _BReader:
 
     halves: int
     begin_step: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
+
+
+# (block, first term, number of terms, axis of the tile) -> the terms' offsets in the operand, and a mask
+_TermOffsets: TypeAlias = "Callable[[Block, Expr, int, int], tuple[Expr, Expr | None]]"
 
 
 @dataclass(frozen=True)
@@ -358,8 +370,9 @@ class _Product:
         axes = merge_axes(axes) if self.levels is None else axes
         dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
-        step = t.depth if dtypes else 1
-        b_reader = self._b_reader(top, axes, columns, b_columns, column_mask, step)
+        step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
+        offsets = self._term_offsets(top, axes, blocks)
+        b_reader = self._b_reader(top, offsets, axes, columns, b_columns, column_mask, step)
         size = step // b_reader.halves
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, depth, step)
@@ -368,7 +381,7 @@ class _Product:
             read = b_reader.begin_step(block, k_index)
             for half in range(b_reader.halves):
                 start = k_index if half == 0 else block.let(k.add(k_index, integer(half * size)), "h")
-                a_offset, a_mask = reduction_offsets(block, start, size, axes, 1, [x.a for x in axes])
+                a_offset, a_mask = offsets(block, start, size, 1)
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
                 y = read(block, start, half)
                 total = k.load(acc, ZERO)
@@ -381,6 +394,39 @@ class _Product:
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
+
+    @property
+    def _contiguous_sides(self) -> tuple[list[Axis], list[Axis]]:
+        """The axes of A's rows and of B's columns along which elements lie side by side."""
+        return [x for x in self.loops.rows if x.a == 1], [x for x in self.loops.cols if x.b == 1]
+
+    def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
+        """The k-step and the blocks of terms, where no operand has terms side by side, but rows or columns, so that a
+        term is loaded in vectors: `step`, or half of it."""
+        runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
+        if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
+            for size in (step, step // 2):
+                if size >= MIN_BLOCK_TERMS and (blocks := TermBlocks.of(axes, size)) is not None:
+                    return size, blocks
+        return step, None
+
+    def _term_offsets(self, top: Block, axes: Sequence[Axis], blocks: TermBlocks | None) -> _TermOffsets:
+        """The offsets of the terms of a k-step, in A along axis 1 of its tile and in B along axis 0."""
+
+        def strides(axes: Sequence[Axis], axis: int) -> list[DimLike]:
+            return [x.a if axis else x.b for x in axes]
+
+        def by_place(block: Block, start: Expr, size: int, axis: int) -> tuple[Expr, Expr | None]:
+            return reduction_offsets(block, start, size, axes, axis, strides(axes, axis))
+
+        if blocks is None:
+            return by_place
+        terms = [blocks.terms(top, axis, strides(blocks.inner, axis)) for axis in (0, 1)]
+
+        def by_block(block: Block, start: Expr, size: int, axis: int) -> tuple[Expr, Expr | None]:
+            return ix.add(blocks.starts(block, start, strides(blocks.outer, axis)), terms[axis]), None
+
+        return by_block
 
     def _zeros(self, top: Block, piece: Tile) -> Buffer:
         """An accumulator, initialized with zeros."""
@@ -421,13 +467,14 @@ class _Product:
         return [k.load(acc, ZERO) for acc in accumulators]
 
     def _b_reader(
-        self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, column_mask: Expr | None, step: int
-    ) -> _BReader:
+        self, top: Block, offsets: _TermOffsets, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr,
+        column_mask: Expr | None, step: int,
+    ) -> _BReader:  # fmt: skip
         """The loads of B in k-steps of `step`. base: the offset of its columns."""
 
         def begin_floats(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             def read(block: Block, start: Expr, half: int) -> Expr:
-                b_offset, b_mask = reduction_offsets(block, start, step, axes, 0, [x.b for x in axes])
+                b_offset, b_mask = offsets(block, start, step, 0)
                 return read_at(block, self.b.buffer, ix.add(b_offset, base), all_of(b_mask, column_mask))
 
             return read
