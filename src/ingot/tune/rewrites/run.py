@@ -30,6 +30,7 @@ from ingot.tune.run import MIN_CONFIRMED_GAIN
 # the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
 FORMS_MEASURED = 3
+MAX_TRIED_ALONE = 4  # rewrites, in the whole model
 MAX_ELEMENTS = 1 << 26  # of the values of a form that is measured at the bounds of its sizes
 SECONDS_PER_SUBGRAPH = 5.0  # to enumerate forms
 _ROUNDS, _RUN_SECONDS = 15, 0.02
@@ -98,24 +99,38 @@ def find_rewrites(
     watch("the whole model", time.monotonic() - began)
     # where several overlap, the first is applied
     wins = [w for _, w in sorted(found, key=lambda f: f[0] * (f[1].seconds - f[1].over_seconds))]
-    rewrites = tuple(w.rewrite for w in wins)
+
+    def model(chosen: Sequence[tuning.Rewritten]) -> CompiledModel:
+        rewrites = tuple(w.rewrite for w in chosen)
+        program = build_program(
+            graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=rewrites
+        )
+        return CompiledModel(program, threads=threads)
+
+    kept, gain = _confirmed(wins, model, feeds)
+    tuning.add(database, kept)
+    texts = tuple(str(w.rewrite) for w in kept)
+    return Report(machine, str(database), tuple(rows), texts, gain, len(wins) - len(kept))
+
+
+def _confirmed(
+    wins: Sequence[tuning.Rewritten], model: Callable[[Sequence[tuning.Rewritten]], CompiledModel], feeds: Feeds
+) -> tuple[list[tuning.Rewritten], float]:
+    """The rewrites that make calls of the model faster, and by how much: all, or those of the first few that do so one
+    after the other."""
+    if not wins:
+        return [], 1.0
+    original = model(())
+    gain, _ = _compared((original, model(wins)), feeds, rounds=2 * _ROUNDS)
+    if gain >= MIN_CONFIRMED_GAIN:
+        return list(wins), gain
+    kept: list[tuning.Rewritten] = []
     gain = 1.0
-    if rewrites:
-        models = [
-            CompiledModel(
-                build_program(
-                    graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=model_rewrites
-                ),
-                threads=threads,
-            )
-            for model_rewrites in ((), rewrites)
-        ]
-        gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
-    withdrawn = len(wins) if gain < MIN_CONFIRMED_GAIN else 0
-    if withdrawn:
-        rewrites, gain, wins = (), 1.0, []
-    tuning.add(database, wins)
-    return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
+    for win in wins[:MAX_TRIED_ALONE] if len(wins) > 1 else ():
+        with_win, _ = _compared((original, model((*kept, win))), feeds, rounds=2 * _ROUNDS)
+        if with_win >= gain * MIN_CONFIRMED_GAIN:
+            kept, gain = [*kept, win], with_win
+    return kept, gain
 
 
 def _searched(
