@@ -95,8 +95,8 @@ def peft_bert() -> nn.Module:
     from peft import LoraConfig, get_peft_model
     from transformers import BertConfig, BertModel
 
-    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
-    bert = BertModel(BertConfig(**sizes, vocab_size=1000, attn_implementation="eager"))
+    config = BertConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
+    bert = BertModel(config)
     adapters = LoraConfig(r=16, target_modules=["query", "key", "value", "dense"], init_lora_weights=False)
     return OfEmbeddings(get_peft_model(bert, adapters))
 
