@@ -53,13 +53,13 @@ def test_what_wins_is_stored_and_compiled_in(tmp_path: Path, monkeypatch: pytest
     assert all(row.state != "wrong" for row in report.rows)
 
     monkeypatch.setenv("INGOT_TUNING", str(path))
-    made = build(g, threads=1, fast_math=True)
-    assert "add(c0, dot_general(c1, c2))" in made.program.meta["rewrites"]
-    products = [n for n in made.graph_after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
+    built = build(g, threads=1, fast_math=True)
+    assert "add(c0, dot_general(c1, c2))" in built.program.meta["rewrites"]
+    products = [n for n in built.graph_after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
     assert len(products) == 1
-    explained = explain("model", made, feeds, repeats=1)
-    assert explained.rewrites == tuple(made.program.meta["rewrites"].splitlines())
-    np.testing.assert_allclose(made.model()(**feeds), interpret(g, feeds)[0], 1e-4, 1e-4)
+    explained = explain("model", built, feeds, repeats=1)
+    assert explained.rewrites == tuple(built.program.meta["rewrites"].splitlines())
+    np.testing.assert_allclose(built.model()(**feeds), interpret(g, feeds)[0], 1e-4, 1e-4)
 
     # not exact: it takes fast math
     plain = build(g, threads=1)

@@ -91,14 +91,14 @@ def _stays_within_the_bound(before: Graph, after: Graph, exact: bool) -> None:
 
 def _with_sums(g: Graph) -> Graph:
     """The graph of magnitudes: sums for differences."""
-    made: dict[Node, Node] = {n: n for n in g.inputs}
+    mapping: dict[Node, Node] = {n: n for n in g.inputs}
     for n in g.nodes():
-        if n not in made:
-            operands = [made[i] for i in n.inputs]
-            made[n] = ops.Add()(*operands) if isinstance(n.op, ops.Sub) else n.op(*operands) if operands else n
+        if n not in mapping:
+            operands = [mapping[i] for i in n.inputs]
+            mapping[n] = ops.Add()(*operands) if isinstance(n.op, ops.Sub) else n.op(*operands) if operands else n
             if isinstance(n.op, ops.Neg):
-                made[n] = operands[0]
-    return g.with_outputs(made[n] for n in g.outputs)
+                mapping[n] = operands[0]
+    return g.with_outputs(mapping[n] for n in g.outputs)
 
 
 def test_other_inputs_or_types_are_not_equal() -> None:
@@ -111,8 +111,8 @@ def test_literals_are_those_of_the_field() -> None:
     prime = 8191
     results = equality.literal(values, prime)
     for v, got in zip(values, results, strict=True):
-        above, below = float(v).as_integer_ratio()
-        assert got == above * pow(below, -1, prime) % prime
+        numerator, denominator = float(v).as_integer_ratio()
+        assert got == numerator * pow(denominator, -1, prime) % prime
     assert equality.literal(np.zeros(1, np.float32), prime) == 0
 
 

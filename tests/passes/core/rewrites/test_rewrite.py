@@ -37,12 +37,12 @@ def model(inner_is_read: bool = False) -> Graph:
 
 def test_a_match_is_rewritten_under_fast_math() -> None:
     g = model()
-    out = apply_rewrites(g, [ASSOCIATION], fast_math=True)
-    verify(out, "rewrites")
-    (product,) = (n for n in out.nodes() if isinstance(n.op, ops.DotGeneral) and not n.inputs[0].constant)
+    rewritten = apply_rewrites(g, [ASSOCIATION], fast_math=True)
+    verify(rewritten, "rewrites")
+    (product,) = (n for n in rewritten.nodes() if isinstance(n.op, ops.DotGeneral) and not n.inputs[0].constant)
     assert product.inputs[1].shape == (7, 9)
     x = RANDOM.standard_normal((5, 7)).astype(np.float32)
-    np.testing.assert_allclose(interpret(out, [x])[0], interpret(g, [x])[0], 1e-4)
+    np.testing.assert_allclose(interpret(rewritten, [x])[0], interpret(g, [x])[0], 1e-4)
     assert applied(g, [ASSOCIATION], fast_math=True) == [ASSOCIATION]
 
 
@@ -67,8 +67,8 @@ def test_operands_that_must_be_constant_are() -> None:
 def test_rewrites_that_undo_each_other_come_to_an_end() -> None:
     x = Input("in", TensorType(f32, (5, 7)))()
     g = Graph((x,), (t(dot(x, weights(7, 3))),))
-    out = apply_rewrites(g, [TURNED, BACK] * 3)
-    assert out.outputs == g.outputs
+    rewritten = apply_rewrites(g, [TURNED, BACK] * 3)
+    assert rewritten.outputs == g.outputs
 
 
 def test_fuel_counts_them() -> None:
