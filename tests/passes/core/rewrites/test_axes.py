@@ -131,7 +131,7 @@ def _random_terms(random: np.random.Generator, count: int) -> tuple[tuple[Node, 
             node = makers[int(random.integers(0, len(makers)))]()
         except (ShapeError, IndexError):
             continue
-        if node not in terms and node.type.size <= 64 and len(Graph(inputs, (node,)).nodes()) < 14:
+        if node not in terms and int(node.type.size) <= 64 and len(Graph(inputs, (node,)).nodes()) < 14:
             terms.append(node)
     return inputs, terms
 
