@@ -59,15 +59,15 @@ def test_a_step_saves_one_tensor_beside_its_inputs(memory_format: torch.memory_f
         x = torch.randn(3, 3, 9, 7).contiguous(memory_format=memory_format)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             results, saved = saved_by(lambda x=x: compiled(x))
-            wants = twin(x)
+            expected = twin(x)
         assert [x.dtype for x in saved].count(torch.uint8) == 1
-        known = {t.data_ptr() for t in (x, *net.parameters(), *net.buffers(), *results)}
+        input_addresses = {t.data_ptr() for t in (x, *net.parameters(), *net.buffers(), *results)}
         # but the one that a result is a view of
-        assert sum(t.data_ptr() not in known and t.dtype != torch.uint8 for t in saved) <= 1
+        assert sum(t.data_ptr() not in input_addresses and t.dtype != torch.uint8 for t in saved) <= 1
         loss_of(results).backward()
-        loss_of(wants).backward()
+        loss_of(expected).backward()
         bound = 2e-5 if dtype == torch.float32 else 6e-2
-        for got, want in zip(results, wants, strict=True):
+        for got, want in zip(results, expected, strict=True):
             assert got.stride() == want.stride()
             torch.testing.assert_close(got, want, atol=bound, rtol=bound)
         for p, q in zip(net.parameters(), twin.parameters(), strict=True):
@@ -88,33 +88,33 @@ def example() -> tuple[Layers, Callable[..., Any], Tensor, list[Tensor]]:
 
 
 def test_the_backward_pass_may_run_twice(example: Any) -> None:
-    net, compiled, x, wants = example
+    net, compiled, x, expected = example
     results = compiled(x)
     for is_last in (False, True):
-        torch.testing.assert_close(gradients_of(results, net, retain_graph=not is_last), wants, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(gradients_of(results, net, retain_graph=not is_last), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_two_forward_passes_before_their_backward_passes(example: Any) -> None:
-    net, compiled, x, wants = example
+    net, compiled, x, expected = example
     first, _ = compiled(x), compiled(-x)
-    torch.testing.assert_close(gradients_of(first, net), wants, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients_of(first, net), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_saved_tensors_may_be_moved_meanwhile(example: Any) -> None:
-    net, compiled, x, wants = example
+    net, compiled, x, expected = example
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy):
         results = compiled(x)
-    torch.testing.assert_close(gradients_of(results, net), wants, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients_of(results, net), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_compiled_autograd_traces_what_is_unpacked(example: Any) -> None:
-    net, compiled, x, wants = example
+    net, compiled, x, expected = example
     loss = loss_of(compiled(x))
     with torch._dynamo.compiled_autograd._enable(lambda gm: torch.compile(gm, backend="ingot", fullgraph=True)):
         loss.backward()
     grads = [p.grad for p in net.parameters()]
     net.zero_grad()
-    torch.testing.assert_close(grads, wants, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(grads, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_values_of_open_sizes_are_separate() -> None:

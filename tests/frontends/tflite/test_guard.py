@@ -198,21 +198,21 @@ def _calls(name: str) -> Iterator[Call]:
             for (_, dims), sizes in zip(inputs, of_inputs, strict=True)
         ]
         top = max(1, min((n for shape in shapes for n in shape), default=3))
-        given = [_values(kind, s, i, top) for i, ((kind, _), s) in enumerate(zip(inputs, shapes, strict=True))]
-        yield given, number < len(SIZES), True
+        arrays = [_values(kind, s, i, top) for i, ((kind, _), s) in enumerate(zip(inputs, shapes, strict=True))]
+        yield arrays, number < len(SIZES), True
         if number or not any(kind is I32 for kind, _ in inputs):
             continue
         for extreme in (-1, -7, 5, 100, 1 << 30, (1 << 31) - 1, -(1 << 31)):
-            given = [_values(kind, s, i, 3) for i, ((kind, _), s) in enumerate(zip(inputs, shapes, strict=True))]
-            for x in given:
+            arrays = [_values(kind, s, i, 3) for i, ((kind, _), s) in enumerate(zip(inputs, shapes, strict=True))]
+            for x in arrays:
                 if x.dtype == I32 and x.size:
                     x.reshape(-1)[-1] = extreme
-            yield given, True, False
+            yield arrays, True, False
 
 
 def _answers(name: str, folder: Path) -> dict[int, list[np.ndarray]]:
     """LiteRT's results by the number of the call, without those for which it has an error or ends its process."""
-    calls = [given for given, _, is_in_range in _calls(name) if is_in_range]
+    calls = [arrays for arrays, _, is_in_range in _calls(name) if is_in_range]
     first = 0
     while first < len(calls):
         child = os.fork()
@@ -253,18 +253,18 @@ def _check(name: str, answers: dict[int, list[np.ndarray]], folder: Path) -> Non
         return
     _limit_memory()
     graph = import_tflite(_model(name)).graph if compiled.is_one_program else None
-    for number, (given, has_equal_sizes, is_in_range) in enumerate(sorted(_calls(name), key=lambda call: not call[2])):
-        want, where = answers.get(number), [x.shape for x in given]
+    for number, (arrays, has_equal_sizes, is_in_range) in enumerate(sorted(_calls(name), key=lambda call: not call[2])):
+        want, where = answers.get(number), [x.shape for x in arrays]
         try:
-            results = compiled(*given)
+            results = compiled(*arrays)
         except IngotError as error:
-            assert want is None or not has_equal_sizes or any(x.size == 0 for x in given), (where, error)
+            assert want is None or not has_equal_sizes or any(x.size == 0 for x in arrays), (where, error)
             continue
         got = results if isinstance(results, tuple) else (results,)
-        if (want is None and is_in_range) or any(x.size == _OTHERWISE.get(name) for x in given):
+        if (want is None and is_in_range) or any(x.size == _OTHERWISE.get(name) for x in arrays):
             continue
         if want is None and graph is not None:
-            want = interpret(graph, given)
+            want = interpret(graph, arrays)
         for g, w in zip(got, want or (), strict=want is not None):
             assert np.shape(g) == np.shape(w), (where, np.shape(g), np.shape(w))
             np.testing.assert_allclose(g, w, rtol=1e-4, atol=1 if w.dtype == I8 else 1e-5, err_msg=f"{where}")

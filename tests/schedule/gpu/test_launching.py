@@ -104,7 +104,7 @@ def test_products_whose_operands_are_copied_in_boxes_share_a_launch() -> None:
 
 def test_kernels_of_one_program_in_a_loop_share_a_launch() -> None:
     """A drawn token and its bookkeeping: each needs what the one before wrote, and a copy of what the loop carries."""
-    size, turns = 40, 5
+    size, trip_count = 40, 5
     x, count = Input("x", TensorType(f32, (size,)))(), Input("count", TensorType(i64, ()))()
     before = (const(np.zeros((), np.int64)), count, x, const(np.full(8, -1, np.int64)))
     i, last, scores, places = inputs = tuple(Input(f"v{n}", v.type)() for n, v in enumerate(before))
@@ -119,6 +119,6 @@ def test_kernels_of_one_program_in_a_loop_share_a_launch() -> None:
     first, end = (n for n, step in enumerate(program.steps) if step.target is not None)
     body = [step.label for step in program.steps[first + 1 : end]]
     assert len(body) == 1 and body[0].count(">") >= 2, body
-    values = [RNG.permutation(size).astype(np.float32), np.array(turns)]
+    values = [RNG.permutation(size).astype(np.float32), np.array(trip_count)]
     for got, want in zip(run_checked(graph, values, H100), interpret(graph, values), strict=True):
         np.testing.assert_array_equal(got, want)

@@ -92,8 +92,8 @@ def test_what_is_slower_together_is_tried_alone() -> None:
     gains = {"": 1.0, "abc": 0.9, "a": 0.8, "b": 1.2, "bc": 1.3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_compared", lambda models, feeds, rounds: (gains[models[1]] / gains[models[0]], (0, 0)))
-        kept, gain = run._confirmed(wins, lambda chosen: "".join(w.rewrite.before for w in chosen), {})  # type: ignore[arg-type, return-value]
-    assert kept == wins[1:] and gain == 1.3
+        accepted, gain = run._confirmed(wins, lambda chosen: "".join(w.rewrite.before for w in chosen), {})  # type: ignore[arg-type, return-value]
+    assert accepted == wins[1:] and gain == 1.3
 
 
 def test_a_form_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +127,11 @@ def test_several_results_and_open_sizes_end_to_end(
 
     monkeypatch.setenv("INGOT_TUNING", str(path))
     monkeypatch.setitem(sys.modules, "z3", None)  # importing it fails
-    made = build(g, threads=1)
-    products = [n for n in made.graph_after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
+    built = build(g, threads=1)
+    products = [n for n in built.graph_after("fold_layout").nodes() if isinstance(n.op, ops.DotGeneral)]
     assert [n.shape for n in products] == [(rows, 96)]
-    assert explain("model", made, feeds, repeats=1).rewrites == (made.program.meta["rewrites"],) == (text,)
-    save(made.program, tmp_path / "model.ingot")
+    assert explain("model", built, feeds, repeats=1).rewrites == (built.program.meta["rewrites"],) == (text,)
+    save(built.program, tmp_path / "model.ingot")
     m = load(tmp_path / "model.ingot", threads=1)
     for size in (16,) if isinstance(rows, int) else (1, 5, 32):
         x = RANDOM.standard_normal((size, 64)).astype(np.float32)

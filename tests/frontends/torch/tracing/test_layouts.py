@@ -233,10 +233,10 @@ def test_views_at_places_that_the_run_finds() -> None:
     compiled = compile_whole(f, backend="ingot", dynamic=True)
     x = torch.arange(35.0).reshape(5, 7)
     for at, count in ((2, 2), (0, 3), (-1, 1), (-3, 3), (4, 3), (-7, 2)):
-        given = x, torch.tensor(at), count
-        for got, want in zip(compiled(*given), f(*given), strict=True):
+        inputs = x, torch.tensor(at), count
+        for got, want in zip(compiled(*inputs), f(*inputs), strict=True):
             assert (got.stride(), got.tolist()) == (want.stride(), want.tolist())
-        assert compiled(*given)[0]._is_view() or compiled(*given)[0].data_ptr() >= x.data_ptr()
+        assert compiled(*inputs)[0]._is_view() or compiled(*inputs)[0].data_ptr() >= x.data_ptr()
 
 
 def test_strides_of_two_open_sizes() -> None:

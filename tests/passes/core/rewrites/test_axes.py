@@ -81,9 +81,9 @@ def _small(*graphs: Graph) -> Graph:
 
 def test_small_sizes_stand_for_large_ones() -> None:
     x, w, v = arg("x", 100_000, 4096), arg("w", 4096, 16384), arg("v", 4096, 5000)
-    joined = dot(x, ops.Concat(1)(w, v))
+    product = dot(x, ops.Concat(1)(w, v))
     before = Graph((x, w, v), (dot(x, w), dot(x, v)))
-    after = Graph((x, w, v), (cut(joined, 1, 0, 16384), cut(joined, 1, 16384, 21384)))
+    after = Graph((x, w, v), (cut(product, 1, 0, 16384), cut(product, 1, 16384, 21384)))
     assert [n.shape for n in _small(before, after).inputs] == [(3, 3), (3, 3), (3, 3)]
     assert are_equal(before, after, exactly=True)
 
@@ -146,11 +146,11 @@ def test_small_sizes_agree_with_the_sizes_themselves(seed: int) -> None:
     for n in terms:
         (value,) = evaluate(Graph(inputs, (n,)), points, prime)
         by_value.setdefault((n.type, value.tobytes()), []).append(n)
-    pairs = [(a, b) for same in by_value.values() for a, b in pairwise(same)][:25]
+    pairs = [(a, b) for equal_values in by_value.values() for a, b in pairwise(equal_values)][:25]
     assert pairs
     missed = sum(not are_equal(Graph(inputs, (a,)), Graph(inputs, (b,)), exactly=False) for a, b in pairs)
     assert missed <= len(pairs) // 5  # equal for these sizes alone, as far as `axes` knows
-    firsts = [same[0] for same in by_value.values()]
+    firsts = [equal_values[0] for equal_values in by_value.values()]
     differing = [(a, b) for a, b in combinations(firsts, 2) if a.type == b.type]
     for i in random.permutation(len(differing))[:60]:
         a, b = differing[i]

@@ -134,9 +134,11 @@ V0, V1, V2 = arg("x0", N, 7), arg("c0", 7, 3), arg("c1", 7, 4)
 
 def joined(low: int = 3, bounds: tuple[tuple[str, int | None, int | None], ...] = ()) -> Rewrite:
     """Two products of one value as slices of one. low: where the second starts, right at 3."""
-    both = dot(V0, ops.Concat(1)(V1, V2))
+    concat_product = dot(V0, ops.Concat(1)(V1, V2))
     before = Graph((V0, V1, V2), (dot(V0, V1), dot(V0, V2)), bounds=bounds)
-    return Rewrite.of(before, Graph(before.inputs, (cut(both, 1, 0, 3), cut(both, 1, low, low + 4))), True)
+    return Rewrite.of(
+        before, Graph(before.inputs, (cut(concat_product, 1, 0, 3), cut(concat_product, 1, low, low + 4))), True
+    )
 
 
 def projections(rows: DimLike, widths: tuple[int, ...] = (3, 4)) -> Graph:
@@ -152,13 +154,13 @@ def products(g: Graph) -> list[Node]:
 @pytest.mark.parametrize("rows", [5, symbol("batch"), symbol("batch") * 12])
 def test_several_results_are_rewritten_at_any_size(rows: DimLike) -> None:
     g = projections(rows) if not isinstance(rows, Dim) or rows == symbol("batch") else _of_sequences()
-    out = apply_rewrites(g, [joined()])
-    verify(out, "rewrites")
-    assert len(products(g)) == 2 and [n.shape for n in products(out)] == [(rows, 7)]
+    rewritten = apply_rewrites(g, [joined()])
+    verify(rewritten, "rewrites")
+    assert len(products(g)) == 2 and [n.shape for n in products(rewritten)] == [(rows, 7)]
     for size in (1, 2):
         shapes = [n.type.substitute({"batch": size}).shape for n in g.inputs]
         x = [RANDOM.standard_normal(s).astype(np.float32) for s in shapes]  # type: ignore[arg-type]
-        for got, want in zip(interpret(out, x), interpret(g, x), strict=True):
+        for got, want in zip(interpret(rewritten, x), interpret(g, x), strict=True):
             np.testing.assert_allclose(got, want, 1e-5)
 
 
@@ -174,38 +176,38 @@ def test_each_layer_is_rewritten() -> None:
         a, b = dot(h, weights(7, 3)), dot(h, weights(7, 4))
         h = ops.Exp()(ops.Concat(1)(a, b))
     g = Graph((x,), (h,))
-    out = apply_rewrites(g, [joined()])
-    assert len(products(out)) == 3
+    rewritten = apply_rewrites(g, [joined()])
+    assert len(products(rewritten)) == 3
     value = RANDOM.standard_normal((5, 7)).astype(np.float32) / 9
-    np.testing.assert_allclose(interpret(out, [value])[0], interpret(g, [value])[0], 1e-4)
+    np.testing.assert_allclose(interpret(rewritten, [value])[0], interpret(g, [value])[0], 1e-4)
 
 
 def test_results_that_need_each_other_stay() -> None:
     """dot(h, c0), dot(dot(h, c0) + ..., c1) is no match, nor are two pairs that would wait for each other."""
     x, y = (Input(n, TensorType(f32, (5, 7)))() for n in "xy")
     a, b, c = arg("x0", 5, 7), arg("x1", 5, 7), arg("c0", 7, 7)
-    pair, both = Graph((a, b, c), (dot(a, c), dot(b, c))), dot(ops.Concat(0)(a, b), c)
-    rewrite = Rewrite.of(pair, Graph(pair.inputs, (cut(both, 0, 0, 5), cut(both, 0, 5, 10))), True)
+    pair, product = Graph((a, b, c), (dot(a, c), dot(b, c))), dot(ops.Concat(0)(a, b), c)
+    rewrite = Rewrite.of(pair, Graph(pair.inputs, (cut(product, 0, 0, 5), cut(product, 0, 5, 10))), True)
     w, v = weights(7, 7), weights(7, 7)
     chain = Graph((x,), (dot(ops.Exp()(dot(x, w)), w),))
     assert apply_rewrites(chain, [rewrite]).outputs == chain.outputs
     # w's second product needs v's first, v's second w's first: one pair can be joined, not both
     w_first, v_first = dot(x, w), dot(y, v)
     crossed = Graph((x, y), (dot(ops.Exp()(v_first), w), dot(ops.Exp()(w_first), v)))
-    out = apply_rewrites(crossed, [rewrite])
-    assert len(products(out)) == 3
+    rewritten = apply_rewrites(crossed, [rewrite])
+    assert len(products(rewritten)) == 3
     feeds = [RANDOM.standard_normal((5, 7)).astype(np.float32) for _ in range(2)]
-    for got, want in zip(interpret(out, feeds), interpret(crossed, feeds), strict=True):
+    for got, want in zip(interpret(rewritten, feeds), interpret(crossed, feeds), strict=True):
         np.testing.assert_allclose(got, want, 1e-4)
 
 
 def test_other_sizes_of_the_same_symbol_are_no_match() -> None:
     g = Graph((x := Input("in", TensorType(f32, (5, 6)))(),), (ops.Exp()(dot(x, t(x))),))
     square, v = arg("x0", N, N), arg("x1", N, 7)
-    turned = Rewrite.of(
+    permuted = Rewrite.of(
         Graph((square, v), (dot(square, dot(square, v)),)), Graph((square, v), (dot(dot(square, square), v),)), False
     )
-    assert is_sound(turned) and apply_rewrites(g, [turned], fast_math=True).outputs == g.outputs
+    assert is_sound(permuted) and apply_rewrites(g, [permuted], fast_math=True).outputs == g.outputs
 
 
 def test_bounds_limit_where_a_rewrite_is_applied() -> None:

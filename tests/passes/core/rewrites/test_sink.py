@@ -19,8 +19,8 @@ Y = arg("y", N, 12)
 LEFT, RIGHT = cut(Y, 1, 0, 5), cut(Y, 1, 5, 12)
 
 
-def plus(x: Node, *, same: bool = False) -> Node:
-    row = np.ones(x.shape[1]) if same else RANDOM.standard_normal(x.shape[1])  # type: ignore[call-overload]
+def plus(x: Node, *, is_same: bool = False) -> Node:
+    row = np.ones(x.shape[1]) if is_same else RANDOM.standard_normal(x.shape[1])  # type: ignore[call-overload]
     return ops.Add()(x, ops.BroadcastInDim(x.shape, (1,))(const(row.astype(np.float32))))
 
 
@@ -33,7 +33,7 @@ def silu(x: Node) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "elementwise", "same"),
+    ("outputs", "elementwise", "is_same"),
     [
         ((relu(plus(LEFT)), relu(plus(RIGHT))), 2, True),
         ((silu(LEFT), silu(RIGHT)), 2, True),
@@ -46,15 +46,15 @@ def silu(x: Node) -> Node:
         ((ops.Sub()(LEFT, cut(arg("z", N, 12), 1, 0, 5)), ops.Sub()(RIGHT, cut(arg("z", N, 12), 1, 4, 11))), 2, False),
     ],
 )
-def test_slices_sink(outputs: tuple[Node, ...], elementwise: int, same: bool) -> None:
+def test_slices_sink(outputs: tuple[Node, ...], elementwise: int, is_same: bool) -> None:
     inputs = (Y, arg("z", N, 12))
     g = Graph(inputs, outputs)
-    out = sink_slices(g)
-    verify(out, "sink")
-    assert (out.outputs != g.outputs) == same
+    sunk = sink_slices(g)
+    verify(sunk, "sink")
+    assert (sunk.outputs != g.outputs) == is_same
     kinds = (ops.Add, ops.Sub, ops.Mul, ops.Max, ops.Exp, ops.Tanh, ops.Logistic)
-    assert sum(isinstance(n.op, kinds) for n in out.nodes()) == elementwise
+    assert sum(isinstance(n.op, kinds) for n in sunk.nodes()) == elementwise
     for rows in (1, 3):
         feeds = [RANDOM.standard_normal((rows, 12)).astype(np.float32) for _ in inputs]
-        for got, want in zip(interpret(out, feeds), interpret(g, feeds), strict=True):
+        for got, want in zip(interpret(sunk, feeds), interpret(g, feeds), strict=True):
             np.testing.assert_array_equal(got, want)

@@ -48,17 +48,17 @@ def expected(x: np.ndarray, other: np.ndarray, geometry: tuple[Ints, ...], gradi
     """The convolution of x[N,*S,C] with other[*K,C], or the kernel's gradient [*K,C] by other[N,*P,C]: the products of
     what is in the image."""
     window, strides, dilation, low, places = geometry
-    out = np.zeros((*window, x.shape[-1]) if gradient else (x.shape[0], *places, x.shape[-1]))
+    result = np.zeros((*window, x.shape[-1]) if gradient else (x.shape[0], *places, x.shape[-1]))
     for tap in np.ndindex(*window):
         for place in np.ndindex(*places):
             at = [p * s + t * d - lo for p, s, t, d, lo in zip(place, strides, tap, dilation, low, strict=True)]
             if not all(0 <= a < n for a, n in zip(at, x.shape[1:-1], strict=True)):
                 continue
             if gradient:
-                out[tap] += (x[(slice(None), *at)] * other[(slice(None), *place)]).sum(0)
+                result[tap] += (x[(slice(None), *at)] * other[(slice(None), *place)]).sum(0)
             else:
-                out[(slice(None), *place)] += x[(slice(None), *at)] * other[tap]
-    return out
+                result[(slice(None), *place)] += x[(slice(None), *at)] * other[tap]
+    return result
 
 
 def agree(got: np.ndarray, want: np.ndarray) -> None:

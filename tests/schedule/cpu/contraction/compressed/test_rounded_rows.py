@@ -111,9 +111,9 @@ def test_no_rows_and_strided_rows() -> None:
 def test_a_row_has_the_same_bits_beside_others(case: Form) -> None:
     w, k = weights(*case), int(np.prod(case[1]))
     x = np.random.default_rng(2).standard_normal((40, k)).astype(np.float32)
-    alone_ = compile_graph(graph(1, w))
+    single_row = compile_graph(graph(1, w))
     batched, some = compile_graph(graph(symbol("m"), w)), compile_graph(graph(5, w))
-    single = np.concatenate([alone_(x[i : i + 1]) for i in range(40)])
+    single = np.concatenate([single_row(x[i : i + 1]) for i in range(40)])
     np.testing.assert_array_equal(single, batched(x))
     np.testing.assert_array_equal(single[:5], some(x[:5]))
 
