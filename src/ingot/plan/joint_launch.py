@@ -5,18 +5,16 @@ q = rotate(y); keys = update(old, rotate(y)); o = attention(q, keys)   ->   one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from ingot.ir.dims import DimLike, dim_max, dim_min, product
 from ingot.ir.node import Node
 from ingot.ops.core.base import violable_constraints
 from ingot.ops.group import Group
-from ingot.plan.storage import Place
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
 
-MAX_COPY_BYTES = 8 << 20  # of a copy of an input that is made long before it is read
 # the lowering of several groups as one launch, None if the target cannot join them
 Join = Callable[[Sequence[Lowered]], Lowered | None]
 
@@ -68,23 +66,7 @@ class PendingGroups:
         return self.launches[key]
 
 
-__all__ = ["Join", "PendingGroup", "PendingGroups", "copies_first", "operands_exist"]
-
-
-def copies_first(groups: Sequence[Node], inputs: Sequence[Node], places: Mapping[Node, Place]) -> list[Node]:
-    """The groups in the same order, behind those that only rewrite an input, such as a weight in another type or order,
-    to memory of their own: side by side, they share launches."""
-
-    given = set(inputs)
-
-    def is_copy(n: Node) -> bool:
-        if not isinstance(n.op, Group) or n.op.kind != "pointwise" or len(n.inputs) != 1 or len(n.types) != 1:
-            return False
-        (source,) = n.inputs
-        is_own = n in places and places[n].owner is n
-        return is_own and source in given and n.type.size == source.type.size and n.type.nbytes in range(MAX_COPY_BYTES)
-
-    return sorted(groups, key=lambda n: not is_copy(n))
+__all__ = ["Join", "PendingGroup", "PendingGroups"]
 
 
 def operands_exist(groups: Sequence[PendingGroup]) -> DimLike:

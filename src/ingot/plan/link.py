@@ -17,7 +17,7 @@ from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
-from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, copies_first, operands_exist
+from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
 from ingot.plan.serial_launch import Chain, SerialLaunch
 from ingot.plan.sizes import RuntimeSizes, expression, kernel_dim
 from ingot.plan.storage import Storage, assign
@@ -32,6 +32,7 @@ from ingot.support.limits import check_time
 from ingot.support.native import Code
 
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
+MAX_COPY_BYTES = 8 << 20  # of a copy of an input that is made long before it is read
 
 
 class Assembler(Protocol):
@@ -139,7 +140,7 @@ class Linker:
         missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         if self.pending.join is not None:
-            groups = copies_first(groups, self.graph.inputs, self.storage.places)
+            groups.sort(key=lambda n: not self._is_copy_of_input(n))  # side by side, they share launches
         self._choose_panels(groups)
         for i, n in enumerate(groups):
             if not self.depth:
@@ -211,6 +212,16 @@ class Linker:
         self.pending.groups.append(pending)
         if self.pending.join is None:
             self._launch_pending()
+
+    def _is_copy_of_input(self, node: Node) -> bool:
+        """Whether a group only rewrites an input, such as a weight in another type or order, to memory of its own."""
+        group = node.op
+        if not isinstance(group, Group) or group.kind != "pointwise" or len(node.inputs) != 1 or len(node.types) != 1:
+            return False
+        (source,) = node.inputs
+        is_own = node in self.storage.places and self.storage.places[node].owner is node
+        size, nbytes = node.types[0].size, node.types[0].nbytes
+        return is_own and source in self.graph.inputs and size == source.type.size and nbytes in range(MAX_COPY_BYTES)
 
     def _layouts(self, node: Node) -> tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]:
         """The layouts of a group's operands and results, and which operands are constants."""
