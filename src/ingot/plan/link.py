@@ -32,7 +32,6 @@ from ingot.support.limits import check_time
 from ingot.support.native import Code
 
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
-MAX_COPY_BYTES = 8 << 20  # of a copy of an input that is made long before it is read
 
 
 class Assembler(Protocol):
@@ -139,8 +138,6 @@ class Linker:
         self.buffer_of_value.update((n, self.sizes.buffers[name]) for name, n in self.graph.size_nodes.items())
         missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
-        if self.pending.join is not None:
-            groups.sort(key=lambda n: not self._is_copy_of_input(n))  # side by side, they share launches
         self._choose_panels(groups)
         for i, n in enumerate(groups):
             if not self.depth:
@@ -212,16 +209,6 @@ class Linker:
         self.pending.groups.append(pending)
         if self.pending.join is None:
             self._launch_pending()
-
-    def _is_copy_of_input(self, node: Node) -> bool:
-        """Whether a group only rewrites an input, such as a weight in another type or order, to memory of its own."""
-        group = node.op
-        if not isinstance(group, Group) or group.kind != "pointwise" or len(node.inputs) != 1 or len(node.types) != 1:
-            return False
-        (source,) = node.inputs
-        is_own = node in self.storage.places and self.storage.places[node].owner is node
-        size, nbytes = node.types[0].size, node.types[0].nbytes
-        return is_own and source in self.graph.inputs and size == source.type.size and nbytes in range(MAX_COPY_BYTES)
 
     def _layouts(self, node: Node) -> tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]:
         """The layouts of a group's operands and results, and which operands are constants."""

@@ -34,7 +34,6 @@ from ingot.schedule.lowered import Lowered, Step
 MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
 MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
 MAX_MERGED_COPIES = 16
-COPY_PROGRAMS_PER_PROCESSOR = 20  # at most, of a copy that shares a launch with others
 ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
@@ -56,18 +55,15 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
-    alone or cannot be merged. Many copies are merged, also of those that fill it for a moment."""
-    copies = all(_is_copy(low, machine) for low in lows)
+    alone or cannot be merged. Many copies are merged, of any size, as each takes less time than its launch."""
+    copies = all(map(_is_copy, lows))
     if len(lows) > (MAX_MERGED_COPIES if copies else MAX_MERGED_KERNELS):
         return None
     if not copies and not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
     first = kernels[0]
-    # a copy is right, and nearly as fast, with more warps than it would choose
-    warps = max(dict(kernel.hints)["warps"] for kernel in kernels) if copies else dict(first.hints)["warps"]
-    hints = [tuple({**dict(kernel.hints), **({"warps": warps} if copies else {})}.items()) for kernel in kernels]
-    if any(own != hints[0] for own in hints):
+    if any(kernel.hints != first.hints for kernel in kernels):
         return None
     renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
     starts = [0, *accumulate(map(_program_count, kernels))]
@@ -89,18 +85,15 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
         dims=tuple(dict.fromkeys(v for kernel in kernels for v in kernel.dims)),
         chunks=integer(starts[-1]),
         body=branches(0, len(kernels)),
-        hints=hints[0],
     )
     args = tuple(a for low in lows for a in low.steps[0].args)
     return await_producers(Lowered((Step(kernel, args),)), machine)
 
 
-def _is_copy(low: Lowered, machine: Machine) -> bool:
-    """Whether a group is a single kernel that reads one value and writes another, in little more time than its launch
-    takes."""
-    if not _is_single(low) or len(low.steps[0].args) != 2:
-        return False
-    return 0 < _program_count(low.steps[0].kernel) <= COPY_PROGRAMS_PER_PROCESSOR * machine.processors
+def _is_copy(low: Lowered) -> bool:
+    """Whether a group is a single kernel that reads one value and writes another, in any number of programs that is
+    known."""
+    return _is_single(low) and len(low.steps[0].args) == 2 and _program_count(low.steps[0].kernel) > 0
 
 
 def _has_one_program(kernel: Kernel) -> bool:
