@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._prims_common import suggest_memory_format
 
 from ingot.frontends.torch.decompositions import bags, segments
@@ -156,12 +157,13 @@ def _is_nothing(x: Tensor) -> bool:
 
 
 def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]:
-    """The backward pass of a resize that is a linear map along each axis: the same op for static sizes; else by the
-    transposed maps, which are obtained by resizing the identity matrix."""
+    """The backward pass of a resize that is a linear map along each axis: the same op for images of static sizes; else
+    by the transposed maps, which are obtained by resizing the identity matrix."""
+    _infer_open_batches(getattr(_aten, f"{forward.__name__}_backward").default)
 
     def backward(grad: Tensor, output_size: Ints, input_size: Ints, *options: Any) -> Any:
         rank = len(output_size)
-        if _is_static(*output_size, *input_size):  # torch has no meta function for open batches
+        if _is_static(*output_size, *input_size[2:]):
             return NotImplemented
         align, scales = (options[:1], options[1:]) if corners else ((), options)
         for i in range(rank):
@@ -176,6 +178,23 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]
         return grad
 
     return backward
+
+
+# resizes whose gradients have the cotangent's memory format; those of others are contiguous
+_IN_FORMAT_OF_COTANGENT = (_aten.upsample_bilinear2d_backward.default, _aten.upsample_trilinear3d_backward.default)
+
+
+def _infer_open_batches(backward: torch._ops.OpOverload) -> None:
+    """Register a rule for the shape of a resize's gradient where torch's own is for static sizes only."""
+    if DispatchKey.Meta in backward.py_kernels:
+        return
+
+    @backward.py_impl(DispatchKey.Meta)
+    def infer(grad: Tensor, output_size: Ints, input_size: Ints, *options: Any, **named: Any) -> Tensor:
+        memory_format = torch.contiguous_format
+        if backward in _IN_FORMAT_OF_COTANGENT:
+            memory_format = suggest_memory_format(grad)
+        return torch.empty(tuple(input_size), dtype=grad.dtype, device=grad.device, memory_format=memory_format)
 
 
 def maximum_pool(
