@@ -226,6 +226,7 @@ IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "means": partial(F.adaptive_avg_pool2d, output_size=(4, 3)),
     "more means": partial(F.adaptive_avg_pool2d, output_size=(11, 9)),
     "maxima": partial(F.adaptive_max_pool2d, output_size=(4, 2)),
+    "uneven maxima": partial(F.adaptive_max_pool2d, output_size=(3, 4)),
     "groups": _norm_of_groups,
 }
 
@@ -287,7 +288,8 @@ def test_resizes_of_open_batches(name: str) -> None:
         want.backward(cotangent)
         close(y.detach(), want.detach())
         close(sides[0].grad, sides[1].grad)
-        assert y.stride() == want.stride() and sides[0].grad.stride() == sides[1].grad.stride()
+        gradients_of_sides = [v.grad for v in sides if v.grad is not None]
+        assert y.stride() == want.stride() and len({v.stride() for v in gradients_of_sides}) == 1
     assert not products and len(models) <= 4  # of open batches, and of one image
 
 
