@@ -324,7 +324,7 @@ def test_keyword_arguments_choose_what_is_compiled() -> None:
 
     spy = Spy()
     compiled = compile_whole(function, backend=spy.backend)
-    calls: list[dict[str, Any]] = [{}, {"scale": 2.0}, {"mode": "minus"}, {"more": {"bias": torch.ones(3)}}]
+    calls: list[dict[str, Any]] = [{}, {"scale": 2.0}, {"mode": "minus"}, {"extras": {"bias": torch.ones(3)}}]
     for named in calls:
         x = torch.randn(2, 3)
         close(compiled(x, **named), function(x, **named))

@@ -10,16 +10,14 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from itertools import product as product_of
 from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, For, Gather, Increment, Let, Lit, Load, ReleaseConsumers, Stmt, Tile, Var
-from ingot.ir.kernel.verify import children
+from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
@@ -30,7 +28,6 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
-from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -57,6 +54,7 @@ from ingot.schedule.gpu.contraction.reduction import (
 )
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -112,25 +110,6 @@ class _Copy:
     loops: Loops
     source: _Operand
     arg: Arg
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The batch entry of a tile, and its first row and column."""
-
-    batch: Expr
-    row: Expr
-    column: Expr
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """What a tile covers: the index of its batch entry, and the indices of its pieces' rows and columns, with masks of
-    those in bounds."""
-
-    batch: Index
-    rows: Sequence[tuple[Index, Expr | None]]
-    columns: Sequence[tuple[Index, Expr | None]]
 
 
 @dataclass(frozen=True)
@@ -258,7 +237,7 @@ class _Product:
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
-        column_sums = ColumnSums.of(self.group, self.anchor, m, n, _starts(t.rows), len(temps))
+        column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
         joins_apart = machine.starts_early and is_large and column_sums is None
         sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
@@ -302,17 +281,17 @@ class _Product:
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
         sums_args = sums.finish(block, values, self._results(extent, place), work)
         if not self.tiling.persistent:  # else registers would hold them for a turn
-            block.stmts = _vectors_first(block.stmts)
+            block.stmts = vectors_first(block.stmts)
         return [*self.packed, *box_args, *sums_args]
 
-    def _place(self, block: Block, tile: Expr) -> _Place:
+    def _place(self, block: Block, tile: Expr) -> Place:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
         t, loops = self.tiling, self.loops
         m, n = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols))
         batch, row, column = self._tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
-        return _Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
+        return Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
 
-    def _extent(self, block: Block, place: _Place, lines: Lines = WHOLE) -> _Extent:
+    def _extent(self, block: Block, place: Place, lines: Lines = WHOLE) -> Extent:
         """What a tile covers, or some of its lines."""
         loops, t = self.loops, self.tiling
         batch_shape, row_shape, column_shape = (
@@ -320,19 +299,21 @@ class _Product:
         )
         rows = [
             tile_index(block, first, count, row_shape, 0, wraps=True, tile=t.rows)
-            for first, count in (lines.of(block, ix.add(place.row, integer(at)), size) for at, size in _starts(t.rows))
+            for first, count in (
+                lines.of(block, ix.add(place.row, integer(at)), size) for at, size in piece_starts(t.rows)
+            )
         ]
         columns = [
             tile_index(block, ix.add(place.column, integer(at)), size, column_shape, 1, tile=t.columns)
-            for at, size in _starts(t.columns)
+            for at, size in piece_starts(t.columns)
         ]
         batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
-        return _Extent(batch, rows, columns)
+        return Extent(batch, rows, columns)
 
-    def _results(self, extent: _Extent, place: _Place | None = None) -> list[ResultTile]:
+    def _results(self, extent: Extent, place: Place | None = None) -> list[ResultTile]:
         """Of each piece of a tile. place: of a whole tile, for the reductions of its rows."""
         t, results = self.tiling, list[ResultTile]()
-        sides = product_of(enumerate(_starts(t.rows)), _starts(t.columns))
+        sides = product_of(enumerate(piece_starts(t.rows)), piece_starts(t.columns))
         pieces = product_of(extent.rows, extent.columns)
         for ((row, row_mask), (column, column_mask)), ((number, (first, _)), (across, width)) in zip(
             pieces, sides, strict=True
@@ -358,7 +339,7 @@ class _Product:
         row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
         return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
-    def _sums(self, top: Block, extent: _Extent, work: WorkItem) -> Expr:
+    def _sums(self, top: Block, extent: Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
         batch, ((rows, _),), ((columns, column_mask),) = extent.batch, extent.rows, extent.columns
@@ -443,11 +424,11 @@ class _Product:
         ]
 
     def _sums_by_boxes(
-        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: _Place, work: WorkItem
+        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: Place, work: WorkItem
     ) -> list[Expr]:
         """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
         rows, columns = (
-            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(_starts(size))]
+            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(piece_starts(size))]
             for first, size, operand in (
                 (place.row, self.tiling.rows, boxes[0]),
                 (place.column, self.tiling.columns, boxes[1]),
@@ -483,10 +464,10 @@ class _Product:
         if levels is None:
             return _BReader(1, begin_floats)
         # one value for all has no offset
-        offsets = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
+        starts = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
         parameters = [
-            (p, ZERO if offset is None else top.let(ix.add(integer(p.offset), offset), "p"))
-            for p, offset in zip(levels.parameters, offsets, strict=True)
+            (p, ZERO if start is None else top.let(ix.add(integer(p.offset), start), "p"))
+            for p, start in zip(levels.parameters, starts, strict=True)
         ]
 
         def begin_levels(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
@@ -508,33 +489,6 @@ class _Product:
             return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
         return _BReader(levels.packed_halves, begin_levels)
-
-
-def _vectors_first(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """Move what the epilogue reads for a whole column, such as a bias, in front of the loop, so that no program waits
-    for it at its end."""
-    loop = next((i for i, s in enumerate(stmts) if isinstance(s, For)), len(stmts) - 1)
-    before, after, late = list(stmts[:loop]), list[Stmt](), set[str]()
-    for s in stmts[loop + 1 :]:
-        if isinstance(s, Let) and (s.var.tile is None or s.var.tile[0] == 1) and _is_known(s.value, late):
-            before.append(s)
-            continue
-        after.append(s)
-        late |= {s.var.name} if isinstance(s, Let | Increment) else set()
-    return [*before, stmts[loop], *after]
-
-
-def _is_known(e: Expr, late: Set[str]) -> bool:
-    """Whether an expression reads neither registers, memory that is written, nor variables of `late`."""
-    if isinstance(e, Load | Gather) and (e.buffer.space == "register" or e.buffer.writable):
-        return False
-    return not (isinstance(e, Var) and e.name in late) and all(_is_known(x, late) for x in children(e))
-
-
-def _starts(size: int) -> list[tuple[int, int]]:
-    """Where the pieces of a tile's side begin, and their sizes.   192 -> [(0, 128), (128, 64)]"""
-    pieces = pieces_of(size)
-    return list(zip(accumulate(pieces, initial=0), pieces, strict=False))
 
 
 __all__ = ["lower_contraction"]
