@@ -226,6 +226,7 @@ IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "means": partial(F.adaptive_avg_pool2d, output_size=(4, 3)),
     "more means": partial(F.adaptive_avg_pool2d, output_size=(11, 9)),
     "maxima": partial(F.adaptive_max_pool2d, output_size=(4, 2)),
+    "uneven maxima": partial(F.adaptive_max_pool2d, output_size=(3, 4)),
     "groups": _norm_of_groups,
 }
 
@@ -253,6 +254,43 @@ def test_images_are_no_scatter_and_keep_their_format(name: str) -> None:
         close(sides[0].grad, sides[1].grad, tolerance)
         assert y.stride() == want.stride()
     assert not scatters
+
+
+OPEN_RESIZES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    **{name: (IMAGE_OPS[name], (6, 8, 10)) for name in ("nearest", "exact", "corners", "bicubic", "antialias")},
+    "lines": (partial(F.interpolate, size=7, mode="linear"), (3, 12)),
+    "volumes": (partial(F.interpolate, scale_factor=(2, 1.5, 1), mode="trilinear"), (2, 3, 4, 5)),
+    "near volumes": (partial(F.interpolate, scale_factor=2), (2, 3, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OPEN_RESIZES)
+def test_resizes_of_open_batches(name: str) -> None:
+    """As those of known batches: no products with dense matrices, and eager's values and strides."""
+    op, shape = OPEN_RESIZES[name]
+    products, models = list[str](), list[Any]()
+
+    def compile_model(model: Any, **how: Any) -> Any:
+        products.extend(n.op.name for n in model.graph.nodes() if n.op.name in ("matmul", "dot_general"))
+        models.append(model)
+        return ingot.compile(model, threads=1, **how)
+
+    compiled = compile_whole(op, backend=partial(ingot_backend, compile_model=compile_model))
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for count in (2, 5, 1):
+        x = torch.randn(count, *shape).to(memory_format=formats.get(1 + len(shape), torch.contiguous_format))
+        sides = [x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2)]
+        if count == 2:
+            torch._dynamo.mark_dynamic(sides[0], 0)
+        y, want = (f(v) for f, v in zip((compiled, op), sides, strict=True))
+        cotangent = torch.randn_like(want)
+        y.backward(cotangent)
+        want.backward(cotangent)
+        close(y.detach(), want.detach())
+        close(sides[0].grad, sides[1].grad)
+        gradients_of_sides = [v.grad for v in sides if v.grad is not None]
+        assert y.stride() == want.stride() and len({v.stride() for v in gradients_of_sides}) == 1
+    assert not products and len(models) <= 4  # of open batches, and of one image
 
 
 @pytest.mark.parametrize("name", ["reflect", "replicate", "bilinear", "means", "maxima", "groups"])
