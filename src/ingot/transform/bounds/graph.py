@@ -167,7 +167,10 @@ class Bounded:
 
     @cached_property
     def _widest(self) -> int:
-        return max((int(product(n.shape)) for n in self.core.nodes() if len(n.types) == 1 and not n.is_leaf), default=1)
+        return (
+            max((int(product(n.shape)) for n in self.core.nodes() if len(n.types) == 1 and not n.is_leaf), default=1)
+            or 1
+        )
 
     @property
     def boxes(self) -> int:
