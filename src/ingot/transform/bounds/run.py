@@ -20,7 +20,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.blocks import has_minimum
+from ingot.transform.bounds.blocks import holds_minimum
 from ingot.transform.bounds.canonical import at_activations, at_precision, in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
@@ -154,7 +154,7 @@ def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
     import ml_dtypes
 
     is_wide = options.activations == options.precision == "float32"
-    if not is_wide and any(map(has_minimum, graph.nodes())):
+    if not is_wide and holds_minimum(graph):
         got = f"{options.precision}, {options.activations} and weights in blocks with a minimum"
         raise InputError("numerics", expected="precision and activations in float32", got=got)
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
