@@ -308,9 +308,9 @@ class _Reader:
             if len(condition.factors) > 1 or kind == "Y":
                 rows.append(condition)
             elif factor > 0:
-                upper[element] = min(upper[element], _quotient(condition.limit, factor, np.inf))
+                upper[element] = min(upper[element], _quotient(float(condition.limit), factor, np.inf))
             else:
-                lower[element] = max(lower[element], _quotient(condition.limit, factor, -np.inf))
+                lower[element] = max(lower[element], _quotient(float(condition.limit), factor, -np.inf))
         if not (np.isfinite(lower).all() and np.isfinite(upper).all()):
             missing = np.flatnonzero(~(np.isfinite(lower) & np.isfinite(upper)))
             _refuse(self.name, "a lower and an upper bound of each input", f"none of X_{missing[0]}")
