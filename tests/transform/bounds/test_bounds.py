@@ -479,20 +479,6 @@ def test_bad_points_and_results() -> None:
         ingot.bounds(Largest().eval(), x, eps=0.1)
 
 
-def test_undefined_is_unbounded() -> None:
-    """A logarithm over a box that holds 0 has no bounds; where it is defined it has."""
-
-    class Log(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(x)
-
-    x = torch.tensor([[1.0, 3.0]])
-    for method, eps in itertools.product(("crown", "ibp"), (1.0, 2.0)):
-        lower, upper = ingot.bounds(Log().eval(), x, eps=eps, method=method)
-        assert lower[0, 0] == -np.inf and upper[0, 0] == np.inf
-        assert np.isfinite(lower[0, 1]) and np.isfinite(upper[0, 1]) and lower[0, 1] <= np.log(3 - eps)
-
-
 @pytest.mark.parametrize("name", ["relu", *(pytest.param(n, marks=pytest.mark.slow) for n in ("images", "residual"))])
 def test_optimized_slopes(name: str) -> None:
     """They narrow the bounds, which hold at each step, from the first to slopes that are random."""

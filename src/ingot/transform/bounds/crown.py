@@ -81,7 +81,9 @@ def is_linear(node: Node, c: Intervals) -> bool:
         return node.op.kind == "sum"
     if isinstance(node.op, ops.Select):
         return c.is_exact(node.inputs[0])
-    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+    if isinstance(node.op, ops.Convert):
+        return node.inputs[0].dtype.is_float
+    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div))
 
 
 def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:

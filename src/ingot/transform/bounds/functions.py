@@ -14,6 +14,7 @@ from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Elu, Reciprocal, Silu, Softplus, Square
 
 CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
+ABOVE_ZERO, FROM_ZERO = "x > 0", "x >= 0"
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Function:
 
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -inflection to
     inflection, concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that
-    decreases and then increases. falls: whether it is monotonically decreasing. positive: whether it is defined for x >
-    0 only. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
+    decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is defined; empty for
+    everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
     program. error: the largest distance of the op from this function over the real numbers.
     """
 
@@ -32,7 +33,7 @@ class Function:
     shape: str
     minimum: tuple[float, float] | None = None
     falls: bool = False
-    positive: bool = False
+    domain: str = ""
     inflection: float = 0.0
     curvature: float = 0.0
     peak: float = 0.0
@@ -108,10 +109,10 @@ def _gelu(op: Op) -> Function:
 _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Exp: lambda op: Function(_mapped(op), t.exp, CONVEX),
     ops.Expm1: lambda op: Function(_mapped(op), t.exp, CONVEX),
-    ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, positive=True),
-    ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, positive=True),
-    ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, positive=True),
-    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, positive=True),
+    ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, domain=ABOVE_ZERO),
+    ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, domain=FROM_ZERO),
+    ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, domain=ABOVE_ZERO),
+    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, domain=ABOVE_ZERO),
     Square: lambda op: Function(lambda x: x * x, lambda x: x * 2.0, CONVEX, minimum=(0.0, 0.0), ulps=1.0),
     ops.Logistic: lambda op: Function(_mapped(op), _logistic_slope, S_SHAPED),
     ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
@@ -128,6 +129,13 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     Softplus: lambda op: Function(_softplus, t.logistic, CONVEX, ulps=6.0, error=2.1e-9),
     Elu: lambda op: Function(*_elu(cast("Elu", op).alpha), CONVEX, ulps=6.0),
 }
+
+
+def is_defined(f: Function, lower: Term) -> Term | None:
+    """Whether f is defined from `lower` on; None if it is everywhere."""
+    if not f.domain:
+        return None
+    return lower > 0.0 if f.domain == ABOVE_ZERO else lower >= 0.0
 
 
 def function_of(op: Op) -> Function | None:

@@ -15,7 +15,7 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge
-from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function
+from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function, is_defined
 from ingot.transform.bounds.intervals import Interval
 from ingot.transform.bounds.rounding import F64_EPSILON, F64_UNDERFLOW, absolute_value, maximum, minimum, outward, where
 
@@ -69,11 +69,23 @@ def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
 
 
 def lines_of_function(f: Function, x: Interval) -> Lines:
+    """Where f is not defined in the whole interval, infinite offsets."""
+    lines, defined = _lines_of_shape(f, x), is_defined(f, x.lower)
+    if defined is None:
+        return lines
+    lower, upper = (
+        Line(where(defined, line.slope, 0.0), where(defined, line.offset, end))
+        for line, end in ((lines.lower, -float("inf")), (lines.upper, float("inf")))
+    )
+    return Lines(lower, upper)
+
+
+def _lines_of_shape(f: Function, x: Interval) -> Lines:
     if f.shape == CONVEX:
         return Lines(_tangent(f, x.center, x, -1), _chord(f, x))
     if f.shape == CONCAVE:
-        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive, error=f.error)
-        return lines_of_function(mirrored, x).swapped
+        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, error=f.error)
+        return _lines_of_shape(mirrored, x).swapped
     if f.shape == PERIODIC:
         return _periodic(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)

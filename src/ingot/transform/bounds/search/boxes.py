@@ -102,7 +102,7 @@ class Splits:
     """
 
     def __init__(self, goal: Goal, limits: np.ndarray, widths: np.ndarray, count: int) -> None:
-        """limits: of the goal's rows, rounded up. widths: of the first box, [elements]. count: the boxes in a batch."""
+        """limits: of the goal's rows. widths: of the first box, [elements]. count: the boxes in a batch."""
         self.goal, self.limits, self.widths = goal, limits, widths
         self.elements = np.flatnonzero(widths)
         self.probes = count // (2 * len(self.elements)) if len(self.elements) else 0  # boxes in a probe
