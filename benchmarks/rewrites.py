@@ -22,7 +22,7 @@ from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.source import open_source, read_graph
 from ingot.tune.rewrites.run import Report, find_rewrites
-from tests.models.nets import FAMILIES, make
+from tests.models.nets import FAMILIES, build_net
 
 BATCH = 4
 SHIPPED = Path(str(onnx.__file__)).parent / "backend" / "test" / "data" / "light"
@@ -85,7 +85,7 @@ def models(names: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
             net, inputs = cls().eval(), (torch.randn(shape),)
         else:
             family = FAMILIES[name]
-            net, inputs = make(name), family.inputs(BATCH, family.lengths[0])
+            net, inputs = build_net(name), family.inputs(BATCH, family.lengths[0])
         path = folder / f"{name}.onnx"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -39,19 +39,21 @@ def test_two_models_are_served_until_interrupted(files: Path):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            assert said["models"] == [["pool", "1"], ["other", "1"]] and said["url"].startswith("http://127.0.0.1:")
+            message = json.loads(process.stdout.readline())
+            assert message["models"] == [["pool", "1"], ["other", "1"]] and message["url"].startswith(
+                "http://127.0.0.1:"
+            )
             x, shift = np.ones((1, 2, 8), np.float32), np.zeros((1, 1), np.float32)
             tensors = [
                 {"name": n, "shape": a.shape, "datatype": "FP32", "data": a.reshape(-1).tolist()}
                 for n, a in (("x", x), ("shift", shift))
             ]
-            wanted = compiled(pooled())(x, shift)
+            expected = compiled(pooled())(x, shift)
             for name in ("pool", "other"):
                 body = json.dumps({"inputs": tensors}).encode()
-                with urllib.request.urlopen(f"{said['url']}/v2/models/{name}/infer", body, timeout=20) as response:
+                with urllib.request.urlopen(f"{message['url']}/v2/models/{name}/infer", body, timeout=20) as response:
                     data = json.load(response)["outputs"][0]["data"]
-                np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+                np.testing.assert_array_equal(np.array(data, np.float32), expected.reshape(-1))
         finally:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
@@ -117,20 +119,20 @@ def test_other_engines_serve_the_same_answers(files: Path, engine: str):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = {}
-            while "url" not in said:
+            responses = {}
+            while "url" not in responses:
                 line = process.stdout.readline()
                 assert line, process.stderr and process.stderr.read()[-3000:]
-                said = json.loads(line) if line.startswith("{") else {}
+                responses = json.loads(line) if line.startswith("{") else {}
             tensors = [
                 {"name": "x", "shape": [1, 1, 8], "datatype": "FP32", "data": [1.0] * 8},
                 {"name": "shift", "shape": [1, 1], "datatype": "FP32", "data": [2.0]},
             ]
             body = json.dumps({"inputs": tensors}).encode()
-            with urllib.request.urlopen(f"{said['url']}/v2/models/pool/infer", body, timeout=30) as response:
+            with urllib.request.urlopen(f"{responses['url']}/v2/models/pool/infer", body, timeout=30) as response:
                 data = json.load(response)["outputs"][0]["data"]
-            wanted = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
-            np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+            expected = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
+            np.testing.assert_array_equal(np.array(data, np.float32), expected.reshape(-1))
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -148,10 +150,10 @@ def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_e
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            assert said["language_models"] == ["tiny"] and said["models"] == [["pool", "1"]]
+            message = json.loads(process.stdout.readline())
+            assert message["language_models"] == ["tiny"] and message["models"] == [["pool", "1"]]
             body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 3, "temperature": 0}).encode()
-            address = f"{said['url']}/v1/completions"
+            address = f"{message['url']}/v1/completions"
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(address, body, timeout=20)
             request = urllib.request.Request(address, body, {"Authorization": "Bearer s3cret"})

@@ -75,7 +75,7 @@ def test_every_result_has_the_same_attributes(make: Callable[[], tuple[Any, tupl
         lambda: model.save(tmp_path / "m.ingot"), lambda: model.state(), lambda: model.set_state({}),
         lambda: model.seed(1), lambda: model.arena_bytes,
     ]  # fmt: skip
-    facts = [_outcome(ask) for ask in asked]
+    facts = [_outcome(call) for call in asked]
     if make is _plain:
         assert not any(isinstance(t, Exception) for t in facts)
     with pytest.raises(TypeError, match="cannot be copied"):

@@ -73,17 +73,17 @@ def test_a_network_trains() -> None:
     twin.load_state_dict(net.state_dict())
     x, before = torch.randn(7, 5), counters["ingot"]["direct_calls"]
     torch._dynamo.reset()
-    runs: list[Any] = [torch.compile(net, backend="ingot", fullgraph=True), twin]
+    modules: list[Any] = [torch.compile(net, backend="ingot", fullgraph=True), twin]
     losses: list[list[float]] = []
-    for run in runs:
-        optimizer, own = torch.optim.SGD(run.parameters(), 0.1, momentum=0.9), []
+    for run in modules:
+        optimizer, torch_losses = torch.optim.SGD(run.parameters(), 0.1, momentum=0.9), []
         for _ in range(6):
             loss = run(x).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            own.append(loss.item())
-        losses.append(own)
+            torch_losses.append(loss.item())
+        losses.append(torch_losses)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert counters["ingot"]["direct_calls"] == before + 1
 

@@ -103,14 +103,14 @@ def test_a_step_of_many_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, bf16)
     model, driver = loaded(paged_step(language, form, SEQUENCES), monkeypatch)
-    found: list[list[list[int]]] = []
+    tokens: list[list[list[int]]] = []
     for program in (model, compiled(step(language, form))):
         s = Trial(program, 96, 0)
         a, b = s.rng.integers(3, 96, 22).tolist(), s.rng.integers(3, 96, 20).tolist()
         first = s.stepper.run([s.part(1, a[:9], 0, is_chunk=True), s.part(3, b[:17], 0, is_chunk=True)])
         driver.log.clear()
         second = s.stepper.run([s.part(1, a[:10], 9, is_chunk=False), s.part(3, b[:18], 17, is_chunk=False)])
-        found.append([x.tokens for x in (*first, *second)])
+        tokens.append([x.tokens for x in (*first, *second)])
         if program is model:
             assert sum(entry[0] == "to_host" for entry in driver.log) == 2
-    assert found[0] == found[1]
+    assert tokens[0] == tokens[1]

@@ -164,9 +164,9 @@ def build_program(
     """Compile a MODEL graph for the machine that `features` describes.
 
     precision: see `ingot.passes.precision`. activations: see `ingot.compile`. memory: a limit, see
-    `ingot.plan.recompute`. sparing: build the same graph with loops that save fewer values, tried if the limit cannot
-    be met. measure: run a program within the limit, to choose by measured times. rewrites: by default those that the
-    tuning database has for the machine.
+    `ingot.plan.recompute`. smaller_graph: builds the same graph with loops that save fewer values, which is tried if
+    the limit cannot be met. measure: runs a program within the limit, to choose by measured times. rewrites: by default
+    those that the tuning database has for the machine.
 
     If the graph draws random numbers, their seed is part of the program's state.
     """

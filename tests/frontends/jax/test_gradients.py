@@ -23,8 +23,8 @@ def _forward(x: Any, n: int, y: Any) -> tuple[Any, Any]:
     return power(x, n, y), (x, y)
 
 
-def _backward(kept: Any, g: Any) -> tuple[Any, None, Any]:
-    x, y = kept
+def _backward(residuals: Any, g: Any) -> tuple[Any, None, Any]:
+    x, y = residuals
     return jnp.clip(g[0], -0.2, 0.3) * x, None, g[0] * jnp.cos(y)  # not what `power` has
 
 
@@ -43,11 +43,11 @@ def loss(x: Any, y: Any) -> Any:
     a, place = power(x, 3, y)
     c = jax.nn.softmax(jax.nn.gelu(a)) * jax.nn.silu(y) + jax.nn.relu(x) + jax.lax.stop_gradient(x * y) * x
 
-    def turn(h: Any, t: Any) -> tuple[Any, Any]:
+    def body(h: Any, t: Any) -> tuple[Any, Any]:
         h, _ = power(h, 2, t)
         return jnp.tanh(h), total(h)
 
-    h, s = jax.lax.scan(turn, x, jnp.stack([y, x, c]))
+    h, s = jax.lax.scan(body, x, jnp.stack([y, x, c]))
     return jax.scipy.special.logsumexp(c) + h.sum() + s.sum() + place
 
 
@@ -150,14 +150,14 @@ def test_slopes_at_ties_and_at_0() -> None:
 
 def test_own_gradients_of_complex_numbers() -> None:
     @jax.custom_vjp
-    def turned(z: Any) -> Any:
+    def rotated(z: Any) -> Any:
         return z * z
 
-    turned.defvjp(lambda z: (z * z, z), lambda z, g: (g * (3 + 1j) + jnp.conj(z),))
+    rotated.defvjp(lambda z: (z * z, z), lambda z, g: (g * (3 + 1j) + jnp.conj(z),))
     x = np.random.default_rng(0).normal(size=5).astype(np.float32)
 
     def loss(x: Any) -> Any:
-        return jnp.real(turned(jax.lax.complex(x, x**2)) * (1 - 2j)).sum()
+        return jnp.real(rotated(jax.lax.complex(x, x**2)) * (1 - 2j)).sum()
 
     _, got = ingot.value_and_grad(loss, (x,))(x)
     np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-5, atol=1e-6)
@@ -186,17 +186,17 @@ def test_gradients_through_loops_that_converge() -> None:
 def test_a_function_with_its_own_gradient_closes_over_arrays() -> None:
     rng = np.random.default_rng(0)
     table, x, y = (rng.normal(size=4).astype(np.float32) for _ in range(3))
-    held = jnp.asarray(table)
+    constant = jnp.asarray(table)
 
     @jax.custom_vjp
     def scaled(x: Any) -> Any:
-        return x * held
+        return x * constant
 
-    scaled.defvjp(lambda x: (x * held, x), lambda x, g: (g * held * 3 + x,))
+    scaled.defvjp(lambda x: (x * constant, x), lambda x, g: (g * constant * 3 + x,))
 
     def loss(x: Any) -> Any:
-        turned, _ = jax.lax.scan(lambda h, _: (scaled(jnp.sin(h)), None), x, None, length=3)
-        return (scaled(x) ** 2).sum() + turned.sum()
+        scanned, _ = jax.lax.scan(lambda h, _: (scaled(jnp.sin(h)), None), x, None, length=3)
+        return (scaled(x) ** 2).sum() + scanned.sum()
 
     _, got = ingot.value_and_grad(loss, (x,))(x)
     np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-4, atol=1e-5)

@@ -36,7 +36,7 @@ def _agree(got: Any, expected: Any) -> None:
 
 def _interpreted(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
     imported = import_jax(fn, args, **options)
-    return lambda *given: imported.unflatten(interpret(imported.graph, imported.flatten(given, {})))
+    return lambda *arguments: imported.unflatten(interpret(imported.graph, imported.flatten(arguments, {})))
 
 
 def _net(params: dict[str, Any], x: Any, scale: float = 1.0) -> dict[str, Any]:

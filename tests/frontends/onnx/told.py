@@ -26,7 +26,7 @@ def runtime(m: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(result) for result in session.run(None, inputs)]
 
 
-def same(got, want) -> None:
+def assert_close(got, want) -> None:
     for a, b in zip(got, want, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

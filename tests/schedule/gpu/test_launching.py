@@ -15,7 +15,7 @@ HEADS, PLACES, HEAD = 2, 12, 8
 RNG = np.random.default_rng(8)
 
 
-def turned(x: Node, cos: Node, sin: Node) -> Node:
+def rotate(x: Node, cos: Node, sin: Node) -> Node:
     """Rotary positions: x * cos + [-x2, x1] * sin"""
     shape = x.shape
     halves = [ops.Slice((0, 0, 0, a), (*shape[:3], a + HEAD // 2), (1,) * 4)(x) for a in (HEAD // 2, 0)]
@@ -36,10 +36,10 @@ def step() -> Graph:
     y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
     q, k, v = (ops.reshape(ops.Slice((0, i * wide), (1, (i + 1) * wide), (1, 1))(y), shape) for i in range(3))
     zero = const(np.zeros((), np.int64))
-    new = (turned(k, cos, sin), v)
-    held = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
-    seen = ops.Attention("none", 0.3)(turned(q, cos, sin), *held)
-    return Graph((x, at, cos, sin, *caches), (*held, seen), state=("keys", "values"))
+    new = (rotate(k, cos, sin), v)
+    updated = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
+    attention = ops.Attention("none", 0.3)(rotate(q, cos, sin), *updated)
+    return Graph((x, at, cos, sin, *caches), (*updated, attention), state=("keys", "values"))
 
 
 def test_positions_and_caches_are_one_launch() -> None:
@@ -62,8 +62,8 @@ def test_an_update_that_reads_what_it_changes_is_computed_before() -> None:
     x, at = Input("x", TensorType(f16, (4, 8)))(), Input("at", TensorType(i64, ()))()
     cache = Input("cache", TensorType(f16, (4, 8)))()
     zero = const(np.zeros((), np.int64))
-    made = ops.Slice((0, 0), (1, 8), (1, 1))(ops.Mul()(ops.Reverse((0,))(cache), x))
-    new = ops.DynamicUpdateSlice()(cache, made, at, zero)
+    new_rows = ops.Slice((0, 0), (1, 8), (1, 1))(ops.Mul()(ops.Reverse((0,))(cache), x))
+    new = ops.DynamicUpdateSlice()(cache, new_rows, at, zero)
     graph = Graph((x, at, cache), (new, ops.Neg()(new)), state=("cache",))
     assert len(planned(graph, H100)[0].steps) == 3
     inputs = [RNG.normal(size=(4, 8)).astype(np.float16), np.array(2)]

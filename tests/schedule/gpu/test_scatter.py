@@ -100,8 +100,8 @@ def test_updates_that_are_apart_are_written_where_they_go() -> None:
     checked(line, *xs)
     assert [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]] == ["scatter_into", "update"]
     batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2, unique=True)
-    turned = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
-    checked(batched, numbers("set", 3, 64), turned, numbers("set", 3, 70))
+    permutations = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
+    checked(batched, numbers("set", 3, 64), permutations, numbers("set", 3, 70))
 
 
 def test_updates_that_meet_though_they_were_said_not_to_are_refused() -> None:

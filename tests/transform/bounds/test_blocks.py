@@ -91,8 +91,8 @@ def test_loops_with_activations_in_bytes(carried: bool) -> None:
 
     (y,) = repeat(3, [x], [w] if carried else [], body)
     graph, options = Graph((x,), (y,)), Options(threads=1, cache=False, activations="int8")
-    whole = as_compiled(graph, options)
-    (loop,) = [n for n in whole.nodes() if isinstance(n.op, ops.While)]
+    expected = as_compiled(graph, options)
+    (loop,) = [n for n in expected.nodes() if isinstance(n.op, ops.While)]
     assert sum(isinstance(n.op, RoundedToBytes) for n in loop.op.body.nodes()) == 1  # type: ignore[attr-defined]
     values = RANDOM.standard_normal((2, 32)).astype(np.float32)
     program = CompiledModel(compiled_program(graph, options), threads=1)

@@ -441,7 +441,7 @@ class Kernel:
     """One native function. Inside `body`, `chunk` and `dims` are i64 scalars.
 
     chunks (of a round), rounds: expressions over `dims`. hints: numbers for the target's compiler, by name, that only
-    affect speed ("warps" of a program of tiles, "stages" of its loops). meeting: a param of zeros, the barrier in which
+    affect speed ("warps" of a program of tiles, "stages" of its loops). barrier: a param of zeros, in which
     chunks count arrivals if those of a round run concurrently; it is zero again after the kernel.
     """
 

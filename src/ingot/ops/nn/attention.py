@@ -309,6 +309,11 @@ class AttentionWithSums(Op):
     def forward(self) -> Attention:
         return Attention(self.causal, self.scale, self.softcap, self.guarded)
 
+    @staticmethod
+    def mask(inputs: Sequence[T]) -> Sequence[T]:
+        """The mask among the operands, or nothing."""
+        return inputs[3:]
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         y = self.forward.infer(*inputs)
         batch, heads, rows, width = y.shape

@@ -47,6 +47,10 @@ class _Layouts:
         direct = op.absorb_transpose(step) if isinstance(op, ops.CoreOp) else None
         if direct is not None:
             return direct(*new.inputs, loc=node.loc)
+        if isinstance(op, ops.Pad):  # of the transposed value, whose producer writes it in place
+            x, value = new.inputs
+            low, high, interior = (permute(v, step) for v in (op.low, op.high, op.interior))
+            return ops.Pad(low, high, interior)(transpose(x, step), value, loc=node.loc)
         return transpose(new, step)
 
 

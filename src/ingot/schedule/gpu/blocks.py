@@ -37,7 +37,7 @@ ALIGNMENT_BYTES = 16  # of operands' addresses, so that a thread can load as man
 HINT_32_BIT_INDICES = ("narrow", 1)
 # less than 2^31, as the last tile and the last step of a split-K part go past the end of an extent
 MAX_ELEMENTS_32_BIT = (1 << 31) - (1 << 22)
-Bounds = tuple[Expr, ...]  # masks
+Bounds = Sequence[Expr]  # masks
 
 
 def power_of_two(n: int) -> int:

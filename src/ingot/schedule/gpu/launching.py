@@ -1,7 +1,7 @@
 """Launches: when kernels await their producers and release their consumers, and small kernels merged into one launch.
 
 x (2 programs), y (3 programs)   ->   if chunk < 2:  x(chunk)
-                                      else:          y(chunk - 2)
+                                      else:          y(chunk - 2)      many: by bisection
 
 x (1 program); y of x (1 program)   ->   x; await stores; y
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import (
@@ -32,6 +33,7 @@ from ingot.schedule.lowered import Lowered, Step
 
 MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
 MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
+MAX_MERGED_COPIES = 16
 ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
@@ -53,41 +55,45 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
-    alone or cannot be merged."""
-    if len(lows) > MAX_MERGED_KERNELS or not all(_is_small(low, machine) for low in lows):
+    alone or cannot be merged. Many copies are merged, of any size, as each takes less time than its launch."""
+    copies = all(map(_is_copy, lows))
+    if len(lows) > (MAX_MERGED_COPIES if copies else MAX_MERGED_KERNELS):
+        return None
+    if not copies and not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
     first = kernels[0]
     if any(kernel.hints != first.hints for kernel in kernels):
         return None
-    body: Body = ()
-    params: list[Buffer] = []
-    next_chunk = first.chunk
-    for number, kernel in reversed([*enumerate(kernels)]):
-        chunk = kernel.chunk if number == 0 else replace(kernel.chunk, name=f"{LOCAL}{kernel.chunk.name}_{number}")
-        renaming = _Renaming(number, kernel.chunk, chunk)
-        branch = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
-        params = [*map(renaming.buffer, kernel.params), *params]
-        if body:
-            is_own_chunk = k.binary("lt", chunk, kernel.chunks)
-            branch = (
-                If(
-                    is_own_chunk,
-                    branch,
-                    (Let(next_chunk, k.sub(chunk, kernel.chunks)), *body),
-                ),
-            )
-        body, next_chunk = branch, chunk
+    renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
+    starts = [0, *accumulate(map(_program_count, kernels))]
+
+    def branches(begin: int, end: int) -> Body:
+        """A search for the kernel, among some of them, that the launch's chunk belongs to."""
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            is_before = k.binary("lt", first.chunk, integer(starts[middle]))
+            return (If(is_before, branches(begin, middle), branches(middle, end)),)
+        kernel, renaming = kernels[begin], renamings[begin]
+        body = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        return body if begin == 0 else (Let(renaming.chunk, k.sub(first.chunk, integer(starts[begin]))), *body)
+
     kernel = replace(
         first,
         name="_and_".join(dict.fromkeys(kernel.name for kernel in kernels)),
-        params=tuple(params),
+        params=tuple(r.buffer(b) for r, kernel in zip(renamings, kernels, strict=True) for b in kernel.params),
         dims=tuple(dict.fromkeys(v for kernel in kernels for v in kernel.dims)),
-        chunks=integer(sum(map(_program_count, kernels))),
-        body=body,
+        chunks=integer(starts[-1]),
+        body=branches(0, len(kernels)),
     )
     args = tuple(a for low in lows for a in low.steps[0].args)
     return await_producers(Lowered((Step(kernel, args),)), machine)
+
+
+def _is_copy(low: Lowered) -> bool:
+    """Whether a group is a single kernel that reads one value and writes another, in any number of programs that is
+    known."""
+    return _is_single(low) and len(low.steps[0].args) == 2 and _program_count(low.steps[0].kernel) > 0
 
 
 def _has_one_program(kernel: Kernel) -> bool:
@@ -117,6 +123,11 @@ def chain_kernels(kernels: Sequence[Kernel], machine: Machine) -> Kernel | None:
     return _with_await(replace(first, name=name, params=tuple(params), body=tuple(body), hints=hints), machine)
 
 
+def _own_chunk(number: int, kernel: Kernel) -> Var:
+    """The chunk of the kernel `number` of a launch; the first one has the launch's."""
+    return kernel.chunk if number == 0 else replace(kernel.chunk, name=f"{LOCAL}{kernel.chunk.name}_{number}")
+
+
 def _program_count(kernel: Kernel) -> int:
     """The number of programs; -1 if it is symbolic."""
     return int(kernel.chunks.value) if isinstance(kernel.chunks, Lit) else -1
@@ -124,9 +135,11 @@ def _program_count(kernel: Kernel) -> int:
 
 def _is_small(low: Lowered, machine: Machine) -> bool:
     """Whether a group is a single kernel that does not fill the GPU and needs no temporary memory."""
-    if len(low.steps) != 1 or low.temps or low.packs or low.zeros != 0:
-        return False
-    return 0 < _program_count(low.steps[0].kernel) <= machine.processors
+    return _is_single(low) and 0 < _program_count(low.steps[0].kernel) <= machine.processors
+
+
+def _is_single(low: Lowered) -> bool:
+    return len(low.steps) == 1 and not low.temps and not low.packs and low.zeros == 0
 
 
 class _Renaming(Rewriter):

@@ -378,7 +378,7 @@ def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule | 
 
 @_sharding(AttentionGradients)
 def _attention_gradients(op: AttentionGradients, node: Node) -> Rule:
-    masks = op.masks(node.inputs)
+    masks = op.mask(node.inputs)
     return _heads(node, len(node.inputs) - len(masks), masks, (_ROWS if op.by_row else _HEADS,) * 3)
 
 

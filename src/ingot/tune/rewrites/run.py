@@ -6,21 +6,23 @@ subgraphs  ->  forms of each  ->  proof at the model's sizes  ->  interleaved me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ingot.debug.build import build
 from ingot.debug.feeds import Feeds
-from ingot.ir.node import Graph, Node, const, rebuild
+from ingot.ir.dims import substitute
+from ingot.ir.node import Graph
+from ingot.ir.types import static_shape
 from ingot.passes.core.rewrites import equality
-from ingot.passes.core.rewrites.rewrite import Rewrite, is_sound
+from ingot.passes.core.rewrites.rewrite import Rewrite, apply_rewrites, is_sound
 from ingot.pipeline import tuning
 from ingot.pipeline.build import build_program
+from ingot.runtime.bind import bind_symbols, binding_shapes
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
 from ingot.tune.rewrites.forms import forms
 from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
 from ingot.tune.run import MIN_CONFIRMED_GAIN
@@ -28,6 +30,7 @@ from ingot.tune.run import MIN_CONFIRMED_GAIN
 # the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
 FORMS_MEASURED = 3
+MAX_ELEMENTS = 1 << 26  # of the values of a form that is measured at the bounds of its sizes
 SECONDS_PER_SUBGRAPH = 5.0  # to enumerate forms
 _ROUNDS, _RUN_SECONDS = 15, 0.02
 
@@ -71,29 +74,30 @@ def find_rewrites(
 ) -> Report:
     """Search for about `budget` seconds, and add the rewrites that make calls with `feeds` faster to `database`.
 
-    Without `fast_math`, only forms with the same roundings are kept. Raises what compiling raises, ArtifactError for a
-    database that cannot be written, and InputError for a model with open sizes.
+    Without `fast_math`, only forms with the same roundings are kept. Of open sizes, a rewrite holds for all within the
+    model's bounds: it is measured at those of `feeds`, and may not be slower at the bounds. Raises what compiling
+    raises, and ArtifactError for a database that cannot be written.
     """
     tuning.add(database, ())
-    symbols = sorted(graph.symbols())
-    if symbols:
-        fix = f"fix them: {' '.join(f'--dim {s}=SIZE' for s in symbols)}"
-        raise InputError("a model to rewrite", expected="fixed sizes", got=f"open {', '.join(symbols)}", fix=fix)
     watch("compile", 0.0)
     baseline = build(graph, threads=threads, fast_math=fast_math, precision=precision, rewrites=())
+    arrays = [feeds[spec.name] for spec in baseline.program.inputs]
+    sizes = bind_symbols(baseline.program, binding_shapes(baseline.program, arrays))
     machine = tuning.machine_name(baseline.features, threads)
     began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
-    wins: list[tuning.Rewritten] = []
-    for number, subgraph in enumerate(candidates := subgraphs(baseline.graph_after("crop"))):
+    found: list[tuple[int, tuning.Rewritten]] = []
+    for number, subgraph in enumerate(candidates := subgraphs(baseline.graph_after("crop"), sizes)):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
         watch(f"subgraph {number + 1} of {len(candidates)}", seconds)
-        row, win = _searched(subgraph, machine, threads, fast_math)
+        row, win = _searched(subgraph, sizes, machine, threads, fast_math)
         rows.append(row)
-        wins += [win] if win else []
+        found += [(subgraph.count, win)] if win else []
     watch("the whole model", time.monotonic() - began)
+    # where several overlap, the first is applied
+    wins = [w for _, w in sorted(found, key=lambda f: f[0] * (f[1].seconds - f[1].over_seconds))]
     rewrites = tuple(w.rewrite for w in wins)
     gain = 1.0
     if rewrites:
@@ -114,9 +118,11 @@ def find_rewrites(
     return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
 
 
-def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -> tuple[Row, tuning.Rewritten | None]:
+def _searched(
+    subgraph: Subgraph, sizes: Mapping[str, int], machine: str, threads: int, fast_math: bool
+) -> tuple[Row, tuning.Rewritten | None]:
     text, count = str(Rewrite.of(subgraph.graph, subgraph.graph, exact=True)).partition(" -> ")[0], subgraph.count
-    candidates = forms(subgraph.graph, SECONDS_PER_SUBGRAPH)
+    candidates = forms(subgraph.graph, SECONDS_PER_SUBGRAPH, sizes=subgraph.sizes)
     if not candidates:
         return Row(text, count, 0, 1.0, "no cheaper form"), None
     best: tuple[float, float, float, Rewrite] | None = None
@@ -129,9 +135,14 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
             state = "needs fast math"
             text = str(rewrite)
             continue
-        graphs = (_with_constants(g, subgraph.constants) for g in (subgraph.graph, after))
+        context = subgraph.context
+        graphs = (context, apply_rewrites(context, [rewrite], fast_math=fast_math))
         models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
-        gain, (original_seconds, seconds) = _compared(models, _random_feeds(subgraph.graph))
+        gain, (original_seconds, seconds) = _compared(models, _random_feeds(context, sizes))
+        # of what gains enough here, what is not slower at the ends of the bounds
+        at_ends = (_random_feeds(context, ends) for ends in _ends(context, sizes) if gain >= NEEDED_GAIN)
+        least = min((_compared(models, feeds)[0] for feeds in at_ends), default=gain)
+        gain = gain if least * NEEDED_GAIN >= 1 else least
         if best is None or gain > best[0]:
             best = gain, original_seconds, seconds, rewrite
     if best is None:
@@ -143,24 +154,27 @@ def _searched(subgraph: Subgraph, machine: str, threads: int, fast_math: bool) -
     return Row(str(rewrite), count, len(candidates), gain, "kept"), win
 
 
-def _with_constants(g: Graph, constants: Sequence[np.ndarray]) -> Graph:
-    """A side of a rewrite as a model, with its constants in place."""
-    values = iter(constants)
-    bound: dict[Node, Node] = {}
-    for n in g.inputs:
-        if n.op.label.startswith("c"):  # type: ignore[attr-defined]
-            bound[n] = const(next(values))
-    inputs = tuple(n for n in g.inputs if n not in bound)
-    return Graph(inputs, rebuild(g.outputs, bound))
+def _ends(context: Graph, sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """The sizes at which a form is measured besides: the lowest of its symbols, and the highest if they are bounded."""
+    limits = {name: (low, high) for name, low, high in context.bounds}
+    here = {name: sizes[name] for name in context.symbols()}
+    lowest = {name: max(limits.get(name, (1, None))[0] or 1, 1) for name in here}
+    highest = {name: limits.get(name, (1, None))[1] or size for name, size in here.items()}
+    most = max(MAX_ELEMENTS, _elements(context, here))
+    return [e for e in (lowest, highest) if e != here and _elements(context, e) <= most]
 
 
-def _random_feeds(g: Graph) -> dict[str, np.ndarray]:
+def _elements(g: Graph, sizes: Mapping[str, int]) -> int:
+    return sum(int(substitute(n.type.size, sizes)) for n in g.nodes())
+
+
+def _random_feeds(g: Graph, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    return {
-        n.op.label: random.standard_normal(n.shape).astype(n.dtype.numpy)  # type: ignore[attr-defined, call-overload]
-        for n in g.inputs
-        if not n.op.label.startswith("c")  # type: ignore[attr-defined]
-    }
+    feeds: dict[str, np.ndarray] = {}
+    for n in g.inputs:
+        shape = static_shape(n.type.substitute(sizes).shape)
+        feeds[n.op.label] = random.standard_normal(shape).astype(n.dtype.numpy)  # type: ignore[attr-defined]
+    return feeds
 
 
 def _compared(

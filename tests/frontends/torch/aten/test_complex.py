@@ -146,8 +146,8 @@ def test_length_of_the_batch_is_dynamic() -> None:
 class Spectra(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         mixed = torch.fft.fft2(x, norm="ortho")
-        back = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])
-        return mixed.real, mixed.imag, torch.fft.ifft(mixed).imag, back, torch.view_as_real(torch.fft.rfft(x, dim=1))
+        inverse = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])
+        return mixed.real, mixed.imag, torch.fft.ifft(mixed).imag, inverse, torch.view_as_real(torch.fft.rfft(x, dim=1))
 
 
 def test_length_is_dynamic() -> None:

@@ -6,7 +6,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, is_at_most, symbol
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import TensorType, boolean, f32, i64
+from ingot.ir.types import DType, TensorType, bf16, boolean, f16, f32, i64
 from ingot.passes.core.simplify import simplify
 from tests.passes.check import arg, graph, same_values
 
@@ -70,12 +70,12 @@ def test_conditions_that_are_not_causal_stay(direction: str) -> None:
 
 
 def test_cached_keys_are_lower_right() -> None:
-    more = symbol("t")
-    k, v = (arg(label, B, 2, S + more, 4) for label in "kv")
-    shape = (B, 1, S, S + more)
+    extra = symbol("t")
+    k, v = (arg(label, B, 2, S + extra, 4) for label in "kv")
+    shape = (B, 1, S, S + extra)
     row, col = (ops.Iota(TensorType(i64, shape), d)() for d in (2, 3))
-    seen = ops.compare("LE", col, ops.add(row, ops.full(shape, more, i64)))
-    g = graph(ops.Attention("none", 0.5)(Q, k, v, added(seen)))
+    visible = ops.compare("LE", col, ops.add(row, ops.full(shape, extra, i64)))
+    g = graph(ops.Attention("none", 0.5)(Q, k, v, added(visible)))
     after = simplify(g)
     assert attention(after).op.causal == "lower_right"  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=3, t=4)
@@ -94,18 +94,18 @@ def test_what_is_added_beside_stays(hidden: float) -> None:
 
 def test_only_zeros_are_idle() -> None:
     """Of scores that -1e9 is added to, little or nothing is left."""
-    for value, stays in ((0.0, False), (-1e9, True), (LOWEST, True)):
+    for value, is_kept in ((0.0, False), (-1e9, True), (LOWEST, True)):
         mask = ops.full(SHAPE, value)
         after = simplify(graph(ops.Attention("none", 0.5)(Q, K, V, mask)))
-        assert (len(attention(after).inputs) == 4) == stays
+        assert (len(attention(after).inputs) == 4) == is_kept
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(5, 3), (3, 5), (S, S + 2), (S + 2, S)])
 def test_a_finite_minus_infinity_hides_nothing_from_rows_that_see_no_key(rows: DimLike, cols: DimLike) -> None:
     q, k, v = (arg(label, 1, 2, n, 4) for label, n in (("q", rows), ("k", cols), ("v", cols)))
     row, col = (ops.Iota(TensorType(i64, (1, 1, rows, cols)), d)() for d in (2, 3))
-    seen = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
-    g = graph(ops.Attention("none", 0.5)(q, k, v, added(seen, LOWEST)))
+    visible = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
+    g = graph(ops.Attention("none", 0.5)(q, k, v, added(visible, LOWEST)))
     after = simplify(g)
     assert (attention(after).op.causal == "lower_right") == is_at_most(rows, cols)  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, s=4)
@@ -119,3 +119,31 @@ def test_what_is_added_to_a_finite_minus_infinity_is_small(low: float, causal: s
     padding = ops.broadcast_to(ops.reshape(padding, (B, 1, 1, S)), SHAPE)
     g = graph(ops.Attention("none", 0.5)(Q, K, V, ops.add(added(CAUSAL, LOWEST), padding)))
     assert attention(simplify(g)).op.causal == causal  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, f16])
+@pytest.mark.parametrize("hidden", [-np.inf, -1e3, -65504.0])
+def test_attention_of_training_is_causal_in_both_passes(dtype: DType, hidden: float) -> None:
+    """PyTorch adds float16's lowest number to hidden scores of 16 bits, and bfloat16 has no such number."""
+    q, k, v, g = (arg(label, 2, 2, 5, 4, dtype=dtype) for label in "qkvg")
+    row, col = (ops.Iota(TensorType(i64, (1, 1, 5, 5)), d)() for d in (2, 3))
+    zero, low = (ops.full(row.shape, value, dtype) for value in (0.0, hidden))
+    mask = ops.where(ops.compare("LE", col, row), zero, low)
+    y, sums = ops.AttentionWithSums("none", 0.5)(q, k, v, mask).results
+    before = graph(y, sums, *ops.AttentionGradients("none", 0.5)(q, k, v, g, y, sums, mask).results)
+    after = simplify(before)
+    ops_after = [n.op for n in after.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
+    is_minus_infinity = hidden == -np.inf or (hidden == -65504.0 and dtype != f32)
+    assert [op.causal for op in ops_after] == ["upper_left" if is_minus_infinity else "none"] * 2
+    same_values(before, after, 1e-6 if dtype == f32 else 2e-2)
+
+
+def test_attention_of_training_drops_idle_masks() -> None:
+    q, k, v, g = (arg(label, 2, 2, 5, 4) for label in "qkvg")
+    zeros = ops.full((1, 1, 5, 5), 0.0)
+    y, sums = ops.AttentionWithSums("none", 0.5)(q, k, v, zeros).results
+    before = graph(y, *ops.AttentionGradients("none", 0.5)(q, k, v, g, y, sums, zeros).results)
+    after = simplify(before)
+    counts = [len(n.inputs) for n in after.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
+    assert counts == [3, 6]
+    same_values(before, after, 1e-6)

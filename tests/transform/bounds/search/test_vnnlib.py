@@ -43,14 +43,14 @@ def test_both_versions_say_the_same(text: str, tmp_path: Path) -> None:
     assert (result.inputs, result.outputs, len(result.alternatives)) == (2, 2, 2)
     np.testing.assert_allclose(result.alternatives[0].lower, [-0.1, 1.5])
     np.testing.assert_allclose(result.alternatives[1].upper, [0.5, 2])
-    rng, both = np.random.default_rng(0), [0, 0]
+    rng, counts = np.random.default_rng(0), [0, 0]
     for _ in range(500):
         x, y = rng.uniform([-0.2, 1.4], [0.6, 2.1]), rng.uniform(0, 6, 2)
         inside = -0.1 <= x[0] <= 0.5 and 1.5 <= x[1] <= 2
         expected = bool(inside and ((y[0] <= y[1] and y[0] >= 3.25) or y[1] >= y[0] + x[0] + 1))
         assert _holds(result, x, y) == expected
-        both[expected] += 1
-    assert min(both) > 50
+        counts[expected] += 1
+    assert min(counts) > 50
 
 
 def test_an_impossible_box_is_no_alternative() -> None:

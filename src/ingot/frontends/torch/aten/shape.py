@@ -26,7 +26,7 @@ from ingot.frontends.torch.values import (
     promoted,
     with_shape,
 )
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product, sign_bit
 from ingot.ir.node import Node
 
 aten = Table()
@@ -247,9 +247,14 @@ def clipped(
     start: DimLike | None, end: DimLike | None, step: int, size: DimLike, length: DimLike
 ) -> tuple[DimLike, DimLike]:
     """Python's rules for x[start:end:step], which has `length` elements: negative bounds count from the end, and all
-    are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it."""
-    signed = start is None or _is_signed(start)
-    lo = 0 if start is None else _clamped(start, size) if signed or step != 1 else None
+    are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it. Where only the
+    run knows both signs, that of the start decides."""
+    start = 0 if start is None else start
+    signed = _is_signed(start)
+    if not signed and step == 1 and end is not None and not (_is_all(end, size) or _is_signed(end)):
+        first = dim_min(dim_max(start + sign_bit(start) * size, 0), size)
+        return first, first + length
+    lo = _clamped(start, size) if signed or step != 1 else None
     if step == 1 and lo is not None:
         return lo, lo + length
     hi = size if end is None or _is_all(end, size) else _clamped(end, size)

@@ -261,11 +261,11 @@ def group_norm(
     wide = torch.promote_types(x.dtype, torch.float32)
     count, shape = channels // groups * elements, (batch, channels, *[1] * (x.dim() - 2))
     images, gradients = x.to(wide), grad.to(wide)
-    total, products = (v.reshape(batch, channels, -1).sum(-1) for v in (gradients, gradients * images))
+    total, products = (v.reshape(batch, channels, elements).sum(-1) for v in (gradients, gradients * images))
     weights = None if weight is None else weight.to(wide).reshape(channels)
 
     def of_groups(v: Tensor) -> Tensor:
-        return (v if weights is None else v * weights).reshape(batch, groups, -1).sum(-1)
+        return (v if weights is None else v * weights).reshape(batch, groups, channels // groups).sum(-1)
 
     def of_channels(v: Tensor) -> Tensor:
         return v.unsqueeze(-1).expand(batch, groups, channels // groups).reshape(batch, channels)

@@ -5,6 +5,7 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rew
     y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer saves, instead of x
     clone(x), detach(x)               ->   x: nothing is written in place in a functional graph
     unbind(x)[1]                      ->   select(x, 1), and likewise split: views that torch does not recognize
+    native_batch_norm_backward(.., mean, variance, .., train=True)   ->   with None for the two, as they are not read
     a = x * 2; b = x * 2              ->   only a; torch's pass for this imports Inductor, which takes half a second
 
 Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
@@ -34,6 +35,7 @@ _BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward): AOTAutograd's `partition_fn`."""
     _drop_copies(joint.graph)
+    _drop_running_statistics(joint.graph)
     _select_parts(joint.graph)
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
@@ -42,6 +44,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     with config.patch(recompute_views=True, cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _drop_kept_views(forward, backward, options["num_fwd_outputs"])
+    _drop_kept_constants(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 
@@ -71,6 +74,36 @@ def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results:
             module.recompile()
 
 
+def _drop_kept_constants(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Removes values that depend on no input, such as a causal mask, from the saved values; backward computes them, and
+    the compiler knows what they are there, too. results: as of `_drop_kept_views`."""
+    constants = dict.fromkeys(n for n in forward.graph.nodes if n.op == "call_function")
+    for n in forward.graph.nodes:
+        tags = getattr(n.target, "tags", ())
+        is_pure = isinstance(n.target, torch._ops.OpOverload) and not n.target._schema.is_mutable
+        is_known = is_pure and torch.Tag.nondeterministic_seeded not in tags
+        if n in constants and not (is_known and all(i in constants for i in n.all_input_nodes)):
+            del constants[n]
+    (end,) = forward.graph.find_nodes(op="output")
+    saved = list(end.args[0])
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    kept = [n for n in saved[results:] if n in constants and n.name in placeholders]
+    if not kept:
+        return
+    copies: dict[fx.Node, fx.Node] = {}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    with backward.graph.inserting_before(first):
+        for n in constants:
+            copies[n] = backward.graph.node_copy(n, copies.__getitem__)
+    for n in kept:
+        placeholders[n.name].replace_all_uses_with(copies[n])
+        backward.graph.erase_node(placeholders[n.name])
+    end.args = (tuple(n for i, n in enumerate(saved) if i < results or n not in kept),)
+    for module in (forward, backward):
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether a call returns a view of its first argument, and its other arguments are numbers."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or node.kwargs:
@@ -87,6 +120,16 @@ def _drop_copies(graph: fx.Graph) -> None:
             if not node.kwargs and all(user.op != "output" for user in node.users):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+def _drop_running_statistics(graph: fx.Graph) -> None:
+    """Remove the running mean and variance from gradients of batch norms in training mode, which do not read them:
+    their new values would be saved."""
+    for node in graph.find_nodes(op="call_function", target=_aten.native_batch_norm_backward.default):
+        mean, variance, is_training = 3, 4, 7
+        if node.args[is_training] is True:
+            node.update_arg(mean, None)
+            node.update_arg(variance, None)
 
 
 def _select_parts(graph: fx.Graph) -> None:

@@ -59,7 +59,7 @@ class AttentionGradients(Op):
             4 <= len(inputs) <= 7, f"expected q, k, v, g, maybe y and sums, maybe a mask, got {len(inputs)} operands"
         )
         q, k, v, g, *_ = inputs
-        result, sums = self.forward_with_sums.infer(q, k, v, *self.masks(inputs))
+        result, sums = self.forward_with_sums.infer(q, k, v, *self.mask(inputs))
         self.expect(g == result, f"g: expected the type of the result, {result}, got {g}")
         saved = inputs[4:6] if self.has_sums(inputs) else (result, sums)
         self.expect(saved == (result, sums), f"y and sums: expected {result} and {sums}, got {saved}")
@@ -73,7 +73,7 @@ class AttentionGradients(Op):
         return len(inputs) > 5
 
     @classmethod
-    def masks(cls, inputs: Sequence[T]) -> Sequence[T]:
+    def mask(cls, inputs: Sequence[T]) -> Sequence[T]:
         """The mask among the operands, if there is one."""
         return inputs[6 if cls.has_sums(inputs) else 4 :]
 
@@ -84,7 +84,7 @@ class AttentionGradients(Op):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         q, k, v, g = (t.as_f64(x) for x in inputs[:4])
-        masks = self.masks(inputs)
+        masks = self.mask(inputs)
         batch, keys, cols, _ = k.shape
         group = q.shape[1] // keys if keys else 1
         wide_k, wide_v = np.repeat(k, group, 1), np.repeat(v, group, 1)
@@ -118,7 +118,7 @@ class AttentionGradients(Op):
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         q, k, v, g = (t.operand(x) for x in inputs[:4])
-        masks = [Term(x).reshape((*(1,) * (4 - x.type.rank), *x.shape)) for x in self.masks(inputs)]
+        masks = [Term(x).reshape((*(1,) * (4 - x.type.rank), *x.shape)) for x in self.mask(inputs)]
         samples, rows = self._block(q.shape, k.shape[2])
         batch, count = q.shape[0], q.shape[2]
         if samples == batch and rows == count:

@@ -4,6 +4,8 @@ attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(
 attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
 attention(q, k, v, select(row >= col, 0, -inf) + m)      ->   attention{causal}(q, k, v, m)
 attention(q, k, v, 0)                                    ->   attention(q, k, v)
+
+The same for attention whose gradients are taken, and for its gradients.
 """
 
 from __future__ import annotations
@@ -17,53 +19,59 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike, is_at_most
 from ingot.ir.node import Node, splat_of
-from ingot.ir.rewrite import Rule, RuleSet, rules
-from ingot.ir.types import boolean
+from ingot.ir.rewrite import Result, Rule, RuleSet, rules
+from ingot.ir.types import bf16, boolean, f16, f32
 from ingot.passes.constants import interval
 from ingot.passes.core.positions.affine import Affine
 from ingot.passes.core.positions.rules import Positions
 from ingot.support.dataclass import dataclass
 
 View = Callable[[Node], Node]
-_LOWEST = float(np.finfo(np.float32).min)
+# the finite numbers that stand for minus infinity; in 16 bits PyTorch has float16's for a condition
+_LOWEST_SCORES = {d: float(np.finfo(d.numpy if d == f32 else np.float16).min) for d in (f32, f16, bf16)}
+_ATTENTION = ops.Attention, ops.AttentionWithSums, ops.AttentionGradients
 
 
 def mask_rules(positions: Positions) -> RuleSet:
     """The rules of this module, given the analysis of positions."""
-    return rules(
-        Rule("idle-mask", ops.Attention, _idle),
-        Rule("causal-mask", ops.Attention, lambda n: _causal(n, positions)),
-    )
+    idle = (Rule("idle-mask", op, _idle) for op in _ATTENTION)
+    return rules(*idle, *(Rule("causal-mask", op, lambda n: _causal(n, positions)) for op in _ATTENTION))
 
 
-def _idle(n: Node) -> Node | None:
+def _idle(n: Node) -> Result | None:
     """attention with a mask that is true, or 0, everywhere -> attention without"""
-    assert isinstance(n.op, ops.Attention)
+    assert isinstance(n.op, _ATTENTION)
     masks = n.op.mask(n.inputs)
     value = splat_of(masks[0]) if masks else None
     # another number is not neutral: a large one absorbs the scores that it is added to
     if value is None or bool(value) != (masks[0].dtype == boolean):
         return None
-    return n.op(*n.inputs[:3], *n.inputs[4:], loc=n.loc)
+    (at,) = n.op.mask(range(len(n.inputs)))
+    return _result(n.op(*n.inputs[:at], *n.inputs[at + 1 :], loc=n.loc))
 
 
-def _causal(n: Node, positions: Positions) -> Node | None:
+def _causal(n: Node, positions: Positions) -> Result | None:
     op = n.op
-    assert isinstance(op, ops.Attention)
-    if len(n.inputs) != 4 or op.indexed or op.causal != "none":
+    assert isinstance(op, _ATTENTION)
+    masks = op.mask(n.inputs)
+    if not masks or masks[0] is not n.inputs[-1] or op.causal != "none":
         return None
-    q, k, v, mask = n.inputs
-    rows, cols = q.shape[2], k.shape[2]
+    *others, mask = n.inputs
+    rows, cols = n.inputs[0].shape[2], n.inputs[1].shape[2]
     if mask.type.rank < 2 or mask.shape[-2:] != (rows, cols):
         return None
     parts = _parts(mask, lambda x: x)
     kinds = {t: _kind(t, rows, cols, positions) for t in parts.terms}
     kind = next((kind for kind in kinds.values() if kind), None)
     rest = [t for t, other in kinds.items() if other != kind]
-    if kind is None or (parts.soft and not (_sees_keys(kind, rows, cols) and not rest and _is_small(parts.added))):
+    is_exact = parts.hidden == -np.inf
+    if kind is None or not (is_exact or (_sees_keys(kind, rows, cols) and not rest and _is_small(parts))):
         return None
-    operands = [q, k, v, *_combined(rest, parts.added)]
-    return replace(op, causal=kind)(*operands, loc=n.loc)
+    return _result(replace(op, causal=kind)(*others, *_combined(rest, parts.added), loc=n.loc))
+
+
+def _result(n: Node) -> Result:
+    return n.results if len(n.types) > 1 else n
 
 
 def _sees_keys(kind: str, rows: DimLike, cols: DimLike) -> bool:
@@ -72,24 +80,24 @@ def _sees_keys(kind: str, rows: DimLike, cols: DimLike) -> bool:
     return kind == "upper_left" or is_at_most(rows, cols)
 
 
-def _is_small(added: tuple[Node, ...]) -> bool:
+def _is_small(parts: _Parts) -> bool:
     """Whether scores with a finite "minus infinity" stay far below the others, for all values of the added terms."""
-    return sum(high - low for low, high in map(interval, added)) < -_LOWEST / 2
+    return sum(high - low for low, high in map(interval, parts.added)) < -parts.hidden / 2
 
 
 @dataclass(frozen=True)
 class _Parts:
     """A mask as a conjunction of conditions under which a key is visible, and terms that are added to the scores.
 
-    soft: the scores of hidden keys are very small but finite.
+    hidden: what is added to the scores of hidden keys, minus infinity or a number that is as good.
     """
 
     terms: tuple[Node, ...] = ()
     added: tuple[Node, ...] = ()
-    soft: bool = False
+    hidden: float = -np.inf
 
     def __add__(self, other: _Parts) -> _Parts:
-        return _Parts(self.terms + other.terms, self.added + other.added, self.soft or other.soft)
+        return _Parts(self.terms + other.terms, self.added + other.added, max(self.hidden, other.hidden))
 
 
 _MAX_PARTS = 64  # shared parts of a mask double in every step
@@ -105,8 +113,8 @@ def _parts(mask: Node, view: View) -> _Parts:
             stack.append((mask.inputs[0], partial(_through, mask, view)))
         elif is_below_limit and (isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float)):
             stack += [(i, view) for i in reversed(mask.inputs)]
-        elif is_below_limit and (soft := _is_finite_mask(mask)) is not None:
-            parts += _Parts(soft=soft)
+        elif is_below_limit and (hidden := _hidden_score(mask)) is not None:
+            parts += _Parts(hidden=hidden)
             stack.append((mask.inputs[0], view))
         elif isinstance(op, ops.Compare):
             parts += _Parts((op(*(view(i) for i in mask.inputs)),))
@@ -115,14 +123,14 @@ def _parts(mask: Node, view: View) -> _Parts:
     return parts
 
 
-def _is_finite_mask(mask: Node) -> bool | None:
-    """Whether the mask adds a finite number to hidden scores, and 0 to others; None if it is no such mask."""
+def _hidden_score(mask: Node) -> float | None:
+    """What the mask adds to hidden scores, if that hides them and it adds 0 to others; else None."""
     if not isinstance(mask.op, ops.Select) or not mask.dtype.is_float:
         return None
     _, zero, hidden = mask.inputs
-    low = splat_of(hidden)
-    hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == _LOWEST))
-    return bool(low != -np.inf) if splat_of(zero) == 0 and hides else None
+    low, lowest = splat_of(hidden), _LOWEST_SCORES.get(mask.dtype, -np.inf)
+    hides = low is not None and low in (-np.inf, mask.dtype.numpy.type(lowest))
+    return float(low) if low is not None and hides and splat_of(zero) == 0 else None
 
 
 def _combined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:

@@ -61,10 +61,9 @@ class Scores:
         if not isinstance(depth, int) or not isinstance(width, int):
             raise CompileError("attention", expected="a static head size", got=f"{q.type} and {v.type}")
         op = anchor.op
-        masks = AttentionGradients.masks(anchor.inputs) if isinstance(op, AttentionGradients) else anchor.inputs[3:]
-        masks = () if isinstance(op, PagedAttention) else masks
-        op = op.forward if isinstance(op, AttentionWithSums | AttentionGradients | PagedAttention) else op
-        assert isinstance(op, Attention)
+        assert isinstance(op, Attention | AttentionWithSums | AttentionGradients | PagedAttention)
+        masks = () if isinstance(op, PagedAttention) else op.mask(anchor.inputs)
+        op = op if isinstance(op, Attention) else op.forward
         operand: Operand | None = None
         for mask in masks:
             memory, shape = Operand.of(group, mask), (*q.shape[:3], key.shape[2])
