@@ -170,8 +170,8 @@ class LoadedProgram(Executable):
         self._arguments = Arguments(program, packed[0])
         self._output_adapters = [TensorAdapter(spec) for spec in self.outputs]
         self.has_state = bool(program.state)
-        self._results = memory.Results(len(program.outputs))
-        self._tensor_results = TensorResults(len(program.outputs))
+        self._results = memory.Results(len(self.outputs))
+        self._tensor_results = TensorResults(len(self.outputs))
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*static_shapes(program.inputs), *(s.shape for s in program.state)))

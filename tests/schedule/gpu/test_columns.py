@@ -54,6 +54,19 @@ def test_the_gradient_of_a_kernel_reads_channels_that_lie_side_by_side(strides: 
     assert _run(graph, f32, x, g) == ["product"]
 
 
+def test_padded_images_are_not_transposed_for_a_kernels_gradient() -> None:
+    """As a convolution that sums over images it asks for them innermost: the padded copy stays as the image is."""
+    shapes = (4, 10, 10, 32), (4, 10, 10, 8)
+    x, g = (Input(n, TensorType(bf16, s))() for n, s in zip("xg", shapes, strict=True))
+    none, one = ((0, 0), (0, 0)), (1, 1)
+    padded = ops.pad(x, (0, 1, 1, 0), (0, 1, 1, 0))
+    y = ops.Convolution(one, none, one, one, "CHWN", "IHWO", "NHWC", dtype=f32)(padded, g)
+    graph = Graph((x, g), (y,))
+    assert "product" in _run(graph, bf16, *shapes)
+    copies = [step.label for step in planned(graph, H100)[0].steps if step.kernel.startswith("pointwise")]
+    assert len(copies) == 1 and "transpose" not in copies[0]
+
+
 @pytest.mark.parametrize(("target", "kernels"), [(H100, ["product", "sums"]), ("cuda:sm_80", ["product"])])
 def test_sums_of_many_parts_are_joined(target: str, kernels: list[str]) -> None:
     """By a kernel of their own where it can start early, else in turns by the program that ends last."""

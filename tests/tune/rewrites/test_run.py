@@ -17,6 +17,7 @@ from ingot.ir.dims import Dim, DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline import tuning
 from ingot.runtime.artifact import save
 from ingot.tune.rewrites import run
@@ -72,7 +73,8 @@ def test_without_fast_math_it_tells_what_needs_it(tmp_path: Path) -> None:
     g = adapted()
     feeds = {"x": np.zeros((64, 128), np.float32)}
     report = find_rewrites(g, feeds, threads=1, budget=30, database=tmp_path / "own.jsonl")
-    assert not report.rewrites and any(row.state == "needs fast math" for row in report.rows)
+    assert all("(exact)" in text for text in report.rewrites)
+    assert any(row.state == "needs fast math" for row in report.rows)
 
 
 @pytest.mark.slow
@@ -82,6 +84,16 @@ def test_what_makes_calls_slower_is_withdrawn(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "own.jsonl"
     report = find_rewrites(adapted(), feeds, threads=1, budget=30, database=path, fast_math=True)
     assert report.withdrawn_count and not report.rewrites and not tuning.read(path)
+
+
+def test_what_is_slower_together_is_tried_alone() -> None:
+    machine, rewrites = "m", [Rewrite(text, "", True) for text in "abc"]
+    wins = [tuning.Rewritten(machine, r, 1e-6, 2e-6) for r in rewrites]
+    gains = {"": 1.0, "abc": 0.9, "a": 0.8, "b": 1.2, "bc": 1.3}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_compared", lambda models, feeds, rounds: (gains[models[1]] / gains[models[0]], (0, 0)))
+        kept, gain = run._confirmed(wins, lambda chosen: "".join(w.rewrite.before for w in chosen), {})  # type: ignore[arg-type, return-value]
+    assert kept == wins[1:] and gain == 1.3
 
 
 def test_a_form_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

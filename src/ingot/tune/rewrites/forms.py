@@ -202,6 +202,7 @@ class _Search:
         self.terms: dict[tuple[Shape, bytes], Term] = {}
         self.candidates: dict[tuple[Shape, bytes], dict[Node, frozenset[Node]]] = {key: {} for key in self.keys}
         self.visited: set[Node] = set()
+        self.binary_ops: dict[tuple[Shape, Shape], list[Op]] = {}
         nodes = before.nodes()
         self.scales = sorted({float(v) for n in nodes if (v := splat_of(n)) is not None and not n.type.rank})
         self.products = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.DotGeneral | ops.Convolution)))
@@ -254,7 +255,7 @@ class _Search:
                 for b in by_size[size - 1 - left_size]:
                     if not (self.allowed(True, a.products, b.products) or self.allowed(False, a.products, b.products)):
                         continue
-                    for op in self.binary(a.node, b.node):
+                    for op in self.binary(a.node.shape, b.node.shape):
                         self.apply(op, (a, b), last)
                 if self.is_over():
                     return
@@ -279,8 +280,13 @@ class _Search:
             if is_applicable:
                 yield op
 
-    def binary(self, a: Node, b: Node) -> Iterator[Op]:
-        p, q = a.shape, b.shape
+    def binary(self, p: Shape, q: Shape) -> list[Op]:
+        """The ops to try for values of shapes p and q."""
+        if (p, q) not in self.binary_ops:
+            self.binary_ops[p, q] = list(self._binary(p, q))
+        return self.binary_ops[p, q]
+
+    def _binary(self, p: Shape, q: Shape) -> Iterator[Op]:
         if p == q:
             yield from self.elementwise
         if len(p) == len(q):

@@ -25,13 +25,14 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.tune.rewrites.forms import forms
 from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
-from ingot.tune.run import MIN_CONFIRMED_GAIN
 
 # the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
+NEEDED_CALL_GAIN = 1.01  # of a call of the whole model, of all that are kept
 FORMS_MEASURED = 3
+MAX_TRIED_ALONE = 4  # rewrites, in the whole model
 MAX_ELEMENTS = 1 << 26  # of the values of a form that is measured at the bounds of its sizes
-SECONDS_PER_SUBGRAPH = 5.0  # to enumerate forms
+MIN_SECONDS, MAX_SECONDS = 1.0, 5.0  # to enumerate the forms of a subgraph
 _ROUNDS, _RUN_SECONDS = 15, 0.02
 
 
@@ -87,42 +88,59 @@ def find_rewrites(
     began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
     found: list[tuple[int, tuning.Rewritten]] = []
-    for number, subgraph in enumerate(candidates := subgraphs(baseline.graph_after("crop"), sizes)):
+    candidates = subgraphs(baseline.graph_after("crop"), sizes)
+    # small forms are found first: it is better to look at more subgraphs
+    seconds_each = min(MAX_SECONDS, max(MIN_SECONDS, budget / max(len(candidates), 1)))
+    for number, subgraph in enumerate(candidates):
         seconds = time.monotonic() - began
         if seconds > budget:
             break
         watch(f"subgraph {number + 1} of {len(candidates)}", seconds)
-        row, win = _searched(subgraph, sizes, machine, threads, fast_math)
+        row, win = _searched(subgraph, seconds_each, sizes, machine, threads, fast_math)
         rows.append(row)
         found += [(subgraph.count, win)] if win else []
     watch("the whole model", time.monotonic() - began)
     # where several overlap, the first is applied
     wins = [w for _, w in sorted(found, key=lambda f: f[0] * (f[1].seconds - f[1].over_seconds))]
-    rewrites = tuple(w.rewrite for w in wins)
+
+    def model(chosen: Sequence[tuning.Rewritten]) -> CompiledModel:
+        rewrites = tuple(w.rewrite for w in chosen)
+        program = build_program(
+            graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=rewrites
+        )
+        return CompiledModel(program, threads=threads)
+
+    kept, gain = _confirmed(wins, model, feeds)
+    tuning.add(database, kept)
+    texts = tuple(str(w.rewrite) for w in kept)
+    return Report(machine, str(database), tuple(rows), texts, gain, len(wins) - len(kept))
+
+
+def _confirmed(
+    wins: Sequence[tuning.Rewritten], model: Callable[[Sequence[tuning.Rewritten]], CompiledModel], feeds: Feeds
+) -> tuple[list[tuning.Rewritten], float]:
+    """The rewrites that make calls of the model faster, and by how much: all, or those of the first few that do so one
+    after the other."""
+    if not wins:
+        return [], 1.0
+    original = model(())
+    gain, _ = _compared((original, model(wins)), feeds, rounds=2 * _ROUNDS)
+    if gain >= NEEDED_CALL_GAIN:
+        return list(wins), gain
+    kept: list[tuning.Rewritten] = []
     gain = 1.0
-    if rewrites:
-        models = [
-            CompiledModel(
-                build_program(
-                    graph, baseline.features, threads, fast_math=fast_math, precision=precision, rewrites=model_rewrites
-                ),
-                threads=threads,
-            )
-            for model_rewrites in ((), rewrites)
-        ]
-        gain, _ = _compared(models, feeds, rounds=2 * _ROUNDS)
-    withdrawn = len(wins) if gain < MIN_CONFIRMED_GAIN else 0
-    if withdrawn:
-        rewrites, gain, wins = (), 1.0, []
-    tuning.add(database, wins)
-    return Report(machine, str(database), tuple(rows), tuple(map(str, rewrites)), gain, withdrawn)
+    for win in wins[:MAX_TRIED_ALONE] if len(wins) > 1 else ():
+        with_win, _ = _compared((original, model((*kept, win))), feeds, rounds=2 * _ROUNDS)
+        if with_win >= gain * NEEDED_CALL_GAIN:
+            kept, gain = [*kept, win], with_win
+    return kept, gain
 
 
 def _searched(
-    subgraph: Subgraph, sizes: Mapping[str, int], machine: str, threads: int, fast_math: bool
+    subgraph: Subgraph, seconds: float, sizes: Mapping[str, int], machine: str, threads: int, fast_math: bool
 ) -> tuple[Row, tuning.Rewritten | None]:
     text, count = str(Rewrite.of(subgraph.graph, subgraph.graph, exact=True)).partition(" -> ")[0], subgraph.count
-    candidates = forms(subgraph.graph, SECONDS_PER_SUBGRAPH, sizes=subgraph.sizes)
+    candidates = forms(subgraph.graph, seconds, sizes=subgraph.sizes)
     if not candidates:
         return Row(text, count, 0, 1.0, "no cheaper form"), None
     best: tuple[float, float, float, Rewrite] | None = None
@@ -138,19 +156,19 @@ def _searched(
         context = subgraph.context
         graphs = (context, apply_rewrites(context, [rewrite], fast_math=fast_math))
         models = [build(g, threads=threads, fast_math=fast_math, rewrites=()).model() for g in graphs]
-        gain, (original_seconds, seconds) = _compared(models, _random_feeds(context, sizes))
+        gain, (before_seconds, after_seconds) = _compared(models, _random_feeds(context, sizes))
         # of what gains enough here, what is not slower at the ends of the bounds
         at_ends = (_random_feeds(context, ends) for ends in _ends(context, sizes) if gain >= NEEDED_GAIN)
         least = min((_compared(models, feeds)[0] for feeds in at_ends), default=gain)
         gain = gain if least * NEEDED_GAIN >= 1 else least
         if best is None or gain > best[0]:
-            best = gain, original_seconds, seconds, rewrite
+            best = gain, before_seconds, after_seconds, rewrite
     if best is None:
         return Row(text, count, len(candidates), 1.0, state), None
-    gain, original_seconds, seconds, rewrite = best
-    if min(gain, original_seconds / seconds) < NEEDED_GAIN:
+    gain, before_seconds, after_seconds, rewrite = best
+    if min(gain, before_seconds / after_seconds) < NEEDED_GAIN:
         return Row(str(rewrite), count, len(candidates), gain, "slower"), None
-    win = tuning.Rewritten(machine, rewrite, seconds, original_seconds)
+    win = tuning.Rewritten(machine, rewrite, after_seconds, before_seconds)
     return Row(str(rewrite), count, len(candidates), gain, "kept"), win
 
 

@@ -40,7 +40,15 @@ ONE: dict[str, Callable[[Tensor], Any]] = {
         torch.vstack([x, x]),
         torch.cat([torch.zeros(0), x[0, 0]]),
     ),
-    "splits": lambda x: (x.split(2, 2), x.split([1, 4], 2), x.chunk(2, 1), x.unbind(1), torch.tensor_split(x, 2, 2)),
+    "splits": lambda x: (
+        x.split(2, 2),
+        x.split([1, 4], 2),
+        x.chunk(2, 1),
+        x.unbind(1),
+        torch.tensor_split(x, 2, 2),
+        x.hsplit(3),
+        x[0, 0].hsplit(5),
+    ),
     "slices": lambda x: (
         x[:, 1:],
         x[..., ::2],

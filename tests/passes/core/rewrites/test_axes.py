@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
+import numpy as np
 import pytest
 
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node
-from ingot.passes.core.rewrites.equality import are_equal, instances
+from ingot.passes.core.rewrites.equality import are_equal, evaluate, instances
+from ingot.support.errors import ShapeError
 from tests.passes.core.rewrites.test_equality import CONV, arg, cut, dot, t
 
 N, M, K = symbol("n"), symbol("m"), symbol("k")
@@ -103,3 +107,51 @@ def test_open_sizes_without_a_proof_are_refused() -> None:
 def test_what_takes_long_to_evaluate_is_refused() -> None:
     x = arg("x", 1 << 22, 64)
     assert instances(Graph((x,), (ops.Reverse((0,))(x),))) is None
+
+
+def _random_terms(random: np.random.Generator, count: int) -> tuple[tuple[Node, ...], list[Node]]:
+    """Terms over a few inputs, whose sizes coincide by chance in products, concats, cuts and reshapes."""
+    inputs = (arg("x", 4, 6), arg("y", 4, 6), arg("w", 6, 4), arg("s", 6, 6), arg("v", 24))
+    terms = list(inputs)
+    while len(terms) < count:
+        a, b = (terms[i] for i in random.integers(0, len(terms), 2))
+        axis, low = int(random.integers(0, max(a.type.rank, 1))), int(random.integers(0, 3))
+        makers = (
+            lambda: ops.Transpose(tuple(range(a.type.rank))[::-1])(a),  # noqa: B023
+            lambda: ops.add(a, b),  # noqa: B023
+            lambda: ops.sub(a, b),  # noqa: B023
+            lambda: dot(a, b),  # noqa: B023
+            lambda: ops.DotGeneral(contract=((0,), (0,)))(a, b),  # noqa: B023
+            lambda: ops.Concat(axis)(a, b),  # noqa: B023
+            lambda: cut(a, axis, low, low + 2),  # noqa: B023
+            lambda: ops.Reverse((axis,))(a),  # noqa: B023
+            lambda: ops.Reshape(((24,), (4, 6), (6, 4), (2, 3, 4))[low])(a),  # noqa: B023
+        )
+        try:
+            node = makers[int(random.integers(0, len(makers)))]()
+        except (ShapeError, IndexError):
+            continue
+        if node not in terms and int(node.type.size) <= 64 and len(Graph(inputs, (node,)).nodes()) < 14:
+            terms.append(node)
+    return inputs, terms
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_sizes_agree_with_the_sizes_themselves(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    inputs, terms = _random_terms(random, 160)
+    prime = 524_287
+    points = [random.integers(0, prime, n.shape).astype(np.float64) for n in inputs]
+    by_value: dict[tuple[object, bytes], list[Node]] = {}
+    for n in terms:
+        (value,) = evaluate(Graph(inputs, (n,)), points, prime)
+        by_value.setdefault((n.type, value.tobytes()), []).append(n)
+    pairs = [(a, b) for same in by_value.values() for a, b in pairwise(same)][:25]
+    assert pairs
+    missed = sum(not are_equal(Graph(inputs, (a,)), Graph(inputs, (b,)), exactly=False) for a, b in pairs)
+    assert missed <= len(pairs) // 5  # equal for these sizes alone, as far as `axes` knows
+    firsts = [same[0] for same in by_value.values()]
+    differing = [(a, b) for a, b in combinations(firsts, 2) if a.type == b.type]
+    for i in random.permutation(len(differing))[:60]:
+        a, b = differing[i]
+        assert not are_equal(Graph(inputs, (a,)), Graph(inputs, (b,)), exactly=False)

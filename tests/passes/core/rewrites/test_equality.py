@@ -150,6 +150,15 @@ def test_no_prime_hides_a_factor(one: Node, other: Node) -> None:
     assert not are_equal(Graph((X,), (one,)), Graph((X,), (other,)), exactly=False)
 
 
+def test_what_takes_too_many_draws_is_refused() -> None:
+    """A polynomial of degree 2^18: any point may be a root."""
+    powers = [X]
+    for _ in range(18):
+        powers.append(ops.Mul()(powers[-1], powers[-1]))
+    graphs = [Graph((X,), (y,)) for y in powers]
+    assert are_equal(graphs[8], graphs[8], exactly=False) and not are_equal(graphs[18], graphs[18], exactly=False)
+
+
 @pytest.mark.parametrize(
     "node",
     [

@@ -184,7 +184,7 @@ def vstack(c: Context, tensors: Sequence[Node]) -> Node:
 @aten(
     "split.Tensor", "split_with_sizes.default", "chunk.default", "tensor_split.sections", "tensor_split.indices",
     "unsafe_split.Tensor", "unsafe_chunk.default", "split_with_sizes_copy.default", "split_copy.Tensor",
-    "split.sizes", "unsafe_split_with_sizes.default", "hsplit.int", "vsplit.int",
+    "split.sizes", "unsafe_split_with_sizes.default", "vsplit.int",
 )  # fmt: skip
 def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
@@ -195,6 +195,11 @@ def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
         parts.append(cut(x, axis, start, start + part.shape[axis]))
         start = start + part.shape[axis]
     return tuple(parts)
+
+
+@aten("hsplit.int")
+def hsplit(c: Context, x: Node, sections: int) -> tuple[Node, ...]:
+    return split(c, x, sections, 0 if x.type.rank == 1 else 1)
 
 
 @aten("unbind.int", "unbind_copy.int")
