@@ -22,7 +22,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, Leaf, slice_starts
 from ingot.schedule.folds import accumulator
-from ingot.schedule.gpu.blocks import Elements, Group, store_tile, write
+from ingot.schedule.gpu.blocks import Elements, Group, all_of, store_tile, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.segments import MAX_SERIAL_UPDATES, Windows, lower_by_segments
@@ -111,7 +111,7 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     else:
         target, in_bounds = _window_target(Windows(anchor), work)
     if isinstance(op, Scatter) and op.kind != "set":
-        mask = mask_and(work.span.in_bounds, in_bounds)
+        mask = all_of(work.span.in_bounds, in_bounds)
         new = _combined(Windows(anchor), work, target, mask)
         store_tile(work.top, group.operands.outs[0], ix.linear(target, out.strides, out.offset), new, mask)
     else:

@@ -186,9 +186,11 @@ class ProductShape:
 
     def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
         """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
-        min_width = 4 if columns >= 4 * machine.target_programs else 2
-        step = min(ROW_STEP_ELEMENTS // 4 * self.packed_halves, max(self.block, power_of_two(length)))
-        max_width = min(ROW_STEP_ELEMENTS * self.packed_halves // step, 4 * min_width)
+        min_width, elements = 4 if columns >= 4 * machine.target_programs else 2, ROW_STEP_ELEMENTS * self.packed_halves
+        step = min(elements // 4, max(self.block, power_of_two(length)))
+        if self.packed_halves == 1 and power_of_two(length) <= ROW_STEP_ELEMENTS // 2:
+            step, elements = power_of_two(length), 2 * elements  # one step, so that nothing waits for a second
+        max_width = min(elements // step, 4 * min_width)
         width = max(min_width, min(max_width, power_of_two(columns // machine.target_programs)))
         return max(1, width // self.products), step
 
